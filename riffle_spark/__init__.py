@@ -1,0 +1,1 @@
+"""riffle_spark."""

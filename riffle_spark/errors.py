@@ -1,0 +1,85 @@
+"""The errors users catch, sorted by who must act. Knows no cause in particular; imports nothing.
+
+    RiffleError
+    +-- ConfigError        fix the call, the setting or the job's code
+    |   +-- UserFunctionError   the user's function raised, or returned what it must not
+    +-- ConflictError      what was handed in does not fit what is stored: follow the remedy
+    |   +-- Misplaced      a slot ran where its copies are not: reassign and run again (internal, retried)
+    |   +-- OutOfDate      an attempt is behind its own copies (internal, retried)
+    +-- FencedError        a newer driver owns the state: stop
+    +-- UnavailableError   something outside did not answer in time: retry later
+    +-- CorruptStateError  stored bytes are missing or are not what was written: an operator must look
+
+Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "ConflictError",
+    "CorruptStateError",
+    "FencedError",
+    "Misplaced",
+    "OutOfDate",
+    "RiffleError",
+    "UnavailableError",
+    "UserFunctionError",
+]
+
+
+class RiffleError(Exception):
+    """The root of every error that riffle raises on purpose.
+
+    ``problem`` says what is wrong, ``remedy`` what to do about it, ``where`` the object, setting or key-group.
+    """
+
+    def __init__(self, problem: str, *, remedy: str = "", where: str = "") -> None:
+        super().__init__(problem, remedy, where)
+        self.problem = problem
+        self.remedy = remedy
+        self.where = where
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.problem, self.remedy, self.where))
+
+    def __str__(self) -> str:
+        place = f" [{self.where}]" if self.where else ""
+        remedy = f"\n  What to do: {self.remedy}" if self.remedy else ""
+        return f"{self.problem}{place}{remedy}"
+
+
+def _rebuild(kind: type[RiffleError], problem: str, remedy: str, where: str) -> RiffleError:
+    return kind(problem, remedy=remedy, where=where)
+
+
+class ConfigError(RiffleError):
+    """The call, a setting or the job's code is wrong."""
+
+
+class UserFunctionError(ConfigError):
+    """The user's function raised or broke its declaration; the batch failed and nothing was committed."""
+
+
+class ConflictError(RiffleError):
+    """What was handed in does not fit what is stored."""
+
+
+class Misplaced(ConflictError):
+    """A slot ran on an executor that lacks its copies while a live one has them."""
+
+
+class OutOfDate(ConflictError):
+    """An attempt found copies that are already beyond the base it was given."""
+
+
+class FencedError(RiffleError):
+    """A driver with a higher epoch has taken over this root."""
+
+
+class UnavailableError(RiffleError):
+    """A store or service did not answer within its bounded retries."""
+
+
+class CorruptStateError(RiffleError):
+    """Stored bytes are missing, truncated or altered."""
