@@ -1,0 +1,126 @@
+"""Arrow columns as NumPy arrays and back. Knows Arrow's buffers. Does not know keys, hashes or any stored format.
+
+Everything here is a view where it can be and one vectorised pass where it cannot. Bytes of any length travel as one
+buffer with n + 1 offsets, as Arrow itself keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = [
+    "Column",
+    "binary_column",
+    "byte_slices",
+    "fixed_column",
+    "fixed_values",
+    "fixed_width",
+    "is_text_or_bytes",
+    "pick_slices",
+    "valid_mask",
+    "whole",
+]
+
+Column: TypeAlias = pa.Array | pa.ChunkedArray
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Offsets: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_RAW = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+def whole(column: Column) -> pa.Array:
+    """Return the column as one array, text and bytes with 64-bit offsets."""
+    if is_text_or_bytes(column.type):
+        column = column.cast(pa.large_binary())
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [_empty(column.type)])
+    return column
+
+
+def is_text_or_bytes(kind: pa.DataType) -> bool:
+    """Tell whether values are strings or bytes of any length."""
+    named = pa.types
+    if named.is_string(kind) or named.is_large_string(kind) or named.is_string_view(kind):
+        return True
+    return bool(named.is_binary(kind) or named.is_large_binary(kind) or named.is_binary_view(kind))
+
+
+def fixed_width(kind: pa.DataType) -> int:
+    """Return the bytes of one value as packed on its own: 1 for a boolean."""
+    return 1 if pa.types.is_boolean(kind) else kind.bit_width // 8
+
+
+def valid_mask(array: pa.Array) -> Mask | None:
+    """Return which values are not null, or ``None`` where all are there."""
+    if array.null_count == 0:
+        return None
+    mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def fixed_values(array: pa.Array) -> npt.NDArray[np.generic]:
+    """Return the bits of fixed-width values, little-endian: unsigned up to 8 bytes, void above. Nulls hold anything."""
+    count, start, width = len(array), array.offset, fixed_width(array.type)
+    kind = _RAW.get(width, np.dtype(f"V{width}"))
+    data = array.buffers()[1]
+    if count == 0 or width == 0 or data is None:
+        return np.zeros(count, dtype=kind)
+    if pa.types.is_boolean(array.type):
+        bits = np.frombuffer(data, dtype=np.uint8)
+        return np.unpackbits(bits[: (start + count + 7) // 8], bitorder="little")[start : start + count]
+    return np.frombuffer(data, dtype=kind, count=count, offset=start * width)
+
+
+def fixed_column(kind: pa.DataType, values: npt.NDArray[np.generic], valid: Mask | None) -> pa.Array:
+    """Return an array of the type from the bits that ``fixed_values`` gives."""
+    if pa.types.is_boolean(kind):
+        data = np.packbits(values.view(np.uint8), bitorder="little")
+    else:
+        data = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [bitmap(valid), pa.py_buffer(data)])
+
+
+def bitmap(valid: Mask | None) -> pa.Buffer | None:
+    """Return Arrow's validity buffer for the mask."""
+    if valid is None or bool(valid.all()):
+        return None
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def byte_slices(array: pa.Array) -> tuple[Bytes, Offsets]:
+    """Return the bytes behind a large binary array and its n + 1 offsets into them. Nulls may have a length."""
+    _, ends, data = array.buffers()
+    if ends is None or len(array) == 0:
+        return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    offsets = np.frombuffer(ends, dtype=np.int64, count=len(array) + 1, offset=array.offset * 8)
+    return np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8), offsets
+
+
+def binary_column(data: npt.NDArray[np.generic] | bytes, offsets: Offsets, valid: Mask | None = None) -> pa.Array:
+    """Return a large binary array over the bytes, without a copy."""
+    where = pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64))
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [bitmap(valid), where, pa.py_buffer(data)]
+    )
+
+
+def pick_slices(data: Bytes, starts: Offsets, ends: Offsets) -> pa.Array:
+    """Return ``data[starts[i]:ends[i]]`` for every i as a large binary array, copied next to each other.
+
+    The slices must lie in order, inside ``data`` and without overlap. Arrow copies: slices and the gaps between them
+    are one array of which every other value is taken.
+    """
+    edges = np.empty(2 * len(starts), dtype=np.int64)
+    edges[0::2], edges[1::2] = starts, ends
+    if not len(edges):
+        return binary_column(b"", np.zeros(1, dtype=np.int64))
+    return binary_column(data, edges).take(pa.array(np.arange(0, len(edges), 2)))
+
+
+def _empty(kind: pa.DataType) -> pa.Array:
+    return pa.array([], type=kind)

@@ -1,0 +1,212 @@
+"""From a key to its key-group. Knows Spark's hash of every atomic type. Does not know who owns a key-group.
+
+``key_group = pmod(xxhash64(column, column, ...), total)``. Spark computes it where rows are routed and Python where
+they arrive; both must agree for ever, so the bytes that are hashed are written down in ``docs/key-groups.md``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from riffle_spark.columns import Column, byte_slices, fixed_values, is_text_or_bytes, valid_mask, whole
+from riffle_spark.errors import ConfigError
+from riffle_spark.keyhash import Words, hash_bytes, hash_ints, hash_longs, murmur3_int
+
+__all__ = [
+    "KeyGroupRanges",
+    "check_key_type",
+    "check_total",
+    "few_key_groups_warning",
+    "key_groups",
+    "key_hashes",
+    "murmur3_int",
+    "slot_numbers",
+    "spark_expression",
+]
+
+SEED: Final = 42
+TOTAL_MAX: Final = 32_768
+LONG_DECIMAL_DIGITS: Final = 18
+
+_AS_INT = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.date32())
+_AS_LONG = (pa.int64(), pa.duration("us"))
+_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def key_groups(columns: Sequence[Column], total: int) -> npt.NDArray[np.int32]:
+    """Return the key-group of every row: what Spark's ``pmod(xxhash64(columns), total)`` gives."""
+    check_total(total)
+    return (key_hashes(columns).view(np.int64) % total).astype(np.int32)
+
+
+def key_hashes(columns: Sequence[Column]) -> Words:
+    """Return Spark's ``xxhash64(columns)`` of every row, as unsigned bits. A null leaves the hash as it is."""
+    if not columns:
+        raise ConfigError("a key needs at least one column", remedy="name the key columns")
+    hashes = np.full(len(columns[0]), SEED, dtype=np.uint64)
+    for position, column in enumerate(columns):
+        check_key_type(f"key column {position}", column.type)
+        array = whole(column)
+        valid = valid_mask(array)
+        hashed = _hash_column(array, column.type, hashes)
+        hashes = hashed if valid is None else np.where(valid, hashed, hashes)
+    return hashes
+
+
+def _hash_column(array: pa.Array, kind: pa.DataType, seeds: Words) -> Words:
+    if is_text_or_bytes(kind):
+        data, offsets = byte_slices(array)
+        return hash_bytes(data, offsets[:-1], np.diff(offsets), seeds)
+    values = fixed_values(array)
+    if pa.types.is_floating(kind):
+        return _hash_floats(values, seeds)
+    if pa.types.is_decimal(kind):
+        return _hash_decimals(values, kind.precision, seeds)
+    if kind in _AS_INT:
+        return hash_ints(values.view(_SIGNED[values.dtype.itemsize]).astype(np.int32).view(np.uint32), seeds)
+    return hash_longs(values.astype(np.uint64), seeds)
+
+
+def _hash_floats(values: npt.NDArray[np.generic], seeds: Words) -> Words:
+    """Hash the bits, after -0.0 became 0.0 and every NaN Java's one NaN."""
+    if values.dtype.itemsize == 4:
+        return hash_ints(canonical_floats(values.view(np.float32)).view(np.uint32), seeds)
+    return hash_longs(canonical_floats(values.view(np.float64)).view(np.uint64), seeds)
+
+
+def canonical_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """Return the values with one zero and one NaN, the positive quiet one."""
+    one_zero = values + values.dtype.type(0)
+    return np.where(np.isnan(one_zero), values.dtype.type(np.nan), one_zero)
+
+
+def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words) -> Words:
+    """Hash the unscaled number: as a long where Spark keeps it so, else its shortest big-endian two's complement."""
+    halves = np.ascontiguousarray(values).view(np.uint64).reshape(-1, 2)
+    if precision <= LONG_DECIMAL_DIGITS:
+        return hash_longs(halves[:, 0].copy(), seeds)
+    digits = np.ascontiguousarray(np.ascontiguousarray(values).view(np.uint8).reshape(-1, 16)[:, ::-1])
+    sign = np.where(digits[:, :1] >= 128, np.uint8(255), np.uint8(0))
+    spare = (digits[:, :-1] == sign) & ((digits[:, 1:] ^ sign) < 128)
+    lead = np.logical_and.accumulate(spare, axis=1).sum(axis=1)
+    return hash_bytes(digits.reshape(-1), np.arange(len(digits)) * 16 + lead, 16 - lead, seeds)
+
+
+def spark_expression(columns: Sequence[str], total: int) -> str:
+    """Return the SQL text by which Spark computes the same key-group, as an int."""
+    check_total(total)
+    if not columns:
+        raise ConfigError("a key needs at least one column", remedy="name the key columns")
+    quoted = ", ".join("`" + name.replace("`", "``") + "`" for name in columns)
+    return f"cast(pmod(xxhash64({quoted}), {total}L) as int)"
+
+
+def check_total(total: int) -> None:
+    """Raise ``ConfigError`` unless there can be that many key-groups."""
+    if isinstance(total, bool) or not isinstance(total, int) or not 1 <= total <= TOTAL_MAX:
+        raise ConfigError(f"there cannot be {total!r} key-groups", remedy=f"choose 1 to {TOTAL_MAX}", where="key_groups")
+
+
+def check_key_type(name: str, kind: pa.DataType) -> None:
+    """Raise ``ConfigError`` unless Spark can group by the type and hash it alike everywhere.
+
+    A string column with a collation looks like any other in Arrow; it is hashed by its bytes here and by its collation
+    key in Spark, so the Spark side must refuse it.
+    """
+    named = pa.types
+    plain = kind in _AS_INT or kind in _AS_LONG or is_text_or_bytes(kind)
+    timestamp = named.is_timestamp(kind) and kind.unit == "us"
+    decimal = named.is_decimal128(kind)
+    if not (plain or timestamp or decimal or named.is_float32(kind) or named.is_float64(kind)):
+        raise ConfigError(
+            f"a key cannot be of type {kind}",
+            remedy="use boolean, byte, short, int, long, float, double, decimal, string, binary, date, timestamp (in "
+            "microseconds) or a day-time interval; of a map, array, struct or variant take the fields you need",
+            where=name,
+        )
+
+
+@lru_cache(maxsize=64)
+def slot_numbers(count: int) -> tuple[int, ...]:
+    """Return for each partition i of ``count`` the smallest number that Spark's hash partitioning sends there."""
+    if count < 1:
+        raise ConfigError(f"there cannot be {count} slots", remedy="use at least one slot")
+    tried = 16 * count
+    while True:
+        partitions, first = np.unique(murmur3_int(np.arange(tried)) % count, return_index=True)
+        if len(partitions) == count:
+            return tuple(first.tolist())
+        tried *= 2
+
+
+def few_key_groups_warning(total: int, slots: int) -> str | None:
+    """Return a sentence if so few key-groups cannot be spread evenly over the slots: under four for each."""
+    if total >= 4 * slots:
+        return None
+    return (
+        f"{total} key-groups over {slots} slots cannot be balanced well: use at least {4 * slots} key-groups "
+        "(fixed when the state is first written) or fewer slots"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroupRanges:
+    """A set of key-groups as sorted ranges, both ends included: ``0-63,70``."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        edges = [edge for pair in self.ranges for edge in pair]
+        ends_meet = any(first[1] + 1 >= second[0] for first, second in zip(self.ranges, self.ranges[1:], strict=False))
+        if edges != sorted(edges) or ends_meet or (edges and edges[0] < 0):
+            raise ConfigError(f"not sorted, separate ranges of key-groups: {self.ranges}", remedy="use KeyGroupRanges.of")
+
+    @classmethod
+    def of(cls, key_groups: Iterable[int]) -> KeyGroupRanges:
+        """Build from key-groups in any order, repeated or not."""
+        ranges: list[tuple[int, int]] = []
+        for group in sorted(set(key_groups)):
+            if ranges and ranges[-1][1] + 1 == group:
+                ranges[-1] = (ranges[-1][0], group)
+            else:
+                ranges.append((group, group))
+        return cls(tuple(ranges))
+
+    @classmethod
+    def parse(cls, text: str) -> KeyGroupRanges:
+        """Read what ``str`` writes."""
+        try:
+            pairs = [part.split("-") for part in text.split(",") if part]
+            return cls(tuple((int(pair[0]), int(pair[-1])) for pair in pairs if _is_range(pair)))
+        except ValueError as error:
+            raise ConfigError(f"not ranges of key-groups: {text!r}", remedy="write them like 0-63,70") from error
+
+    def __contains__(self, key_group: object) -> bool:
+        if not isinstance(key_group, (int, np.integer)):
+            return False
+        at = bisect_right(self.ranges, (key_group, TOTAL_MAX))
+        return at > 0 and key_group <= self.ranges[at - 1][1]
+
+    def __iter__(self) -> Iterator[int]:
+        for first, last in self.ranges:
+            yield from range(first, last + 1)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.ranges)
+
+    def __str__(self) -> str:
+        return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in self.ranges)
+
+
+def _is_range(pair: list[str]) -> bool:
+    if len(pair) > 2:
+        raise ValueError(pair)
+    return True
