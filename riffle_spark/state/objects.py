@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["ObjectStore"]
+from riffle_spark.errors import ConfigError
+
+__all__ = ["ObjectStore", "RequestCounts", "check_name", "check_prefix", "check_range"]
 
 
 class ObjectStore(Protocol):
     """A flat space of named, immutable byte objects below one root.
 
-    Names are relative, ``/``-separated, made by ``state.paths`` alone. A missing object is ``None`` or skipped, never an
-    error; an unreachable store raises ``UnavailableError`` after bounded retries, wrong credentials or a missing bucket
-    ``ConfigError``; both name the endpoint. Every method is safe to call from several threads.
+    Names are relative, ``/``-separated, made by ``state.paths`` alone; no part of one is empty or begins with a dot,
+    which is checked. A missing object is ``None`` or skipped, never an error; an unreachable store raises
+    ``UnavailableError`` after bounded retries, wrong credentials or a missing bucket ``ConfigError``; both name the
+    endpoint. Every method is safe to call from several threads. A store can be pickled: the other side reaches the same
+    objects and counts from zero.
     """
 
-    requests: dict[str, int]
-    """Requests sent so far by kind: ``put get head list delete``. A bulk delete is one request."""
+    @property
+    def requests(self) -> dict[str, int]:
+        """Requests sent so far by kind: ``put get head list delete``. A bulk delete is one request, a retry another."""
+        ...
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Write the object if there is none of that name; return whether it was written *by this call*, as far as known.
+        """Write the object if there is none of that name; return whether this call wrote it, as far as known.
 
         ``False`` means that an object of that name was there already (which, after a retried request, may hold this
-        call's own bytes: the caller reads it to know). Durable when it returns.
+        call's own bytes: the caller reads it to know). After ``UnavailableError`` the object may be there, may be
+        absent for good, or may still arrive. Durable when it returns. Of several callers at most one is told ``True``.
         """
         ...
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """Return the bytes from ``start``, ``length`` of them or all to the end; ``None`` if there is no such object."""
+        """Return the bytes from ``start``, ``length`` of them or all to the end; ``None`` if there is no such object.
+
+        As with slices, a range that reaches beyond the end gives what is there, and one that begins there ``b""``.
+        """
         ...
 
     def exists(self, name: str) -> bool:
@@ -42,3 +53,44 @@ class ObjectStore(Protocol):
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects; missing ones are no error. One request for up to 1,000 names where the store can."""
         ...
+
+
+class RequestCounts(dict[str, int]):
+    """Counts by kind of request, safe to add to from several threads. A pickled one starts again from zero."""
+
+    def __init__(self) -> None:
+        super().__init__(put=0, get=0, head=0, list=0, delete=0)
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[RequestCounts], tuple[()]]:
+        return RequestCounts, ()
+
+    def add(self, kind: str) -> None:
+        """Count one more request."""
+        with self._lock:
+            self[kind] += 1
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can name an object, else raise ``ConfigError``."""
+    if any(not part or part.startswith(".") for part in name.split("/")) or not name.isprintable():
+        raise ConfigError(
+            f"{name!r} cannot name an object",
+            remedy="names are relative; no part is empty or begins with a dot, and all characters are printable",
+            where="object name",
+        )
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Return ``prefix`` if names can begin with it, else raise ``ConfigError``."""
+    folder, slash, _ = prefix.rpartition("/")
+    if slash:
+        check_name(folder)
+    return prefix
+
+
+def check_range(start: int, length: int | None) -> None:
+    """Raise ``ConfigError`` if a range has a negative start or length."""
+    if start < 0 or (length is not None and length < 0):
+        raise ConfigError(f"no range begins at {start} and is {length} bytes long", remedy="use numbers from 0 up")
