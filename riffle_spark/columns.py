@@ -13,14 +13,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 __all__ = [
+    "Bytes",
     "Column",
+    "Mask",
+    "Offsets",
     "binary_column",
+    "bitmap",
     "byte_slices",
     "fixed_column",
     "fixed_values",
     "fixed_width",
     "is_text_or_bytes",
     "pick_slices",
+    "positions_of",
     "valid_mask",
     "whole",
 ]
@@ -120,6 +125,13 @@ def pick_slices(data: Bytes, starts: Offsets, ends: Offsets) -> pa.Array:
     if not len(edges):
         return binary_column(b"", np.zeros(1, dtype=np.int64))
     return binary_column(data, edges).take(pa.array(np.arange(0, len(edges), 2)))
+
+
+def positions_of(lengths: npt.NDArray[np.integer]) -> Offsets:
+    """Return the n + 1 offsets of n things of these lengths that stand one after the other."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def _empty(kind: pa.DataType) -> pa.Array:

@@ -1,0 +1,110 @@
+"""Arrow types as leaves: columns of fixed width, of bytes, or of lists. Knows Arrow's types. Does not know any byte layout.
+
+A struct is a leaf of no width, which only tells null from present, before the leaves of its fields. A map is a list of
+its entries, a dictionary its values, an extension its storage. ``split`` and ``joined`` go one way and the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.columns import Mask, Offsets, bitmap, fixed_width, is_text_or_bytes, positions_of
+from riffle_spark.errors import ConfigError
+
+__all__ = ["element_type", "is_list", "joined", "leaf_types", "leaf_width", "list_column", "list_parts", "split"]
+
+PRESENCE: Final = pa.null()
+"""The leaf type of a struct itself; the leaf's nulls are the struct's."""
+
+
+def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types of the leaves of a type; ``ConfigError`` if it cannot be stored."""
+    named = pa.types
+    if named.is_struct(kind):
+        return [PRESENCE] + [leaf for field in kind for leaf in leaf_types(field.type)]
+    if named.is_dictionary(kind):
+        return leaf_types(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return leaf_types(kind.storage_type)
+    if named.is_union(kind) or named.is_run_end_encoded(kind) or named.is_list_view(kind) or named.is_large_list_view(kind):
+        raise ConfigError(f"state cannot hold a column of type {kind}", remedy="store it as a list, struct or map")
+    return [kind]
+
+
+def is_list(leaf: pa.DataType) -> bool:
+    """Tell whether a leaf's values are lists of elements."""
+    named = pa.types
+    return bool(
+        named.is_list(leaf) or named.is_large_list(leaf) or named.is_fixed_size_list(leaf) or named.is_map(leaf)
+    )
+
+
+def leaf_width(leaf: pa.DataType) -> int | None:
+    """Return the bytes of each value of a leaf, ``None`` if they differ."""
+    if pa.types.is_null(leaf):
+        return 0
+    return None if is_list(leaf) or is_text_or_bytes(leaf) else fixed_width(leaf)
+
+
+def element_type(leaf: pa.DataType) -> pa.DataType:
+    """Return the type of a list's elements; a map's are structs of key and value."""
+    if pa.types.is_map(leaf):
+        return pa.struct([leaf.key_field, leaf.item_field])
+    return leaf.value_type
+
+
+def split(array: pa.Array) -> list[pa.Array]:
+    """Return the leaves of an array. Below a null struct everything is null."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return [array] + [leaf for field in array.flatten() for leaf in split(field)]
+    if pa.types.is_dictionary(kind):
+        return split(array.cast(kind.value_type))
+    if isinstance(kind, pa.BaseExtensionType):
+        return split(array.storage)
+    return [array]
+
+
+def joined(kind: pa.DataType, leaves: Iterator[tuple[pa.Array, Mask | None]]) -> pa.Array:
+    """Take the leaves of one column, each with its mask of what is not null, and return the column."""
+    array, valid = next(leaves) if not _wraps(kind) else (None, None)
+    if pa.types.is_struct(kind):
+        fields = [joined(field.type, leaves) for field in kind]
+        return pa.Array.from_buffers(kind, len(array), [bitmap(valid)], children=fields)
+    if pa.types.is_dictionary(kind):
+        return joined(kind.value_type, leaves).cast(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, joined(kind.storage_type, leaves))
+    return array
+
+
+def _wraps(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_dictionary(kind))
+
+
+def list_parts(array: pa.Array) -> tuple[pa.Array, Offsets]:
+    """Return the elements of all lists, one after the other, and the n + 1 positions where lists begin and end."""
+    if pa.types.is_map(array.type):
+        array = array.cast(pa.list_(element_type(array.type)))
+    lengths = pc.list_value_length(array).fill_null(0)
+    return array.flatten(), positions_of(lengths.to_numpy(zero_copy_only=False))
+
+
+def list_column(leaf: pa.DataType, elements: pa.Array, positions: Offsets, valid: Mask | None) -> pa.Array:
+    """Return lists from what ``list_parts`` gives."""
+    count, named = len(positions) - 1, pa.types
+    if named.is_fixed_size_list(leaf):
+        lists = list_column(pa.large_list(leaf.value_field), elements, positions, valid)
+        return lists.cast(leaf)
+    if named.is_map(leaf) and (elements.null_count or elements.field(0).null_count):
+        raise pa.ArrowInvalid("a map has a null key")
+    width = np.int64 if named.is_large_list(leaf) else np.int32
+    if positions[-1] > np.iinfo(width).max:
+        raise pa.ArrowInvalid(f"more elements than {leaf} can hold")
+    buffers = [bitmap(valid), pa.py_buffer(positions.astype(width))]
+    return pa.Array.from_buffers(leaf, count, buffers, children=[elements])
