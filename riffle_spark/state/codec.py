@@ -1,0 +1,64 @@
+"""Bytes of delta parts and snapshots: Arrow IPC streams with zstd. Knows the format. Does not know names or stores.
+
+A part is one self-contained stream: key columns, state columns and, in a delta, ``__deleted``; schema metadata carries the
+format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import xxhash
+
+from riffle_spark.errors import CorruptStateError
+
+__all__ = ["DELETED", "FORMAT", "checksum", "decode", "encode"]
+
+FORMAT = b"1"
+"""Version of the part format. A reader of version N reads N - 1 too."""
+DELETED = "__deleted"
+"""The delta column that is true where a key's state was removed."""
+_VERSION_KEY = b"riffle.format"
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """Return the XXH3-64 of the bytes."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def encode(table: pa.Table) -> bytes:
+    """Return the bytes of one part."""
+    schema = table.schema.with_metadata({_VERSION_KEY: FORMAT})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
+        writer.write_table(
+            table.cast(schema) if table.schema.metadata else table.replace_schema_metadata(schema.metadata)
+        )
+    return bytes(sink.getvalue())
+
+
+def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:
+    """Return the table of one part, after its checksum was found to be ``expected``.
+
+    Raises ``CorruptStateError`` naming ``where`` if the bytes are not what was sealed, or of another format.
+    """
+    if checksum(data) != expected:
+        raise CorruptStateError(
+            "the bytes are truncated or altered: their checksum differs from the log's",
+            remedy="restore the object from a backup, or roll back to a version that does not need it (riffle rollback)",
+            where=where,
+        )
+    try:
+        reader = pa.ipc.open_stream(data)
+        found = (reader.schema.metadata or {}).get(_VERSION_KEY)
+        if found == FORMAT:
+            return reader.read_all().replace_schema_metadata(None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptStateError(
+            f"the bytes are not an Arrow stream: {error}", remedy="restore the object", where=where
+        ) from error
+    raise CorruptStateError(
+        f"the part has format {found!r}, this version reads {FORMAT!r}",
+        remedy="run the version of riffle-spark that wrote it, or a newer one",
+        where=where,
+    )

@@ -1,0 +1,220 @@
+"""One local copy: one key-group's committed state in an embedded key-value file. Knows LMDB; nobody else does.
+
+Theory of operation. A copy holds committed effects only (I2). It advances in one write transaction, which first checks the head
+that it starts from and last writes the head that it reaches, so a crash, a second process or a stale caller cannot leave it half
+way. Nothing is synced to disk: a copy carries the kernel's boot id, and one from another boot is not trusted.
+Opening is cheap (0.1 ms), so copies are opened for a task and closed at its end; several processes may have one open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import lmdb
+
+from riffle_spark.errors import CorruptStateError, OutOfDate, UnavailableError
+from riffle_spark.state.manifest import EMPTY_HEAD, Head
+
+__all__ = ["Copy", "Rows", "boot_id"]
+
+_INITIAL_MAP_BYTES = 1 << 20
+_MAX_MAP_BYTES = 1 << 44
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_META = b"meta"
+_STATE = b"state"
+_LONG = b"long"
+_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.PanicError)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole keys."""
+
+    keys: list[bytes]
+    values: list[bytes | None]
+    longs: list[bytes | None] | None = None
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """Return rows ``start`` to ``stop``."""
+        return Rows(self.keys[start:stop], self.values[start:stop], self.longs[start:stop] if self.longs else None)
+
+
+def boot_id() -> str:
+    """Return the kernel's boot id ('' where there is none, as outside Linux)."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class Copy:
+    """An open copy; a context manager. Not for use after a fork, nor twice in one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        size = (folder / "data.mdb").stat().st_size if (folder / "data.mdb").exists() else 0
+        try:
+            self._environment = lmdb.open(
+                str(folder), map_size=max(_INITIAL_MAP_BYTES, size), max_dbs=4,
+                sync=False, metasync=False, readahead=False, max_readers=512,
+            )  # fmt: skip
+        except _DAMAGE as error:
+            raise _damaged(folder, error) from error
+        except (lmdb.DiskError, OSError) as error:
+            raise _disk_trouble(folder, error) from error
+        self._environment.reader_check()
+        self._state, self._meta, self._long = (
+            self._growing(lambda name=name: self._environment.open_db(name)) for name in (_STATE, _META, _LONG)
+        )
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._environment.close()
+
+    def _growing(self, work: Callable[[], _Result]) -> _Result:
+        """Run ``work``; where another process grew the map take its size, where the map is full double it, and redo."""
+        for _ in range(64):
+            try:
+                return work()
+            except lmdb.MapResizedError:
+                self._environment.set_mapsize(0)
+            except lmdb.MapFullError:
+                size = 2 * self._environment.info()["map_size"]
+                if size > _MAX_MAP_BYTES:
+                    break
+                self._environment.set_mapsize(size)
+            except _DAMAGE as error:
+                raise _damaged(self.folder, error) from error
+            except (lmdb.DiskError, OSError) as error:
+                raise _disk_trouble(self.folder, error) from error
+            except lmdb.Error as error:
+                if "No space left" in str(error) or "Input/output" in str(error):
+                    raise _disk_trouble(self.folder, error) from error
+                raise
+        raise UnavailableError(f"a local copy outgrew {_MAX_MAP_BYTES} bytes", where=str(self.folder))
+
+    def head(self) -> Head | None:
+        """Return the head this copy is at, or ``None`` if it was written under another boot of the machine."""
+        return self._growing(self._read_head)
+
+    def _read_head(self) -> Head | None:
+        with self._environment.begin(db=self._meta) as transaction:
+            stored = transaction.get(b"head")
+            if stored is None:
+                return EMPTY_HEAD
+            version, attempt, boot = json.loads(stored)
+            return Head(version, attempt) if boot == boot_id() else None
+
+    def get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
+        """Return (key, value) of those keys that are there, in the order of ``keys``, all as of ``at``.
+
+        Head and values are read in one transaction. Raises ``OutOfDate`` if the copy is elsewhere by now.
+        """
+        return self._growing(lambda: self._get(keys, at))
+
+    def _get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
+        with self._environment.begin(db=self._state) as transaction:
+            self._expect(transaction, at)
+            with transaction.cursor() as cursor:
+                return cursor.getmulti(keys)
+
+    def fold(self, base: Head, head: Head, rows: Rows) -> None:
+        """Apply one committed delta in one transaction: from ``base`` to ``head``.
+
+        Raises ``OutOfDate`` if the copy is not at ``base`` (unless it is at ``head`` already: then another process was quicker), and
+        ``UnavailableError`` if the disk is full; the copy is then as it was.
+        """
+        self._growing(lambda: self._fold(base, head, rows))
+
+    def _fold(self, base: Head, head: Head, rows: Rows) -> None:
+        with self._environment.begin(write=True, db=self._state) as transaction:
+            if self._stored(transaction) == head:
+                return
+            self._expect(transaction, base)
+            puts = [(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None]
+            with transaction.cursor() as cursor:
+                cursor.putmulti(puts)
+            if len(puts) < len(rows.keys):
+                self._remove(transaction, [k for k, v in zip(rows.keys, rows.values, strict=True) if v is None])
+            self._put_long(transaction, rows)
+            self._write_head(transaction, head)
+
+    def _remove(self, transaction: lmdb.Transaction, keys: list[bytes]) -> None:
+        for key in keys:
+            transaction.delete(key)
+
+    def _put_long(self, transaction: lmdb.Transaction, rows: Rows) -> None:
+        if rows.longs:
+            longs = [(k, whole) for k, whole in zip(rows.keys, rows.longs, strict=True) if whole is not None]
+            with transaction.cursor(db=self._long) as cursor:
+                cursor.putmulti(longs)
+
+    def load(self, head: Head, rows: Rows) -> None:
+        """Fill a new, empty copy with a snapshot's rows, sorted by key, in one transaction."""
+        self._growing(lambda: self._load(head, rows))
+
+    def _load(self, head: Head, rows: Rows) -> None:
+        with self._environment.begin(write=True, db=self._state) as transaction:
+            self._expect(transaction, EMPTY_HEAD)
+            with transaction.cursor() as cursor:
+                cursor.putmulti(zip(rows.keys, rows.values, strict=True), append=True)
+            self._put_long(transaction, rows)
+            self._write_head(transaction, head)
+
+    def scan(self) -> tuple[Head, list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+        """Return the head, all (local key, value) in key order, and the whole keys of cut ones, as of one moment."""
+        return self._growing(self._scan)
+
+    def _scan(self) -> tuple[Head, list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+        with self._environment.begin(db=self._state) as transaction:
+            with transaction.cursor() as cursor, transaction.cursor(db=self._long) as longs:
+                return self._stored(transaction), list(cursor), dict(longs)
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        with self._environment.begin() as transaction:
+            return int(transaction.stat(self._state)["entries"])
+
+    def _stored(self, transaction: lmdb.Transaction) -> Head:
+        stored = transaction.get(b"head", db=self._meta)
+        if stored is None:
+            return EMPTY_HEAD
+        version, attempt, _ = json.loads(stored)
+        return Head(version, attempt)
+
+    def _expect(self, transaction: lmdb.Transaction, base: Head) -> None:
+        found = self._stored(transaction)
+        if found != base:
+            raise OutOfDate(f"the copy is at {found}, not at {base}", where=str(self.folder))
+
+    def _write_head(self, transaction: lmdb.Transaction, head: Head) -> None:
+        transaction.put(b"head", json.dumps([head.version, head.attempt, boot_id()]).encode(), db=self._meta)
+
+
+def _disk_trouble(folder: Path, error: Exception) -> UnavailableError:
+    return UnavailableError(
+        f"the local disk refused a write: {error}",
+        remedy="free space below `local_dir` or point it at a larger disk; no state is lost, copies are rebuilt from the store",
+        where=str(folder),
+    )
+
+
+def _damaged(folder: Path, error: Exception) -> CorruptStateError:
+    return CorruptStateError(
+        f"a local copy is damaged: {error}", remedy="nothing: it is rebuilt from the store", where=str(folder)
+    )

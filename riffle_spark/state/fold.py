@@ -1,0 +1,167 @@
+"""Bringing local copies to exactly the heads a driver names. Knows copies, parts and folders. Does not know batches or users.
+
+Owner, standby and warm-up run this same code: a copy that is on the chain folds the links it misses, in order; one that is not (there is none, it is
+older than the snapshot, of another boot, damaged, or of an abandoned line) is restored into a new folder and switched in.
+A copy that is already beyond what the driver named means that the caller is out of date.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from riffle_spark.errors import CorruptStateError, OutOfDate
+from riffle_spark.state.copy import Copy, Rows
+from riffle_spark.state.folder import Folder
+from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head, Link
+from riffle_spark.state.parts import Reader
+from riffle_spark.state.schema import StoreSchema
+
+__all__ = ["Brought", "Keeper"]
+
+_GROUP_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What bringing copies took: copies restored, deltas folded, seconds."""
+
+    restores: int
+    folds: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One copy to advance: from ``base``, through ``links``; filled anew from ``entry``'s snapshot where ``restore``."""
+
+    key_group: int
+    copy: Copy
+    entry: Entry
+    base: Head
+    links: tuple[Link, ...]
+    restore: bool
+
+
+class Keeper:
+    """Keeps the copies of one store in one member's folder."""
+
+    def __init__(self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._reader = reader
+        self._epoch = epoch
+
+    def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], Brought]:
+        """Return an open copy at exactly the entry's head for each key-group that was ever touched.
+
+        The caller closes them. Raises ``OutOfDate`` if a copy is beyond its entry, ``CorruptStateError`` if an object is damaged or
+        missing, ``UnavailableError`` if the store or the local disk refuses.
+        """
+        started = time.perf_counter()
+        opened: dict[int, Copy] = {}
+        try:
+            work = [w for w in (self._plan(kg, entry, opened) for kg, entry in sorted(entries.items())) if w]
+            for group in _groups(work):
+                self._advance(group, opened)
+        except BaseException:
+            for copy in opened.values():
+                copy.close()
+            raise
+        restores = sum(w.restore for w in work)
+        folds = sum(len(w.links) for w in work)
+        return opened, Brought(restores, folds, time.perf_counter() - started)
+
+    def lags_behind(self, key_group: int) -> bool:
+        """Tell whether there is a copy of a key-group here at all."""
+        return self._folder.link(self._schema.store, key_group).exists()
+
+    def _plan(self, key_group: int, entry: Entry, opened: dict[int, Copy]) -> _Work | None:
+        copy, head = self._open(key_group)
+        links = entry.after(head) if head is not None else None
+        if links is None and head is not None:
+            self._check_not_beyond(head, entry.head, key_group)
+        if copy is not None and head is not None and links is not None:
+            opened[key_group] = copy
+            return _Work(key_group, copy, entry, head, links, restore=False) if links else None
+        if copy is not None:
+            copy.close()
+        if entry.head == EMPTY_HEAD:
+            self._folder.drop(self._schema.store, key_group)
+            return None
+        opened[key_group] = fresh = Copy(self._folder.fresh(self._schema.store, key_group))
+        base = entry.snapshot.head if entry.snapshot else EMPTY_HEAD
+        return _Work(key_group, fresh, entry, base, entry.chain, restore=True)
+
+    def _open(self, key_group: int) -> tuple[Copy | None, Head | None]:
+        link = self._folder.link(self._schema.store, key_group)
+        if not link.exists():
+            return None, None
+        try:
+            copy = Copy(link.resolve())
+        except CorruptStateError:
+            return None, None
+        try:
+            return copy, copy.head()
+        except CorruptStateError:
+            return copy, None
+
+    def _check_not_beyond(self, found: Head, wanted: Head, key_group: int) -> None:
+        epoch = int(found.attempt.split("-", 1)[0]) if found.attempt else -1
+        if epoch > self._epoch or (epoch == self._epoch and found.version > wanted.version):
+            raise OutOfDate(
+                f"the copy is at version {found.version} of epoch {epoch}, the batch starts from {wanted.version}",
+                where=f"{self._schema.store}, key-group {key_group}",
+            )
+
+    def _advance(self, group: list[_Work], opened: dict[int, Copy]) -> None:
+        tables = self._reader.links(link for work in group for link in work.links)
+        rows = self._rows(tables)
+        restores = [w for w in group if w.restore and w.entry.snapshot]
+        wanted = [(self._schema.store, w.key_group, w.entry.snapshot) for w in restores if w.entry.snapshot]
+        for work, table in zip(restores, self._reader.snapshots(wanted), strict=True):
+            work.copy.load(work.base, self._schema.encode(table))
+        for work in group:
+            at = work.base
+            for link in work.links:
+                work.copy.fold(at, link.head, rows[link])
+                at = link.head
+            if work.restore:
+                self._switch(work, opened)
+
+    def _switch(self, work: _Work, opened: dict[int, Copy]) -> None:
+        self._folder.switch(self._schema.store, work.key_group, work.copy.folder)
+        assert opened[work.key_group] is work.copy
+
+    def _rows(self, tables: dict[Link, pa.Table]) -> dict[Link, Rows]:
+        """Encode all parts at once, then cut: the cost of a key-group is a slice of a list."""
+        if not tables:
+            return {}
+        schema = self._schema.part_schema(delta=True)
+        rows = self._schema.encode(pa.concat_tables([t.select(schema.names).cast(schema) for t in tables.values()]))
+        cut: dict[Link, Rows] = {}
+        start = 0
+        for link, table in tables.items():
+            cut[link] = rows.slice(start, start + table.num_rows)
+            start += table.num_rows
+        return cut
+
+
+def _groups(work: Iterable[_Work]) -> Iterable[list[_Work]]:
+    """Cut the work into groups of bounded bytes, so that a restore of everything does not hold everything."""
+    group: list[_Work] = []
+    size = 0
+    for item in work:
+        weight = sum(link.length for link in item.links)
+        if item.restore and item.entry.snapshot:
+            weight += item.entry.snapshot.length
+        if group and size + weight > _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += weight
+    if group:
+        yield group

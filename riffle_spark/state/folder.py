@@ -1,0 +1,166 @@
+"""A member's folder on local disk. Knows who may use it and where copies lie in it. Does not know what copies hold.
+
+    <local_dir>/<root id>/<member>/owner                    whose folder it is: "<application>/<executor>"; locked while used
+                                  /copies/<store>/<0042>     a link to the current copy, <0042>.<unique>
+                                  /sealed/<version>-<attempt> the deltas this member sealed, as bytes
+
+Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its own id
+under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is never used by two
+executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from riffle_spark.errors import ConfigError, OutOfDate
+
+__all__ = ["Folder", "claim", "default_local_dir"]
+
+_NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
+)
+_MOUNTS = Path("/proc/mounts")
+
+
+def default_local_dir() -> str:
+    """Return where Spark keeps local files on this executor, or the system's temporary folder."""
+    for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
+        if os.environ.get(variable):
+            return os.environ[variable].split(",")[0]
+    return tempfile.gettempdir()
+
+
+class Folder:
+    """One member's folder. ``member`` is its name, and the member's."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self.path = path
+        self.member = path.name
+        self._owner = owner
+        self.sealed = path / "sealed"
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Hold the folder for its owner. Raises ``OutOfDate`` if another executor has taken it over."""
+        with (self.path / "owner").open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if file.read() != self._owner:
+                raise OutOfDate("this executor's folder was taken over by another one", where=str(self.path))
+            yield
+
+    def link(self, store: str, key_group: int) -> Path:
+        """Return the path of the link to the current copy of a key-group."""
+        return self.path / "copies" / store / f"{key_group:04d}"
+
+    def fresh(self, store: str, key_group: int) -> Path:
+        """Return a new path, never used before, for a copy of a key-group."""
+        link = self.link(store, key_group)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        return link.with_name(f"{link.name}.{uuid.uuid4().hex}")
+
+    def switch(self, store: str, key_group: int, filled: Path) -> None:
+        """Make ``filled`` the current copy, in one atomic step, and remove the one before."""
+        link = self.link(store, key_group)
+        before = link.resolve() if link.is_symlink() else None
+        passing = link.with_name(f"{link.name}.{uuid.uuid4().hex}.link")
+        passing.symlink_to(filled.name)
+        passing.replace(link)
+        if before is not None and before != filled:
+            shutil.rmtree(before, ignore_errors=True)
+
+    def drop(self, store: str, key_group: int) -> None:
+        """Remove the current copy of a key-group, if there is one."""
+        link = self.link(store, key_group)
+        if link.is_symlink():
+            before = link.resolve()
+            link.unlink(missing_ok=True)
+            shutil.rmtree(before, ignore_errors=True)
+
+    def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
+        """Keep the bytes of a sealed delta; return whether the disk took them (a failure harms nothing)."""
+        try:
+            self.sealed.mkdir(exist_ok=True)
+            path = self.sealed / f"{version}-{attempt}"
+            path.with_suffix(".part").write_bytes(data)
+            path.with_suffix(".part").replace(path)
+        except OSError:
+            return False
+        return True
+
+    def sealed_file(self, version: int, attempt: str) -> Path:
+        """Return where the sealed delta of an attempt lies, if it was kept."""
+        return self.sealed / f"{version}-{attempt}"
+
+    def forget_sealed(self, before_version: int) -> None:
+        """Remove sealed deltas of versions below ``before_version``; they are in the store."""
+        with suppress(OSError):
+            for path in self.sealed.iterdir():
+                if int(path.name.split("-", 1)[0]) < before_version:
+                    path.unlink(missing_ok=True)
+
+
+def claim(base: Path, owner: str, live: Collection[str]) -> Folder:
+    """Return the folder of ``owner`` below ``base``: its own, else a free one, else a new one.
+
+    ``live`` are the owners the driver sees alive; a folder of any other is free. Raises ``ConfigError`` on a network file system.
+    """
+    base.mkdir(parents=True, exist_ok=True)
+    _refuse_network(base)
+    with (base / ".claims").open("a") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        folders = sorted(path.parent for path in base.glob("*/owner"))
+        for path in folders:
+            if (path / "owner").read_text() == owner:
+                return Folder(path, owner)
+        for path in folders:
+            if _take(path / "owner", owner, live):
+                return Folder(path, owner)
+        path = base / f"m{uuid.uuid4().hex[:12]}"
+        path.mkdir()
+        (path / "owner").write_text(owner)
+        return Folder(path, owner)
+
+
+def _take(file_path: Path, owner: str, live: Collection[str]) -> bool:
+    with file_path.open("r+") as file:
+        if file.read() in live:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        file.seek(0)
+        if file.read() in live:
+            return False
+        file.seek(0)
+        file.truncate()
+        file.write(owner)
+        file.flush()
+        return True
+
+
+def _refuse_network(base: Path) -> None:
+    kind = _file_system(base.resolve())
+    if kind in _NETWORK:
+        raise ConfigError(
+            f"{base} lies on a network file system ({kind}); local copies need a local disk",
+            remedy="set `local_dir` (spark.riffle.local_dir) to a folder on a local disk",
+            where="local_dir",
+        )
+
+
+def _file_system(path: Path) -> str:
+    try:
+        mounts = [line.split()[1:3] for line in _MOUNTS.read_text().splitlines()]
+    except OSError:
+        return ""
+    held = [(len(point), kind) for point, kind in mounts if path.is_relative_to(point)]
+    return max(held)[1] if held else ""

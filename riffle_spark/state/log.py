@@ -1,0 +1,184 @@
+"""The log of one query: the truth about its state. Knows how records follow each other. Does not know what a batch is.
+
+Theory of operation. A record is committed by putting the next number if it is absent. Whoever puts it wins; everyone
+else finds another commit id there and is fenced. An unclear answer (a time-out, an error after the bytes arrived) is settled by
+reading: our own commit id means committed, another's means fenced, absent means put the same bytes again. Until it
+is settled nothing else is appended. Each record names the digest of the one before, so the log is one line (I3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.state import paths
+from riffle_spark.state.manifest import Manifest
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.record import Record, decode, digest, encode
+
+__all__ = ["FULL_EVERY", "Log"]
+
+FULL_EVERY = 16
+"""A record is full at least this often; between, it holds the entries changed since the last full one."""
+_APPEND_TRIES = 5
+
+
+class Log:
+    """The log below one root, as one driver sees it.
+
+    ``tail`` is the newest record known (``None``: empty), ``manifest`` what it and its full record say together.
+    """
+
+    def __init__(self, store: ObjectStore, root: str) -> None:
+        self._store = store
+        self._root = root
+        self._digest = ""
+        self._changed: dict[tuple[str, int], object] = {}
+        self._unclear: tuple[Record, bytes, Manifest] | None = None
+        self.tail: Record | None = None
+        self.manifest = Manifest()
+        self.first = 0
+
+    def open(self, *, broken: bool = False) -> Record | None:
+        """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
+
+        One list and at most two gets. Raises ``ConflictError`` if a record is missing in between, ``CorruptStateError`` if one is
+        damaged, ``ConfigError`` if the root holds objects that are not ours. ``broken``: go on although records miss.
+        """
+        names = self._store.list(paths.LOG)
+        sequences = [s for s in map(paths.record_sequence, names) if s is not None]
+        if len(sequences) < len(names) or (not sequences and self._store.list("")):
+            raise ConfigError(
+                f"{self._root} holds objects, but not a riffle log",
+                remedy="set `root` to an empty folder or prefix, or to one that riffle wrote",
+                where=self._root,
+            )
+        self.tail, self.manifest, self._digest = None, Manifest(), ""
+        if not sequences:
+            return None
+        self.first = sequences[0]
+        record, data = self._read_newest(sequences)
+        if not broken:
+            self._check_whole(sequences, record)
+        self._adopt_tail(record, data)
+        return record
+
+    def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
+        name = paths.record(sequences[-1])
+        data = self._store.get(name)
+        if data is None:
+            raise CorruptStateError("the newest record vanished while it was read", remedy="try again", where=name)
+        return decode(data, name), data
+
+    def _check_whole(self, sequences: list[int], newest: Record) -> None:
+        present = set(sequences)
+        lost = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
+        if lost:
+            raise ConflictError(
+                f"{self._root} has lost record {lost[0]} of its log"
+                + (f" and {len(lost) - 1} more" if len(lost) > 1 else ""),
+                remedy="restore the objects from a backup, or roll back to a version whose records are intact: "
+                f"riffle rollback --root {self._root} --to VERSION --checkpoint PATH --execute",
+                where=paths.record(lost[0]),
+            )
+
+    def _adopt_tail(self, record: Record, data: bytes) -> None:
+        manifest = self.manifest_of(record)
+        self.tail, self.manifest, self._digest = record, manifest, digest(data)
+        self._changed = dict.fromkeys(record.entries) if record.full != record.sequence else {}
+
+    def read(self, sequence: int) -> Record:
+        """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
+        name = paths.record(sequence)
+        data = self._store.get(name)
+        if data is None:
+            raise CorruptStateError(
+                "a record of the log is missing", remedy="restore it from a backup, or roll back", where=name
+            )
+        return decode(data, name)
+
+    def manifest_of(self, record: Record) -> Manifest:
+        """Return what ``record`` and the full record it changes say together."""
+        if record.full == record.sequence:
+            return Manifest(record.entries)
+        base = self.read(record.full)
+        return Manifest(base.entries).changed(record.entries)
+
+    def next_is_absent(self) -> bool:
+        """Tell whether nobody has appended after ``tail``: the check before a sink. One request."""
+        return not self._store.exists(paths.record(self._next_sequence()))
+
+    def append(self, draft: Record, manifest: Manifest) -> Record:
+        """Append ``draft`` with ``manifest`` as what it says; return the record as written.
+
+        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here. Raises ``FencedError`` if another driver
+        appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed before anything else).
+        """
+        assert self._unclear is None, "an earlier append is unclear; settle it first"
+        record = self._completed(draft, manifest)
+        self._unclear = (record, encode(record), manifest)
+        return self.settle()
+
+    def settle(self) -> Record:
+        """Settle an unclear append: put the same bytes until the record is known to be ours or another's."""
+        if self._unclear is None:
+            assert self.tail is not None, "nothing was ever appended"
+            return self.tail
+        record, data, manifest = self._unclear
+        self._put(record, data)
+        self._unclear = None
+        if record.full == record.sequence:
+            self._changed = {}
+        self.tail, self.manifest, self._digest = record, manifest, digest(data)
+        return record
+
+    @property
+    def unclear(self) -> bool:
+        """Whether the fate of the last append is not known."""
+        return self._unclear is not None
+
+    def _put(self, record: Record, data: bytes) -> None:
+        name, trouble = paths.record(record.sequence), None
+        for _ in range(_APPEND_TRIES):
+            try:
+                if self._store.put_if_absent(name, data):
+                    return
+                found = self._store.get(name)
+            except UnavailableError as error:
+                trouble = error
+                continue
+            if found is None:
+                continue
+            if found == data:
+                return
+            self._unclear = None
+            raise FencedError(
+                f"another driver appended record {record.sequence} of {self._root}",
+                remedy="stop this query: a newer driver owns its state",
+                where=name,
+            )
+        raise UnavailableError(
+            f"it is unclear whether record {record.sequence} was committed to {self._root}",
+            remedy="make the store reachable and restart the query: the record is read before anything is run again",
+            where=name,
+        ) from trouble
+
+    def _next_sequence(self) -> int:
+        return self.tail.sequence + 1 if self.tail else 0
+
+    def _completed(self, draft: Record, manifest: Manifest) -> Record:
+        sequence = self._next_sequence()
+        self._changed.update(
+            (address, None) for address, entry in manifest.entries.items()
+            if self.manifest.entries.get(address) is not entry
+        )  # fmt: skip
+        tail = self.tail
+        full = tail is None or draft.kind in ("rollback", "adopt") or sequence - tail.full >= FULL_EVERY
+        entries = manifest.entries if full or tail is None else {a: manifest.entries[a] for a in self._changed}
+        return replace(
+            draft,
+            sequence=sequence,
+            previous=self._digest,
+            full=sequence if full or tail is None else tail.full,
+            entries=entries,
+        )

@@ -1,0 +1,79 @@
+"""Names of objects below a root. Knows the layout. Does not know any store, or what the objects hold.
+
+    log/<sequence>                                      the log: batch | claim | rollback | adopt
+    delta/<version>/<epoch>-<attempt>                   what one attempt of one slot changed
+    <store>/key_group=<0042>/snapshot/<snapshot id>     one key-group's whole state
+
+Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from riffle_spark.errors import ConfigError
+
+__all__ = ["LOG", "Named", "check_store_name", "delta", "parse", "record", "record_sequence", "snapshot"]
+
+LOG = "log/"
+_DIGITS = 20
+_STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_RESERVED = frozenset({"log", "delta"})
+_DELTA = re.compile(r"delta/(\d{20})/((\d+)-[0-9a-f]{32})\Z")
+_SNAPSHOT = re.compile(r"([^/]+)/key_group=(\d{4,})/snapshot/((\d{20})-(\d+)-[0-9a-f]{32})\Z")
+
+
+def check_store_name(name: str) -> str:
+    """Return ``name`` if it can be part of object and folder names, else raise ``ConfigError``."""
+    if not isinstance(name, str) or not _STORE_NAME.match(name) or ".." in name or name in _RESERVED:
+        raise ConfigError(
+            f"{name!r} cannot be a store name",
+            remedy="use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, without '..'; "
+            "'log' and 'delta' are taken",
+            where="store",
+        )
+    return name
+
+
+def record(sequence: int) -> str:
+    """Return the name of the log's record ``sequence``."""
+    return f"{LOG}{sequence:0{_DIGITS}d}"
+
+
+def record_sequence(name: str) -> int | None:
+    """Return the sequence of a record's name, or ``None`` if the name is not one of a record."""
+    digits = name.removeprefix(LOG)
+    return int(digits) if len(digits) == _DIGITS and digits.isdigit() else None
+
+
+def delta(version: int, attempt: str) -> str:
+    """Return the name of the delta that attempt ``<epoch>-<attempt id>`` sealed in ``version``."""
+    return f"delta/{version:0{_DIGITS}d}/{attempt}"
+
+
+def snapshot(store: str, key_group: int, snapshot_id: str) -> str:
+    """Return the name of a snapshot; its id is ``<version>-<epoch>-<attempt id>``."""
+    return f"{store}/key_group={key_group:04d}/snapshot/{snapshot_id}"
+
+
+def snapshot_id(version: int, attempt: str) -> str:
+    """Return the id of the snapshot that attempt ``<epoch>-<attempt id>`` took of ``version``."""
+    return f"{version:0{_DIGITS}d}-{attempt}"
+
+
+class Named(NamedTuple):
+    """What the name of a delta or snapshot says about it."""
+
+    kind: str
+    version: int
+    epoch: int
+
+
+def parse(name: str) -> Named | None:
+    """Return what a name says, or ``None`` if it is neither a delta's nor a snapshot's."""
+    found = _DELTA.match(name)
+    if found:
+        return Named("delta", int(found[1]), int(found[3]))
+    found = _SNAPSHOT.match(name)
+    return Named("snapshot", int(found[4]), int(found[5])) if found else None

@@ -1,0 +1,67 @@
+"""Tables to key-value pairs and back, for one store. Knows key and row codecs. Does not know files or logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.state.codec import DELETED
+from riffle_spark.state.copy import Rows
+from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
+from riffle_spark.state.rowcodec import RowCodec
+
+__all__ = ["StoreSchema"]
+
+
+@dataclass(frozen=True)
+class StoreSchema:
+    """The key and state columns of one store (Arrow schemas)."""
+
+    store: str
+    key: pa.Schema
+    state: pa.Schema
+    codec: RowCodec = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", RowCodec(self.state))
+
+    def encoded(self, table: pa.Table) -> pa.Array:
+        """Return the stored keys of a table's rows (binary, order-preserving)."""
+        return encode_keys([_flat(table.column(name)) for name in self.key.names])
+
+    def encode(self, table: pa.Table) -> Rows:
+        """Return a part's or snapshot's rows as a local copy takes them."""
+        keys, longs = shortened(self.encoded(table))
+        values: list[bytes | None] = self.codec.encode(table.select(self.state.names)).to_pylist()
+        if DELETED in table.column_names:
+            for index in pc.indices_nonzero(_flat(table.column(DELETED))).to_pylist():
+                values[index] = None
+        return Rows(keys, values, longs)
+
+    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
+        """Return pairs of a local copy as a table of key and state columns."""
+        whole = pa.array([longs.get(key, key) for key, _ in pairs] if longs else [key for key, _ in pairs], pa.binary())
+        keys = decode_keys(whole, list(self.key.types))
+        state = self.codec.decode([value for _, value in pairs])
+        return pa.table([*keys, *state.columns], schema=self.part_schema())
+
+    def part_schema(self, *, delta: bool = False) -> pa.Schema:
+        """Return the schema of a snapshot, or of a delta's part."""
+        fields = [*self.key, *self.state, *([pa.field(DELETED, pa.bool_())] if delta else [])]
+        return pa.schema(fields)
+
+
+def shortened(whole: pa.Array) -> tuple[list[bytes], list[bytes | None] | None]:
+    """Return keys short enough for a local copy, and the whole keys of those that were cut."""
+    longest = pc.max(pc.binary_length(whole)).as_py() or 0
+    if longest <= LOCAL_KEY_BYTES_MAX:
+        return whole.to_pylist(), None
+    cut, full = local_key(whole).to_pylist(), whole.to_pylist()
+    return cut, [long if long != short else None for short, long in zip(cut, full, strict=True)]
+
+
+def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -1,0 +1,86 @@
+"""Calling what the user computes. Knows how rows are cut for a call and results are joined. Does not know copies or objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from riffle_spark.process.compute import Batch, BoolArray, Update
+from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
+from riffle_spark.worker.touched import Touched
+
+__all__ = ["Result", "in_declared_order", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the calls of one slot gave: output rows, and the new state of keys by their index in the slot's touched keys."""
+
+    output: pa.Table
+    changed: npt.NDArray[np.int64]
+    state: pa.Table
+    deleted: npt.NDArray[np.int64]
+
+
+def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
+    """Return the rows sorted by the declared order columns, if there are any. Ties stay as they came."""
+    if not order.order_by or rows.num_rows == 0:
+        return rows
+    by = [(name, "ascending") for name in order.order_by]
+    return rows.sort_by(by)
+
+
+def run(order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: BoolArray) -> Result:
+    """Call the user's computation once, or once a key-group if it asks for that, and join what it returns."""
+    rows = rows.drop_columns([SLOT, KEY_GROUP])
+    calls = (
+        _by_key_group(order, rows, touched, state, found)
+        if order.per_key_group
+        else _at_once(order, rows, touched, state, found)
+    )
+    updates = [(start, order.compute(batch)) for start, batch in calls]
+    return _join(order, updates)
+
+
+def _at_once(
+    order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: BoolArray
+) -> Iterator[tuple[int, Batch]]:
+    if rows.num_rows:
+        yield 0, _batch(order, rows, touched.codes, touched.keys, state, found, None)
+
+
+def _by_key_group(
+    order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: BoolArray
+) -> Iterator[tuple[int, Batch]]:
+    by_group = np.argsort(touched.key_groups[touched.codes], kind="stable")
+    rows, codes = rows.take(by_group), touched.codes[by_group]
+    cuts = np.searchsorted(touched.key_groups[codes], [group for group, _, _ in touched.spans], side="left")
+    ends = [*cuts[1:].tolist(), len(codes)]
+    for (group, start, end), first, last in zip(touched.spans, cuts.tolist(), ends, strict=True):
+        part = rows.slice(first, last - first)
+        keys, old = touched.keys.slice(start, end - start), state.slice(start, end - start)
+        yield start, _batch(order, part, codes[first:last] - start, keys, old, found[start:end], group)
+
+
+def _batch(
+    order: Order, rows: pa.Table, codes: npt.NDArray[np.int64], keys: pa.Table, state: pa.Table,
+    found: BoolArray, key_group: int | None,
+) -> Batch:  # fmt: skip
+    return Batch(
+        rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.schema.store
+    )
+
+
+def _join(order: Order, updates: list[tuple[int, Update]]) -> Result:
+    nothing = np.empty(0, dtype=np.int64)
+    if not updates:
+        return Result(order.output.empty_table(), nothing, order.schema.state.empty_table(), nothing)
+    output = pa.concat_tables([update.output.select(order.output.names) for _, update in updates])
+    changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
+    state = pa.concat_tables([update.state.select(order.schema.state.names) for _, update in updates])
+    deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
+    return Result(output, changed, state, deleted)

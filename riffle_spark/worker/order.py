@@ -1,0 +1,113 @@
+"""What a driver tells the slots of one operator in one batch, and what they answer. Knows plain data only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import pyarrow as pa
+
+from riffle_spark.process.compute import Compute
+from riffle_spark.state.manifest import Entry, Head, Link
+from riffle_spark.state.root import StoreOptions
+from riffle_spark.state.schema import StoreSchema
+
+__all__ = ["ATTEMPT", "KEY_GROUP", "RECEIPT", "SLOT", "Home", "Order", "Part", "Receipt", "result_schema"]
+
+SLOT = "__riffle_slot"
+KEY_GROUP = "__riffle_key_group"
+ATTEMPT = "__riffle_attempt"
+RECEIPT = "__riffle_receipt"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive."""
+
+    root: str
+    options: StoreOptions
+    local_dir: str | None
+    application: str
+    live: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One operator's batch: what every slot needs to know. ``slots`` maps a slot's number to its key-groups."""
+
+    home: Home
+    schema: StoreSchema
+    compute: Compute
+    output: pa.Schema
+    per_key_group: bool
+    order_by: tuple[str, ...]
+    total: int
+    epoch: int
+    version: int
+    time_ms: int
+    watermark_ms: int | None
+    slots: Mapping[int, tuple[int, ...]]
+    entries: Mapping[int, Entry]
+    seal_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One key-group's part of the delta an attempt sealed."""
+
+    key_group: int
+    start: int
+    length: int
+    checksum: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or fetched from the store."""
+
+    store: str
+    slot: int
+    attempt: str
+    version: int
+    member: str
+    executor: str
+    rows: int
+    keys: int
+    output_rows: int
+    parts: tuple[Part, ...] = ()
+    output: Part | None = None
+    sealed_bytes: int = 0
+    kept_locally: bool = True
+    restores: int = 0
+    folds: int = 0
+    local_parts: int = 0
+    fetched_parts: int = 0
+    fetched_snapshots: int = 0
+    fetched_bytes: int = 0
+    requests: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_mb: float = 0.0
+
+    def link(self, part: Part) -> Link:
+        """Return the manifest's link to one of this attempt's parts."""
+        return Link(Head(self.version, self.attempt), part.start, part.length, part.checksum, part.rows)
+
+    def to_json(self) -> str:
+        """Return the receipt as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Receipt:
+        """Return the receipt that ``to_json`` wrote."""
+        body = json.loads(text)
+        body["parts"] = tuple(Part(**part) for part in body["parts"])
+        body["output"] = Part(**body["output"]) if body["output"] else None
+        return cls(**body)
+
+
+def result_schema(output: pa.Schema) -> pa.Schema:
+    """Return the schema of what a slot returns: attempt, receipt (in one row only), then the output columns."""
+    nullable = [pa.field(f.name, f.type, nullable=True) for f in output]
+    return pa.schema([pa.field(ATTEMPT, pa.string()), pa.field(RECEIPT, pa.string()), *nullable])

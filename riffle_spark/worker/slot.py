@@ -1,0 +1,146 @@
+"""One slot of one batch: rows and copies in, rows and a receipt out. Knows the order of steps. Does not know Spark.
+
+The steps are those of docs/architecture.md: bring the touched copies to the base that the driver named, read, compute in memory,
+seal one delta under a name no other attempt can have, answer. The copies are not written to: what is sealed here is
+folded only once the log lists it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark.state.fold import Keeper
+from riffle_spark.state.folder import Folder, claim, default_local_dir
+from riffle_spark.state.manifest import EMPTY
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.parts import Reader
+from riffle_spark.state.root import open_store, root_id
+from riffle_spark.worker import call
+from riffle_spark.worker.order import ATTEMPT, RECEIPT, Home, Order, Receipt, result_schema
+from riffle_spark.worker.seal import seal
+from riffle_spark.worker.touched import Touched, read_state, touch
+
+__all__ = ["folder_of", "run_slot", "store_of"]
+
+_SEALED_VERSIONS_KEPT = 2
+
+
+class _Attempt:
+    """What one attempt measured and did, on its way to a receipt."""
+
+    def __init__(self, order: Order, executor: str, attempt_id: bytes) -> None:
+        self.order = order
+        self.name = f"{order.epoch}-{attempt_id.hex()}"
+        self.objects = store_of(order.home)
+        self.requests_before = dict(self.objects.requests)
+        self.folder = folder_of(order.home, executor)
+        self.reader = Reader(self.objects, self.folder)
+        self.facts: dict[str, object] = {}
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to ``name``."""
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+    def run(self, slot: int, rows: pa.Table) -> call.Result:
+        """Run the steps up to the sealed delta."""
+        order = self.order
+        with self.step("touch"):
+            rows = call.in_declared_order(order, rows)
+            touched = touch(order, slot, rows)
+        result = self._compute(rows, touched)
+        with self.step("seal"):
+            sealed = seal(order, touched, result, self.name)
+        kept = not sealed.data or self.folder.keep_sealed(order.version, self.name, sealed.data)
+        with self.step("put"):
+            sealed.put(self.objects)
+        self.folder.forget_sealed(order.version - _SEALED_VERSIONS_KEPT)
+        self.facts.update(
+            rows=rows.num_rows, keys=len(touched.local_keys), output_rows=result.output.num_rows, parts=sealed.parts,
+            output=sealed.output, sealed_bytes=len(sealed.data), kept_locally=kept,
+        )  # fmt: skip
+        return result
+
+    def _compute(self, rows: pa.Table, touched: Touched) -> call.Result:
+        order = self.order
+        entries = {key_group: order.entries.get(key_group, EMPTY) for key_group, _, _ in touched.spans}
+        keeper = Keeper(self.folder, order.schema, self.reader, order.epoch)
+        with self.step("fold"):
+            copies, brought = keeper.bring(entries)
+        try:
+            with self.step("read"):
+                state, found = read_state(order.schema, touched, copies, entries)
+        finally:
+            for copy in copies.values():
+                copy.close()
+        self.facts.update(restores=brought.restores, folds=brought.folds)
+        with self.step("compute"):
+            return call.run(order, rows, touched, state, found)
+
+    def receipt(self, slot: int, executor: str) -> Receipt:
+        """Return what the driver is told."""
+        totals, before = self.reader.totals, self.requests_before
+        sent = {kind: count - before.get(kind, 0) for kind, count in self.objects.requests.items()}
+        return Receipt(
+            store=self.order.schema.store, slot=slot, attempt=self.name, version=self.order.version,
+            member=self.folder.member, executor=executor, local_parts=totals.local_parts,
+            fetched_parts=totals.fetched_parts, fetched_snapshots=totals.fetched_snapshots,
+            fetched_bytes=totals.fetched_bytes, requests={k: n for k, n in sent.items() if n}, seconds=self.seconds,
+            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **self.facts,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def run_slot(
+    order: Order, slot: int, executor: str, rows: pa.Table, random_bytes: Callable[[int], bytes] = os.urandom
+) -> pa.Table:
+    """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
+
+    ``rows`` holds the slot's input with the routing columns. Raises what the user's function, the copies and the store
+    raise; then the log lists nothing of the attempt, and it is as if it never was.
+    """
+    attempt = _Attempt(order, executor, random_bytes(16))
+    with attempt.folder.used():
+        result = attempt.run(slot, rows)
+    return _answer(order.output, result.output, attempt.receipt(slot, executor))
+
+
+def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:
+    schema, count = result_schema(output), rows.num_rows
+    names = pa.repeat(receipt.attempt, count)
+    answer = pa.table([names, pa.nulls(count, pa.string()), *rows.columns], schema=schema)
+    last = {ATTEMPT: [receipt.attempt], RECEIPT: [receipt.to_json()]}
+    return pa.concat_tables([answer, pa.table({f.name: pa.array(last.get(f.name, [None]), f.type) for f in schema})])
+
+
+def folder_of(home: Home, executor: str) -> Folder:
+    """Return this executor's folder for the root, claiming one if it has none yet."""
+    base = Path(home.local_dir or default_local_dir()) / root_id(home.root)
+    owner = f"{home.application}/{executor}"
+    folder = _folders.get((str(base), owner))
+    if folder is None or not (folder.path / "owner").exists():
+        folder = _folders[(str(base), owner)] = claim(base, owner, home.live)
+    return folder
+
+
+_folders: dict[tuple[str, str], Folder] = {}
+
+
+@functools.lru_cache(maxsize=16)
+def _store(root: str, options: object) -> ObjectStore:
+    return open_store(root, options)  # type: ignore[arg-type]
+
+
+def store_of(home: Home) -> ObjectStore:
+    """Return the store of the root, one a process: its connections are kept between batches."""
+    return _store(home.root, home.options)

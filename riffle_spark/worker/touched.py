@@ -1,0 +1,101 @@
+"""The keys that a slot's rows touch, grouped by key-group. Knows Arrow and NumPy. Does not know copies or users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from riffle_spark import keygroups
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.grouping import group_keys
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.manifest import Entry
+from riffle_spark.state.schema import StoreSchema, shortened
+from riffle_spark.worker.order import KEY_GROUP, Order
+
+__all__ = ["Touched", "read_state", "touch"]
+
+_CHECKED_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Distinct keys in key-group order. ``spans`` holds (key-group, first key, end) and ``codes`` each row's key."""
+
+    keys: pa.Table
+    local_keys: list[bytes]
+    key_groups: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.int64]
+    spans: tuple[tuple[int, int, int], ...]
+
+
+def touch(order: Order, slot: int, rows: pa.Table) -> Touched:
+    """Return what ``rows`` touch. Raises ``ConfigError`` if a row is of a key-group that is not this slot's."""
+    of_row = rows.column(KEY_GROUP).to_numpy()
+    _check_own(order, slot, of_row)
+    encoded = order.schema.encoded(rows)
+    codes, first = group_keys(encoded)
+    of_key = of_row[first]
+    by_group = np.argsort(of_key, kind="stable")
+    place = np.empty_like(by_group)
+    place[by_group] = np.arange(len(by_group))
+    first, of_key = first[by_group], of_key[by_group]
+    keys = rows.select(order.schema.key.names).take(first)
+    _check_hash(order, keys, of_key)
+    groups, starts = np.unique(of_key, return_index=True)
+    ends = [*starts[1:].tolist(), len(of_key)]
+    spans = tuple(zip(groups.tolist(), starts.tolist(), ends, strict=True))
+    return Touched(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans)
+
+
+def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
+    own = np.zeros(order.total, dtype=bool)
+    own[list(order.slots[slot])] = True
+    foreign = of_row[~own[of_row]]
+    if len(foreign):
+        raise ConfigError(
+            f"{len(foreign)} rows of foreign key-groups reached slot {slot}, the first of key-group {foreign[0]}",
+            remedy="make the key deterministic: the same row must always have the same key (no rand(), uuid() or clock)",
+            where=order.schema.store,
+        )
+
+
+def _check_hash(order: Order, keys: pa.Table, of_key: npt.NDArray[np.int32]) -> None:
+    """Compare a sample with Python's own hash: routing and every tool that reads state must agree on it."""
+    sample = keys.slice(0, _CHECKED_KEYS)
+    expected = keygroups.key_groups(sample.columns, order.total)
+    if not np.array_equal(expected, of_key[: len(expected)]):
+        raise ConfigError(
+            "Spark and riffle hash these keys differently",
+            remedy="cast the key columns to a plain string, binary, number, date or timestamp (no collation)",
+            where=order.schema.store,
+        )
+
+
+def read_state(
+    schema: StoreSchema, touched: Touched, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """Return the touched keys' state, row for row (nulls where there is none), and which keys have any."""
+    found = np.zeros(len(touched.local_keys), dtype=bool)
+    values: list[bytes] = []
+    for key_group, start, end in touched.spans:
+        if key_group in copies:
+            pairs = copies[key_group].get(touched.local_keys[start:end], entries[key_group].head)
+            found[start:end] = list(_are_found(touched.local_keys[start:end], pairs))
+            values += [value for _, value in pairs]
+    state = schema.codec.decode(values)
+    if found.all():
+        return state, found
+    index = np.cumsum(found) - 1
+    return state.take(pa.array(index, mask=~found)), found
+
+
+def _are_found(keys: list[bytes], pairs: list[tuple[bytes, bytes]]) -> Iterator[bool]:
+    if len(pairs) == len(keys):
+        return (True for _ in keys)
+    present = {key for key, _ in pairs}
+    return (key in present for key in keys)
