@@ -1,0 +1,1 @@
+"""Example jobs and the demo that runs one of them against real servers."""

@@ -1,0 +1,123 @@
+"""The Kafka broker's and connector's jars: fetched once, kept, always checked. Knows Ivy. Does not know Kafka."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from riffle_spark.errors import ConfigError, UnavailableError
+
+__all__ = ["broker_jars", "connector_jars", "ensure_jars", "java_command", "spark_home"]
+
+REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
+FETCH_TIMEOUT_SECONDS = 900
+
+
+def spark_home() -> Path:
+    """The folder of the installed pyspark, which is a whole Spark."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ConfigError("pyspark is not installed", remedy="run ./run setup")
+    return Path(spec.origin).parent
+
+
+def java_command() -> str:
+    """The java that JAVA_HOME names, else the one on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else "java"
+
+
+def broker_jars() -> list[Path]:
+    """The class path of a Kafka broker, checked."""
+    return _jars_of("broker")
+
+
+def connector_jars() -> list[Path]:
+    """What ``spark-submit --jars`` needs to read and write Kafka, checked."""
+    return _jars_of("connector")
+
+
+def ensure_jars() -> Path:
+    """Fetch what is missing or altered, and return the folder that holds the jars."""
+    folder = _cache_folder() / "jars"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_one_at_a_time(folder):
+        broken = _broken(folder, _expected())
+        if broken:
+            _fetch_into(folder)
+    return folder
+
+
+def _cache_folder() -> Path:
+    given = os.environ.get("RIFFLE_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "riffle-spark"
+
+
+def _jars_of(configuration: str) -> list[Path]:
+    folder = ensure_jars()
+    return [folder / name for name in _expected() if name.startswith(f"{configuration}/")]
+
+
+def _expected() -> Mapping[str, str]:
+    lines = (REQUIREMENTS / "jars.sha256").read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def _broken(folder: Path, expected: Mapping[str, str]) -> list[str]:
+    return [name for name, digest in expected.items() if _digest(folder / name) != digest]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+@contextmanager
+def _only_one_at_a_time(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_into(folder: Path) -> None:
+    """Let Ivy retrieve into a fresh folder, and move in only what is as listed."""
+    print(f"Fetching the Kafka jars into {folder} (50 MB, once)", file=sys.stderr)
+    expected = _expected()
+    with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as fresh:
+        output = _run_ivy(Path(fresh))
+        broken = _broken(Path(fresh), expected)
+        if broken:
+            raise UnavailableError(
+                f"{len(broken)} of {len(expected)} jars could not be fetched or are not what is listed: {broken[:3]}\n"
+                f"{output[-2000:]}",
+                remedy="check that a Maven repository can be reached (JAVA_TOOL_OPTIONS takes a proxy), run again",
+                where=str(folder),
+            )
+        for name in expected:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.move(Path(fresh) / name, folder / name)
+
+
+def _run_ivy(target: Path) -> str:
+    pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
+    # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
+    command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]
+    command += ["-ivy", str(REQUIREMENTS / "ivy.xml"), "-retrieve", pattern, "-types", "jar", "bundle"]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FETCH_TIMEOUT_SECONDS, check=False
+    )
+    return done.stdout
+
+
+if __name__ == "__main__":
+    ensure_jars()
