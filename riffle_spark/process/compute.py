@@ -1,4 +1,4 @@
-"""The seam to what users compute. Knows the Arrow shapes of one call. Does not know any computation, Spark or stored bytes."""
+"""The seam to what users compute. Knows the Arrow shapes of one call. Does not know any computation or stored bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 class Declared:
     """What a computation declares once it knows its input.
 
-    ``state`` holds the state columns without the key's, ``output`` all columns of the result. ``columns`` names the input
-    columns that are needed besides the key (``None``: all of them), so that the others are dropped before the shuffle.
-    ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
+    ``state`` holds the state columns without the key's, ``output`` all columns of the result. ``columns`` names the
+    input columns that are needed besides the key (``None``: all of them), so that the others are dropped before the
+    shuffle. ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
     """
 
     state: pa.Schema
@@ -34,9 +34,9 @@ class Declared:
 class Batch:
     """The input of one call.
 
-    ``rows`` are the input rows with their key columns, in the declared order if there is one. ``codes`` holds per row the
-    index of its key in ``keys``, which lists each key once; every key has at least one row. Row i of ``state`` and of
-    ``found`` belongs to row i of ``keys``; where ``found`` is false the key has no state and its ``state`` row is null.
+    ``rows`` are the input rows with their key columns, in the declared order if there is one. ``codes`` holds per row
+    the index of its key in ``keys``, which lists each key once; every key has at least one row. Row i of ``state`` and
+    of ``found`` belongs to row i of ``keys``; a key that is not ``found`` has no state and a ``state`` row of nulls.
     ``time_ms`` is the batch's time and ``watermark_ms`` that of the batch before; neither is a clock's.
     ``key_group`` is ``None`` where the call holds several.
     """
@@ -57,8 +57,8 @@ class Batch:
 class Update:
     """The result of one call.
 
-    ``output`` goes to the sink. ``changed`` holds indices into the batch's keys; row i of ``state`` is the new state of key
-    ``changed[i]``. ``deleted`` holds the indices of keys whose state is removed. Keys in neither keep their state.
+    ``output`` goes to the sink. ``changed`` holds indices into the batch's keys; row i of ``state`` is the new state of
+    key ``changed[i]``. ``deleted`` holds the indices of keys whose state is removed. Keys in neither keep their state.
     """
 
     output: pa.Table
