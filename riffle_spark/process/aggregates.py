@@ -92,15 +92,15 @@ class Aggregates:
         """Fold the batch's rows into the state of their keys."""
         groups = Groups(batch.codes, batch.keys, batch.found)
         state: dict[str, pa.Array] = {}
-        output = dict(zip(batch.keys.column_names, batch.keys.columns, strict=True))
+        output = batch.keys
         for name, accumulator in self.columns:
             values = _values(batch.rows, accumulator.column)
             suffixes = [name + suffix for suffix in accumulator.state(values.type)]
             folded = accumulator.fold(values, [_whole(batch.state.column(column)) for column in suffixes], groups)
             state.update(zip(suffixes, folded, strict=True))
-            output[name] = accumulator.finish(folded, values.type, groups)
+            output = output.append_column(name, accumulator.finish(folded, values.type, groups))
         everything = np.arange(batch.keys.num_rows, dtype=np.int64)
-        return Update(pa.table(output), everything, pa.table(state), deleted=everything[:0])
+        return Update(output, everything, pa.table(state), deleted=everything[:0])
 
     def _state(self, rows: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
         for name, accumulator in self.columns:

@@ -1,4 +1,4 @@
-"""Number the distinct keys of a batch by first appearance. Knows encoded keys. Does not know columns, order or state."""
+"""Number the distinct keys of a batch by first appearance. Knows encoded keys. Does not know columns or state."""
 
 from __future__ import annotations
 
