@@ -30,6 +30,7 @@ class Groups:
     codes: IndexArray
     keys: pa.Table
     found: BoolArray
+    store: str
 
     def present(self, values: pa.Array) -> tuple[IndexArray, pa.Array]:
         """Return the codes and the values of the rows that are not null."""
@@ -236,7 +237,7 @@ def _refuse(accumulator: Accumulator, type: pa.DataType, beyond: BoolArray, grou
         f"{accumulator} does not fit {type}",
         remedy=f"Cast column {accumulator.column!r} to decimal(38, 0) or double before the operator. "
         "A store keeps the type it was made with, so use a new store name.",
-        where=f"key {groups.keys.slice(int(np.argmax(beyond)), 1).to_pylist()[0]}",
+        where=f"store {groups.store!r}, key {groups.keys.slice(int(np.argmax(beyond)), 1).to_pylist()[0]}",
     )
 
 

@@ -90,7 +90,7 @@ class Aggregates:
 
     def __call__(self, batch: Batch) -> Update:
         """Fold the batch's rows into the state of their keys."""
-        groups = Groups(batch.codes, batch.keys, batch.found)
+        groups = Groups(batch.codes, batch.keys, batch.found, batch.store)
         state: dict[str, pa.Array] = {}
         output = batch.keys
         for name, accumulator in self.columns:
