@@ -1,0 +1,63 @@
+"""What a valid assignment is. Knows invariant I6 and the bounds a placement must keep. Does not know how one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from riffle_spark.assign.model import Assignment, AssignSettings, TaskId, View
+
+__all__ = ["violations"]
+
+
+def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
+    """Name everything about ``assignment`` that no placement may have; empty means valid.
+
+    With ``settings`` the number of warm-ups is checked, too. Used by tests, for users' assignors and before a placement.
+    """
+    found = [*_owners(view, assignment), *_copies(view, assignment)]
+    if settings is not None:
+        found += _warmups(assignment, settings)
+    return tuple(found)
+
+
+def _owners(view: View, assignment: Assignment) -> Iterator[str]:
+    live = {member.id for member in view.members}
+    tasks = {task.id for task in view.tasks}
+    for task in sorted(tasks):
+        if task not in assignment.owners:
+            yield f"task {task} has no owner"
+    for task, owner in sorted(assignment.owners.items()):
+        if task not in tasks:
+            yield f"task {task} is unknown"
+        if owner not in live:
+            yield f"owner {owner} of task {task} is not a live member"
+
+
+def _copies(view: View, assignment: Assignment) -> Iterator[str]:
+    live = {member.id for member in view.members}
+    kinds = {task.id: task.kind for task in view.tasks}
+    for role, placed in (("standby", assignment.standbys), ("warm-up", assignment.warmups)):
+        for task, members in sorted(placed.items()):
+            if members and task not in kinds:
+                yield f"{role} of unknown task {task}"
+            elif members and kinds[task] != "stateful":
+                yield f"task {task} is {kinds[task]} and can have no {role}"
+            yield from (
+                f"{role} {member} of task {task} is not a live member" for member in members if member not in live
+            )
+    for task in sorted({*assignment.standbys, *assignment.warmups}):
+        yield from _twice(task, assignment)
+
+
+def _twice(task: TaskId, assignment: Assignment) -> Iterator[str]:
+    owner = assignment.owners.get(task)
+    members = [*assignment.standbys.get(task, ()), *assignment.warmups.get(task, ())]
+    members += [] if owner is None else [owner]
+    for member in sorted({member for member in members if members.count(member) > 1}):
+        yield f"member {member} holds two copies of task {task}"
+
+
+def _warmups(assignment: Assignment, settings: AssignSettings) -> Iterator[str]:
+    count = sum(map(len, assignment.warmups.values()))
+    if count > settings.max_warmup_replicas:
+        yield f"{count} warm-ups are more than max_warmup_replicas = {settings.max_warmup_replicas}"
