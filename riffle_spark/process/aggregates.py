@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.accumulators import Accumulator, Count, First, Groups, Last, Max, Mean, Min, Sum
+from riffle_spark.process.accumulators import Accumulator, Groups
 from riffle_spark.process.compute import Batch, Declared, Update
+from riffle_spark.process.picks import First, Last, Max, Min
+from riffle_spark.process.totals import Count, Mean, Sum
 
 __all__ = ["Aggregates", "aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"]
 

@@ -1,4 +1,4 @@
-"""A user's function on Arrow tables, once a key-group. Knows what it gets and may return. Does not know where it runs."""
+"""A user's function on Arrow, once a key-group. Knows what it gets and may return. Does not know where it runs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def arrow_function(function: Callable[..., object], *, state: pa.Schema, output:
 
     ``function(rows, state)``, or ``function(rows, state, context)`` if its third parameter has no default, gets the
     rows of one key-group, in the declared order if there is one, and the state of the keys they touch: a table of key
-    columns and state columns, one row a key that has state. It returns ``(output, new_state)`` or ``(output, new_state,
-    deleted)``: rows for the sink; key and state columns of the keys to write, while others stay as they are; key columns
-    of the keys to forget. The schema ``state`` names the state columns without the key's, ``output`` all columns of the
-    rows for the sink. It must be deterministic in its arguments.
+    columns and state columns, one row a key that has state. It returns ``(output, new_state)`` or
+    ``(output, new_state, deleted)``: rows for the sink; key and state columns of the keys to write, while others stay
+    as they are; key columns of the keys to forget. The schema ``state`` names the state columns without the key's,
+    ``output`` all columns of the rows for the sink. The function must be deterministic in its arguments.
     """
     for name, schema in (("state", state), ("output", output)):
         if not isinstance(schema, pa.Schema):
