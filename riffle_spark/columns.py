@@ -35,7 +35,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_RAW = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_RAW: dict[int, np.dtype[np.generic]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
 def whole(column: Column) -> pa.Array:
@@ -71,7 +71,7 @@ def valid_mask(array: pa.Array) -> Mask | None:
 def fixed_values(array: pa.Array) -> npt.NDArray[np.generic]:
     """Return the bits of fixed-width values, little-endian: unsigned up to 8 bytes, void above. Nulls hold anything."""
     count, start, width = len(array), array.offset, fixed_width(array.type)
-    kind = _RAW.get(width, np.dtype(f"V{width}"))
+    kind: np.dtype[np.generic] = _RAW.get(width) or np.dtype(f"V{width}")
     data = array.buffers()[1]
     if count == 0 or width == 0 or data is None:
         return np.zeros(count, dtype=kind)

@@ -37,7 +37,7 @@ TOTAL_MAX: Final = 32_768
 LONG_DECIMAL_DIGITS: Final = 18
 
 _AS_INT = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.date32())
-_AS_LONG = (pa.int64(), pa.duration("us"))
+_AS_LONG = (pa.int64(), pa.duration("us"), pa.time64("ns"))
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
@@ -112,7 +112,9 @@ def spark_expression(columns: Sequence[str], total: int) -> str:
 def check_total(total: int) -> None:
     """Raise ``ConfigError`` unless there can be that many key-groups."""
     if isinstance(total, bool) or not isinstance(total, int) or not 1 <= total <= TOTAL_MAX:
-        raise ConfigError(f"there cannot be {total!r} key-groups", remedy=f"choose 1 to {TOTAL_MAX}", where="key_groups")
+        raise ConfigError(
+            f"there cannot be {total!r} key-groups", remedy=f"choose 1 to {TOTAL_MAX}", where="key_groups"
+        )
 
 
 def check_key_type(name: str, kind: pa.DataType) -> None:
@@ -128,8 +130,8 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
     if not (plain or timestamp or decimal or named.is_float32(kind) or named.is_float64(kind)):
         raise ConfigError(
             f"a key cannot be of type {kind}",
-            remedy="use boolean, byte, short, int, long, float, double, decimal, string, binary, date, timestamp (in "
-            "microseconds) or a day-time interval; of a map, array, struct or variant take the fields you need",
+            remedy="use boolean, byte, short, int, long, float, double, decimal, string, binary, date, timestamp or "
+            "day-time interval as Spark gives them; of a map, array, struct or variant take the fields you need",
             where=name,
         )
 
@@ -167,7 +169,9 @@ class KeyGroupRanges:
         edges = [edge for pair in self.ranges for edge in pair]
         ends_meet = any(first[1] + 1 >= second[0] for first, second in zip(self.ranges, self.ranges[1:], strict=False))
         if edges != sorted(edges) or ends_meet or (edges and edges[0] < 0):
-            raise ConfigError(f"not sorted, separate ranges of key-groups: {self.ranges}", remedy="use KeyGroupRanges.of")
+            raise ConfigError(
+                f"not sorted, separate ranges of key-groups: {self.ranges}", remedy="use KeyGroupRanges.of"
+            )
 
     @classmethod
     def of(cls, key_groups: Iterable[int]) -> KeyGroupRanges:
@@ -192,8 +196,8 @@ class KeyGroupRanges:
     def __contains__(self, key_group: object) -> bool:
         if not isinstance(key_group, (int, np.integer)):
             return False
-        at = bisect_right(self.ranges, (key_group, TOTAL_MAX))
-        return at > 0 and key_group <= self.ranges[at - 1][1]
+        at = bisect_right(self.ranges, (int(key_group), TOTAL_MAX))
+        return at > 0 and int(key_group) <= self.ranges[at - 1][1]
 
     def __iter__(self) -> Iterator[int]:
         for first, last in self.ranges:

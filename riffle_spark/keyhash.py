@@ -47,7 +47,7 @@ def hash_bytes(data: npt.NDArray[np.uint8], starts: Positions, lengths: Position
     hashes[short] = _hash_short(data, starts[short], lengths[short], seeds[short])
     for row in np.flatnonzero(~short).tolist():
         start = int(starts[row])
-        hashes[row] = xxhash.xxh64_intdigest(data[start : start + int(lengths[row])], seed=int(seeds[row]))
+        hashes[row] = xxhash.xxh64_intdigest(data[start : start + int(lengths[row])].data, seed=int(seeds[row]))
     return hashes
 
 

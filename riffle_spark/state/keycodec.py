@@ -150,13 +150,15 @@ def _decode_fixed(data: Matrix, starts: Offsets, ends: Offsets, kind: pa.DataTyp
         raise _corrupt("a key is too short")
     rows = byte_slices(pick_slices(data, starts, after))[0][: len(starts) * (1 + width)].reshape(-1, 1 + width)
     valid = _tags(rows[:, 0])
+    if pa.types.is_boolean(kind):
+        _tags(rows[:, 1])
     return fixed_column(kind, _restored(rows[:, 1:], kind), valid), after
 
 
 def _tags(tags: Matrix) -> npt.NDArray[np.bool_]:
     if bool((tags > 1).any()):
-        raise _corrupt("a column begins with an unknown tag")
-    return tags == 1
+        raise _corrupt("a tag or boolean is neither 0 nor 1")
+    return tags.astype(np.bool_)
 
 
 def _restored(rows: Matrix, kind: pa.DataType) -> npt.NDArray[np.generic]:

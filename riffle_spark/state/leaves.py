@@ -1,4 +1,4 @@
-"""Arrow types as leaves: columns of fixed width, of bytes, or of lists. Knows Arrow's types. Does not know any byte layout.
+"""Arrow types as leaves: columns of fixed width, of bytes or of lists. Knows Arrow's types. Does not know byte layouts.
 
 A struct is a leaf of no width, which only tells null from present, before the leaves of its fields. A map is a list of
 its entries, a dictionary its values, an extension its storage. ``split`` and ``joined`` go one way and the other.
@@ -31,7 +31,8 @@ def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
         return leaf_types(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         return leaf_types(kind.storage_type)
-    if named.is_union(kind) or named.is_run_end_encoded(kind) or named.is_list_view(kind) or named.is_large_list_view(kind):
+    views = named.is_list_view(kind) or named.is_large_list_view(kind)
+    if views or named.is_union(kind) or named.is_run_end_encoded(kind):
         raise ConfigError(f"state cannot hold a column of type {kind}", remedy="store it as a list, struct or map")
     return [kind]
 
@@ -72,19 +73,15 @@ def split(array: pa.Array) -> list[pa.Array]:
 
 def joined(kind: pa.DataType, leaves: Iterator[tuple[pa.Array, Mask | None]]) -> pa.Array:
     """Take the leaves of one column, each with its mask of what is not null, and return the column."""
-    array, valid = next(leaves) if not _wraps(kind) else (None, None)
     if pa.types.is_struct(kind):
+        presence, valid = next(leaves)
         fields = [joined(field.type, leaves) for field in kind]
-        return pa.Array.from_buffers(kind, len(array), [bitmap(valid)], children=fields)
+        return pa.Array.from_buffers(kind, len(presence), [bitmap(valid)], children=fields)
     if pa.types.is_dictionary(kind):
         return joined(kind.value_type, leaves).cast(kind)
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, joined(kind.storage_type, leaves))
-    return array
-
-
-def _wraps(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_dictionary(kind))
+    return next(leaves)[0]
 
 
 def list_parts(array: pa.Array) -> tuple[pa.Array, Offsets]:

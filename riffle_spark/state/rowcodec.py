@@ -60,7 +60,7 @@ class RowCodec:
         if columns:
             return pa.Table.from_arrays(columns, schema=self.schema)
         no_columns = pa.Array.from_buffers(pa.struct([]), len(offsets) - 1, [None])
-        return pa.Table.from_struct_array(no_columns).replace_schema_metadata(self.schema.metadata)
+        return pa.Table.from_struct_array(no_columns)
 
 
 def _described(schema: pa.Schema) -> str:

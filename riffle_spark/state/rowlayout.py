@@ -35,7 +35,16 @@ from riffle_spark.columns import (
     whole,
 )
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.leaves import element_type, is_list, joined, leaf_types, leaf_width, list_column, list_parts, split
+from riffle_spark.state.leaves import (
+    element_type,
+    is_list,
+    joined,
+    leaf_types,
+    leaf_width,
+    list_column,
+    list_parts,
+    split,
+)
 
 __all__ = ["RowLayout", "unreadable"]
 
@@ -45,7 +54,7 @@ _LENGTH: Final = np.dtype("<u4")
 
 
 class RowLayout:
-    """Where each leaf of rows of these types stands. ``fixed_bytes`` is the length of all rows, ``None`` if they differ."""
+    """Where each leaf of rows of these types stands. ``fixed_bytes`` is the length of all rows, if they have one."""
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self._types = list(types)
@@ -100,7 +109,7 @@ class RowLayout:
             elif width:
                 yield _read_values(head[f"leaf{at}"], leaf, valid), valid
             else:
-                yield pa.nulls(len(head)), valid
+                yield _read_nothing(leaf, len(head), valid), valid
 
     def _masks(self, head: npt.NDArray[np.void]) -> list[Mask | None]:
         """Return which values of each leaf are not null."""
@@ -142,6 +151,13 @@ def _values_of(array: pa.Array) -> npt.NDArray[np.generic]:
         values = values.copy()
         values[~valid] = np.zeros(1, dtype=values.dtype)
     return values
+
+
+def _read_nothing(leaf: pa.DataType, count: int, valid: Mask | None) -> pa.Array:
+    """Return values of no width: nulls, structs (their presence) or fixed-size binary of size 0."""
+    if pa.types.is_null(leaf):
+        return pa.nulls(count)
+    return pa.Array.from_buffers(leaf, count, [bitmap(valid), pa.py_buffer(b"")])
 
 
 def _read_values(values: npt.NDArray[np.generic], leaf: pa.DataType, valid: Mask | None) -> pa.Array:

@@ -1,0 +1,212 @@
+"""Key-groups without Spark: the published vectors, the SQL text, ranges and slot numbers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.keygroups import (
+    KeyGroupRanges,
+    check_key_type,
+    check_total,
+    few_key_groups_warning,
+    key_groups,
+    key_hashes,
+    murmur3_int,
+    slot_numbers,
+    spark_expression,
+)
+
+VECTORS = json.loads(Path(__file__).with_name("data").joinpath("key_group_vectors.json").read_text())["vectors"]
+DOCUMENT = Path(__file__).parents[1] / "docs" / "key-groups.md"
+
+ARROW_TYPES = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "interval day to second": pa.duration("us"),
+    "time(6)": pa.time64("ns"),
+}
+REFUSED = [
+    pa.map_(pa.string(), pa.int32()),
+    pa.list_(pa.int32()),
+    pa.struct([("a", pa.int32())]),
+    pa.null(),
+    pa.uint32(),
+    pa.float16(),
+    pa.timestamp("ns"),
+    pa.decimal256(50, 2),
+]
+
+
+def array_of(column: dict[str, object]) -> pa.Array:
+    """Return the one value of a vector's column as Spark would hand it over."""
+    kind, value = str(column["type"]), column["value"]
+    if kind.startswith("decimal"):
+        precision, scale = kind[len("decimal(") : -1].split(",")
+        return pa.array([None if value is None else Decimal(str(value))], pa.decimal128(int(precision), int(scale)))
+    if value is not None and kind in {"float", "double"}:
+        value = float(str(value))
+    if value is not None and kind == "binary":
+        value = bytes.fromhex(str(value))
+    if value is not None and isinstance(value, str) and kind in {"tinyint", "smallint", "int", "bigint"}:
+        value = int(value)
+    return pa.array([value], ARROW_TYPES[kind])
+
+
+def described(vector: dict[str, list[dict[str, object]]]) -> str:
+    """Return a readable id."""
+    return ", ".join(f"{column['type']} {str(column['value'])!r}" for column in vector["columns"])
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=described)
+def test_published_vector_holds(vector):
+    """Every published vector is what Python computes."""
+    columns = [array_of(column) for column in vector["columns"]]
+    assert key_hashes(columns).view(np.int64).tolist() == [int(vector["xxhash64"])]
+    assert key_groups(columns, 128).tolist() == [vector["key_group_of_128"]]
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=described)
+def test_published_bytes_give_the_published_hash(vector):
+    """XXH64 over the published bytes alone, column after column, gives the published hash."""
+    seed = 42
+    for column in vector["columns"]:
+        if column["hashed"] is not None:
+            seed = xxhash.xxh64_intdigest(bytes.fromhex(column["hashed"]), seed)
+    assert struct.unpack("<q", struct.pack("<Q", seed))[0] == int(vector["xxhash64"])
+
+
+def test_document_shows_vectors_that_exist():
+    """Each line of the table in the document is one of the published vectors."""
+    published = {(described(vector), vector["xxhash64"], str(vector["key_group_of_128"])) for vector in VECTORS}
+    section = DOCUMENT.read_text().split("## Test vectors")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    shown = [tuple(cell.strip().strip("`") for cell in line.split("|")[1:-1]) for line in rows]
+    assert len(shown) >= 20
+    assert [row for row in shown if (row[0], *row[2:]) not in published] == []
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=90)), min_size=1, max_size=40), st.integers(0, 2**64 - 1))
+def test_bytes_of_any_length_hash_as_the_reference_does(values, first):
+    """Text and bytes of every length hash as the reference XXH64, each row with its own seed, in slices too."""
+    seeds = [None if index % 3 == 0 else (first + index) % 2**63 for index in range(len(values))]
+    array, longs = pa.array(values, pa.binary()), pa.array(seeds, pa.int64())
+    expected = []
+    for value, seed in zip(values, seeds, strict=True):
+        start = 42 if seed is None else xxhash.xxh64_intdigest(struct.pack("<q", seed), 42)
+        expected.append(start if value is None else xxhash.xxh64_intdigest(value, start))
+    assert key_hashes([longs, array]).tolist() == expected
+    assert key_hashes([longs[1:], array[1:]]).tolist() == expected[1:]
+
+
+def test_chunks_and_wide_or_narrow_offsets_do_not_matter():
+    """A column hashes alike whatever Arrow layout holds its values."""
+    values = ["a", None, "Zürich", "", "x" * 50]
+    chunked = pa.chunked_array([pa.array(values[:2]), pa.array(values[2:])])
+    layouts = [pa.array(values), pa.array(values, pa.large_string()), pa.array(values, pa.string_view()), chunked]
+    assert len({tuple(key_groups([column], 1000).tolist()) for column in layouts}) == 1
+    assert key_groups([pa.chunked_array([], pa.string())], 8).tolist() == []
+    assert key_groups([pa.array([], pa.int64())], 8).dtype == np.int32
+
+
+def test_key_groups_stay_below_their_total():
+    """Whatever the total, hashes of both signs land in 0 to total - 1, and all key-groups get some keys."""
+    numbers = pa.array(range(20_000))
+    for total in (1, 2, 128, 1000):
+        assert set(key_groups([numbers], total).tolist()) == set(range(total))
+    assert key_groups([numbers], 32_768).max() < 32_768
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=str)
+def test_unsupported_key_type_is_refused(kind):
+    """A type that Spark cannot group by, or does not have, is an error that names the column."""
+    with pytest.raises(ConfigError, match="user_id"):
+        check_key_type("user_id", kind)
+    with pytest.raises(ConfigError):
+        key_groups([pa.array([], kind)], 128)
+
+
+@pytest.mark.parametrize("total", [0, -1, 32_769, True, 2.0, "128"])
+def test_impossible_total_is_refused(total):
+    """A total outside 1 to 32,768, or no whole number, is an error that says the range."""
+    with pytest.raises(ConfigError, match="32768"):
+        check_total(total)
+
+
+def test_a_key_needs_a_column():
+    """A key of no columns is an error."""
+    with pytest.raises(ConfigError):
+        key_groups([], 128)
+    with pytest.raises(ConfigError):
+        spark_expression([], 128)
+
+
+def test_names_are_quoted():
+    """Column names reach Spark as identifiers, whatever they contain."""
+    assert spark_expression(["a", "b`c", "d.e"], 128) == "cast(pmod(xxhash64(`a`, `b``c`, `d.e`), 128L) as int)"
+
+
+def test_slot_numbers_land_on_their_partition():
+    """The i-th of n slot numbers is the smallest that hash partitioning sends to partition i."""
+    for count in (1, 2, 3, 12, 100, 1024):
+        numbers = slot_numbers(count)
+        assert (murmur3_int(np.array(numbers)) % count).tolist() == list(range(count))
+        everything = murmur3_int(np.arange(max(numbers) + 1)) % count
+        assert [everything.tolist().index(partition) for partition in range(count)] == list(numbers)
+    assert slot_numbers(12) is slot_numbers(12)
+    with pytest.raises(ConfigError):
+        slot_numbers(0)
+
+
+def test_warns_of_few_key_groups():
+    """Fewer than four key-groups a slot give a sentence with a number that helps."""
+    assert few_key_groups_warning(128, 32) is None
+    assert "132" in (few_key_groups_warning(128, 33) or "")
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_are_the_set_they_were_made_of(members):
+    """Ranges hold, count, list, write and read exactly the key-groups they were built from."""
+    ranges = KeyGroupRanges.of(sorted(members, reverse=True))
+    assert list(ranges) == sorted(members)
+    assert len(ranges) == len(members)
+    assert [group for group in range(-1, 203) if group in ranges] == sorted(members)
+    assert KeyGroupRanges.parse(str(ranges)) == ranges
+    assert hash(KeyGroupRanges.of(members)) == hash(ranges)
+
+
+def test_ranges_read_as_people_write_them():
+    """Neighbours join into one range, alone ones stand alone, NumPy's integers are members too."""
+    assert str(KeyGroupRanges.of([70, *range(64)])) == "0-63,70"
+    assert np.int32(63) in KeyGroupRanges.parse("0-63,70")
+    assert "63" not in KeyGroupRanges.parse("0-63,70")
+    assert str(KeyGroupRanges.parse("")) == ""
+
+
+@pytest.mark.parametrize("text", ["5-1", "1-2-3", "a", "3,1", "1-5,4-6", "1,2", "-1", "1-"])
+def test_text_that_is_no_ranges_is_refused(text):
+    """Text that ``str`` would never write is an error."""
+    with pytest.raises(ConfigError):
+        KeyGroupRanges.parse(text)

@@ -1,0 +1,139 @@
+"""Key-groups against Spark itself: what the JVM computes is what Python computes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark import __version__ as spark_version
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from riffle_spark.keygroups import key_groups, key_hashes, murmur3_int, slot_numbers, spark_expression
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+VECTORS = json.loads(Path(__file__).with_name("data").joinpath("key_group_vectors.json").read_text())["vectors"]
+VERSION = [int(part) for part in spark_version.split(".")[:2]]
+YEAR_10000_US = 253_402_300_800_000_000
+
+
+def decimals(precision: int, scale: int) -> st.SearchStrategy[object]:
+    """Draw decimals of up to ``precision`` digits, few or many."""
+    digits = st.integers(1, precision).flatmap(lambda n: st.integers(-(10**n) + 1, 10**n - 1))
+    return digits.map(lambda n: Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -scale)))
+
+
+KEY_TYPES: dict[pa.DataType, st.SearchStrategy[object]] = {
+    pa.bool_(): st.booleans(),
+    pa.int8(): st.integers(-128, 127),
+    pa.int16(): st.integers(-(2**15), 2**15 - 1),
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.decimal128(7, 2): decimals(7, 2),
+    pa.decimal128(18, 0): decimals(18, 0),
+    pa.decimal128(24, 3): decimals(24, 3),
+    pa.decimal128(38, 0): decimals(38, 0),
+    pa.string(): st.text(max_size=80),
+    pa.binary(): st.binary(max_size=80),
+    pa.date32(): st.integers(-719_162, 2_932_896),
+    pa.timestamp("us", "UTC"): st.integers(0, YEAR_10000_US - 1),
+    pa.timestamp("us"): st.integers(0, YEAR_10000_US - 1),
+    pa.duration("us"): st.integers(-(2**53), 2**53).map(lambda us: timedelta(microseconds=us)),
+}
+"""Every type a key column may have but ``time``, which Spark 4.0 lacks."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """Start one small session."""
+    builder = SparkSession.builder.master("local[1]").appName("key-groups").config("spark.ui.enabled", "false")
+    session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def keys() -> pa.Table:
+    """Draw a few hundred rows with a column of every key type, nulls in each, under names that need quoting."""
+    rows: list[tuple[object, ...]] = []
+
+    @settings(derandomize=True, max_examples=300, database=None, deadline=None)
+    @given(st.tuples(*(st.one_of(st.none(), values, values, values) for values in KEY_TYPES.values())))
+    def draw(row: tuple[object, ...]) -> None:
+        rows.append(row)
+
+    draw()
+    return pa.table(
+        {
+            f"a`{at} b": pa.array(column, kind)
+            for at, (kind, column) in enumerate(zip(KEY_TYPES, zip(*rows, strict=True), strict=True))
+        }
+    )
+
+
+def in_spark(spark: SparkSession, table: pa.Table, expressions: list[str]) -> list[list[int]]:
+    """Return what the JVM computes for each expression over the table's rows."""
+    named = [f"{text} as r{at}" for at, text in enumerate(expressions)]
+    return [column.to_pylist() for column in spark.createDataFrame(table).selectExpr(*named).toArrow().columns]
+
+
+def test_published_vectors_hold_in_spark(spark):
+    """Every published vector is what Spark SQL computes from its literals."""
+    vectors = [v for v in VECTORS if [int(part) for part in v.get("since_spark", "4.0").split(".")] <= VERSION]
+    assert len(vectors) > 100
+    hashes = ["xxhash64(" + ", ".join(column["sql"] for column in vector["columns"]) + ")" for vector in vectors]
+    asked = [f"{text} h{at}, pmod({text}, 128L) g{at}" for at, text in enumerate(hashes)]
+    answer = list(spark.sql("select " + ", ".join(asked)).collect()[0])
+    assert [str(value) for value in answer[0::2]] == [vector["xxhash64"] for vector in vectors]
+    assert answer[1::2] == [vector["key_group_of_128"] for vector in vectors]
+
+
+def test_hash_of_every_type_and_pair_of_types_is_sparks(spark, keys):
+    """Keys of one or two columns of any types, nulls included, hash in Python as in Spark."""
+    names = keys.column_names
+    chosen = [(name,) for name in names] + list(itertools.pairwise([*names, names[0], *names[::3], *names[::-4]]))
+    quoted = ["xxhash64(" + ", ".join(f"`{n.replace('`', '``')}`" for n in some) + ")" for some in chosen]
+    for some, expected in zip(chosen, in_spark(spark, keys, quoted), strict=True):
+        found = key_hashes([keys.column(name) for name in some]).view(np.int64).tolist()
+        assert found == expected, [str(keys.schema.field(name).type) for name in some]
+
+
+@pytest.mark.parametrize("total", [1, 7, 128, 32_768])
+def test_key_group_of_a_composite_key_is_sparks(spark, keys, total):
+    """The SQL text that routes rows gives the key-groups that Python computes, for keys of many columns."""
+    names = keys.column_names
+    chosen = [names, names[::-1], names[::2], names[1:5]]
+    answers = in_spark(spark, keys, [spark_expression(some, total) for some in chosen])
+    for some, expected in zip(chosen, answers, strict=True):
+        assert key_groups([keys.column(name) for name in some], total).tolist() == expected
+
+
+def test_murmur3_is_sparks_hash_of_an_int(spark):
+    """Python's Murmur3 is Spark's ``hash(int)``, small and negative and extreme numbers alike."""
+    numbers = np.array([*range(-300, 3000), 2**31 - 1, -(2**31)], dtype=np.int32)
+    (expected,) = in_spark(spark, pa.table({"n": numbers}), ["hash(n)"])
+    assert murmur3_int(numbers).tolist() == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 96, 1024])
+def test_slot_numbers_land_on_their_partition_in_spark(spark, count):
+    """The i-th slot number is in partition i after Spark's own repartition by slot."""
+    frame = spark.createDataFrame(pa.table({"slot": pa.array(slot_numbers(count), pa.int32())}))
+    expected = in_spark(spark, pa.table({"s": pa.array(slot_numbers(count), pa.int32())}), [f"pmod(hash(s), {count})"])
+    assert expected == [list(range(count))]
+    if count <= 96:
+        placed = frame.repartition(count, "slot").select("slot", F.spark_partition_id()).collect()
+        assert sorted(map(tuple, placed)) == sorted(zip(slot_numbers(count), range(count), strict=True))
