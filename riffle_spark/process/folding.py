@@ -77,8 +77,8 @@ def beyond(values: pa.Array, type: pa.DataType) -> BoolArray:
     """Tell which decimals have more digits before the point than the type, which may be their own."""
     if not pa.types.is_decimal(type):
         return np.zeros(len(values), dtype=np.bool_)
-    bound = Decimal((0, (9,) * type.precision, -type.scale))
-    lowest, highest = (pa.scalar(each, type).cast(values.type) for each in (-bound, bound))
+    bounds = (Decimal((sign, (9,) * type.precision, -type.scale)) for sign in (1, 0))
+    lowest, highest = (pa.scalar(bound, type).cast(values.type) for bound in bounds)
     outside = pc.or_(pc.less(values, lowest), pc.greater(values, highest))
     return _bools(pc.fill_null(outside, False))
 
@@ -96,7 +96,8 @@ def largest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
 def _extreme(choose: np.ufunc, old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
     plain = _plain_type(old.type)
     result = np.array(_filled(old.view(plain), _neutral(choose is np.fmin, plain)))
-    choose.at(result, codes, values.view(plain).to_numpy(zero_copy_only=False))
+    with np.errstate(invalid="ignore"):
+        choose.at(result, codes, values.view(plain).to_numpy(zero_copy_only=False))
     return _where_known(pa.array(result).view(old.type), old, codes)
 
 

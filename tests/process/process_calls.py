@@ -1,0 +1,38 @@
+"""Calls a computation batch by batch and keeps its state in a dict, as a store of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark.process.compute import Batch, Compute
+from riffle_spark.process.grouping import group_keys
+from riffle_spark.state.keycodec import encode_keys
+
+WHERE = {"version": 7, "time_ms": 1_000, "watermark_ms": 900, "key_group": 3, "store": "totals"}
+
+
+class Keyed:
+    """A computation with the state of its keys."""
+
+    def __init__(self, compute: Compute, rows: pa.Schema, key: Iterable[str] = ("k",)) -> None:
+        self.compute, self.key = compute, list(key)
+        self.declared = compute.declare(pa.schema([rows.field(name) for name in self.key]), rows)
+        self.state: dict[bytes, dict[str, object]] = {}
+
+    def feed(self, rows: pa.Table) -> list[dict[str, object]]:
+        """Run one batch and return its output rows."""
+        encoded = encode_keys([rows.column(name) for name in self.key])
+        codes, first = group_keys(encoded)
+        stored = encoded.take(first).to_pylist()
+        known = pa.Table.from_pylist([self.state.get(key, {}) for key in stored], schema=self.declared.state)
+        found = np.array([key in self.state for key in stored], dtype=bool)
+        update = self.compute(Batch(rows, codes, rows.select(self.key).take(first), known, found, **WHERE))
+        assert update.output.schema == self.declared.output
+        assert update.state.schema == self.declared.state
+        self.state.update({stored[i]: row for i, row in zip(update.changed, update.state.to_pylist(), strict=True)})
+        for index in update.deleted:
+            del self.state[stored[index]]
+        return update.output.to_pylist()

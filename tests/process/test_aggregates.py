@@ -1,0 +1,286 @@
+"""Running aggregates against a plain Python oracle."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import pickle
+from collections.abc import Callable
+from datetime import date, datetime, timedelta, timezone
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from process_calls import Keyed
+
+from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
+
+UTC_MICROS = pa.timestamp("us", tz="UTC")
+VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.int16(): st.integers(-(2**15), 2**15 - 1),
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.int64(): st.integers(-(2**58), 2**58),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.decimal128(10, 2): st.decimals(-(10**8) + 1, 10**8 - 1, places=2),
+    pa.decimal128(38, 18): st.decimals(-(10**15), 10**15, places=18),
+    pa.decimal128(38, 0): st.integers(-(10**32), 10**32).map(Decimal),
+    pa.string(): st.text(max_size=4),
+    pa.large_string(): st.text(max_size=4),
+    pa.binary(): st.binary(max_size=4),
+    pa.bool_(): st.booleans(),
+    pa.date32(): st.dates(date(1, 1, 1), date(9999, 12, 31)),
+    pa.timestamp("us"): st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31)),
+    UTC_MICROS: st.datetimes(datetime(1800, 1, 2), datetime(9000, 1, 1), timezones=st.just(timezone.utc)),
+    pa.duration("us"): st.timedeltas(timedelta(-9), timedelta(9)),
+}
+NUMBERS = [
+    type for type in VALUES if pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_decimal(type)
+]
+EXACT = Context(prec=120, rounding=ROUND_HALF_UP)
+
+
+def _present(values: list[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
+def _rank(value: Any) -> tuple[bool, Any]:
+    if isinstance(value, float) and math.isnan(value):
+        return True, 0.0
+    return False, value.encode() if isinstance(value, str) else value
+
+
+def _sum(values: list[Any]) -> Any:
+    return functools.reduce(EXACT.add if isinstance(values[0], Decimal) else operator.add, values)
+
+
+def _mean(values: list[Any]) -> Any:
+    if not isinstance(values[0], Decimal):
+        return functools.reduce(operator.add, map(float, values), 0.0) / len(values)
+    places = min(38, -int(values[0].as_tuple().exponent) + 4)
+    return EXACT.quantize(EXACT.divide(_sum(values), Decimal(len(values))), Decimal((0, (1,), -places)))
+
+
+def _known(reduce: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    return lambda values: reduce(_present(values)) if _present(values) else None
+
+
+ORACLE: dict[str, Callable[[list[Any]], Any]] = {
+    "rows": len,
+    "present": lambda values: len(_present(values)),
+    "least": _known(lambda values: min(values, key=_rank)),
+    "greatest": _known(lambda values: max(values, key=_rank)),
+    "first": operator.itemgetter(0),
+    "last": operator.itemgetter(-1),
+    "first_present": _known(operator.itemgetter(0)),
+    "last_present": _known(operator.itemgetter(-1)),
+    "total": _known(_sum),
+    "average": _known(_mean),
+}
+PICKS = aggregate(
+    rows=count(), present=count("v"), least=min_("v"), greatest=max_("v"), first=first("v"), last=last("v"),
+    first_present=first("v", ignore_nulls=True), last_present=last("v", ignore_nulls=True),
+)  # fmt: skip
+TOTALS = aggregate(total=sum_("v"), average=mean("v"))
+
+
+def _same(values: object) -> object:
+    """Make NaN equal to itself."""
+    if isinstance(values, dict):
+        return {name: _same(value) for name, value in values.items()}
+    return "NaN" if isinstance(values, float) and math.isnan(values) else values
+
+
+def _expected(rows: pa.Table, names: list[str]) -> dict[int, dict[str, object]]:
+    by_key: dict[int, list[Any]] = {}
+    for key, value in zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True):
+        by_key.setdefault(key, []).append(value)
+    return {key: {"k": key} | {name: _same(ORACLE[name](values)) for name in names} for key, values in by_key.items()}
+
+
+@st.composite
+def _batches(draw: st.DrawFn, type: pa.DataType) -> list[pa.Table]:
+    """Draw rows of few keys, cut into batches that are slices, some of several chunks."""
+    pairs = draw(st.lists(st.tuples(st.integers(0, 3), st.none() | VALUES[type]), min_size=1, max_size=30))
+    keys, values = zip(*pairs, strict=True)
+    rows = pa.table({"k": pa.array(keys, pa.int64()), "v": pa.array(values, type)})
+    cuts = sorted(draw(st.lists(st.integers(0, len(pairs)), max_size=4)))
+    pieces = [rows.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, len(pairs)], strict=True)]
+    return [pa.concat_tables([piece.slice(0, 1), piece.slice(1)]) if draw(st.booleans()) else piece for piece in pieces]
+
+
+def _check(compute: Any, batches: list[pa.Table]) -> None:
+    rows, names = pa.concat_tables(batches), [name for name, _ in compute.columns]
+    cut, whole = Keyed(compute, rows.schema), Keyed(compute, rows.schema)
+    emitted: dict[Any, object] = {}
+    for batch in batches:
+        output = cut.feed(batch)
+        assert {row["k"] for row in output} == set(batch["k"].to_pylist())
+        emitted.update({row["k"]: _same(row) for row in output})
+    assert emitted == _expected(rows, names)
+    whole.feed(rows)
+    assert {key: _same(row) for key, row in cut.state.items()} == {key: _same(row) for key, row in whole.state.items()}
+
+
+@pytest.mark.parametrize("type", VALUES, ids=str)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_counted_and_kept_values_are_the_oracles_however_rows_are_cut(type: pa.DataType, data: st.DataObject) -> None:
+    """Count, min, max, first and last equal Python's, and the state of many batches equals that of one."""
+    _check(PICKS, data.draw(_batches(type)))
+
+
+@pytest.mark.parametrize("type", NUMBERS, ids=str)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_sums_and_means_are_the_oracles_however_rows_are_cut(type: pa.DataType, data: st.DataObject) -> None:
+    """Sum and mean equal Python's, floats to the last bit, and the state of many batches equals that of one."""
+    _check(TOTALS, data.draw(_batches(type)))
+
+
+def _rows(values: list[Any], type: pa.DataType, keys: list[Any] | None = None) -> pa.Table:
+    return pa.table({"k": pa.array(keys or ["a"] * len(values)), "v": pa.array(values, type)})
+
+
+def test_only_touched_keys_are_emitted() -> None:
+    """A batch emits one row for each key it has, with the running result, and leaves the others alone."""
+    totals = Keyed(
+        aggregate(n=count(), total=sum_("v")), _rows([], pa.int32()).schema.set(0, pa.field("k", pa.string()))
+    )
+    totals.feed(_rows([1, 2, 5], pa.int32(), ["a", "b", "a"]))
+    assert totals.feed(_rows([10], pa.int32(), ["b"])) == [{"k": "b", "n": 2, "total": 12}]
+    assert totals.feed(_rows([1], pa.int32(), ["a"])) == [{"k": "a", "n": 3, "total": 7}]
+
+
+def test_null_is_a_key_of_its_own() -> None:
+    """Rows whose key is null, or partly null, are grouped as Spark groups them."""
+    rows = pa.table({"a": ["x", None, "x", None], "b": pa.array([1, 1, None, 1]), "v": [1, 2, 3, 4]})
+    output = Keyed(aggregate(total=sum_("v")), rows.schema, key=["a", "b"]).feed(rows)
+    assert output == [
+        {"a": "x", "b": 1, "total": 1}, {"a": None, "b": 1, "total": 6}, {"a": "x", "b": None, "total": 3},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("compute", [PICKS, TOTALS], ids=["picks", "totals"])
+def test_an_empty_batch_gives_nothing(compute: Any) -> None:
+    """No rows in, no rows and no state out, in the declared schemas."""
+    rows = pa.table({"k": pa.array([], pa.int64()), "v": pa.array([], pa.decimal128(10, 2))})
+    for empty in (rows, rows.schema.empty_table(), pa.Table.from_batches([], rows.schema)):
+        keyed = Keyed(compute, rows.schema)
+        assert keyed.feed(empty) == []
+        assert keyed.state == {}
+
+
+def test_types_are_sparks() -> None:
+    """Results and state have the types that Spark gives them."""
+    rows = pa.schema([("k", pa.string()), ("i", pa.int16()), ("f", pa.float32()), ("d", pa.decimal128(35, 3))])
+    compute = aggregate(
+        n=count("*"), si=sum_("i"), sf=sum_("f"), sd=sum_("d"), mi=mean("i"), md=mean("d"), least=min_("f")
+    )
+    declared = compute.declare(pa.schema([rows.field("k")]), rows)
+    assert declared.output == pa.schema(
+        [
+            ("k", pa.string()), ("n", pa.int64()), ("si", pa.int64()), ("sf", pa.float64()),
+            ("sd", pa.decimal128(38, 3)), ("mi", pa.float64()), ("md", pa.decimal128(38, 7)), ("least", pa.float32()),
+        ]
+    )  # fmt: skip
+    assert declared.state == pa.schema(
+        [
+            ("n", pa.int64()), ("si", pa.int64()), ("sf", pa.float64()), ("sd", pa.decimal128(38, 3)),
+            ("mi_sum", pa.float64()), ("mi_count", pa.int64()), ("md_sum", pa.decimal128(38, 3)),
+            ("md_count", pa.int64()), ("least", pa.float32()),
+        ]
+    )  # fmt: skip
+    assert not declared.per_key_group
+
+
+def test_only_the_columns_that_are_read_are_asked_for() -> None:
+    """Columns are named once, in the input's order, without the key's."""
+    rows = pa.schema([("a", pa.int64()), ("k", pa.string()), ("b", pa.int64()), ("c", pa.int64())])
+    compute = aggregate(c=sum_("c"), mean=mean("c"), a=max_("a"), keys=count("k"))
+    assert compute.declare(pa.schema([rows.field("k")]), rows).columns == ("a", "c")
+    assert aggregate(n=count()).declare(pa.schema([rows.field("k")]), rows).columns == ()
+
+
+@pytest.mark.parametrize("batches", [[[2**63 - 1, 1]], [[2**63 - 1], [1]], [[-(2**63), -1]], [[-(2**63)], [-1]]])
+def test_an_integer_sum_that_does_not_fit_is_an_error(batches: list[list[int]]) -> None:
+    """A sum beyond int64, in a batch or over several, is refused with column, key, store and remedy named."""
+    keyed = Keyed(aggregate(total=sum_("v")), _rows([1], pa.int64()).schema)
+    with pytest.raises(UserFunctionError, match=r"sum_\('v'\) does not fit int64") as error:  # noqa: PT012
+        for values in batches:
+            keyed.feed(_rows([0, *values], pa.int64(), ["b"] + ["a"] * len(values)))
+    assert "decimal(38, 0)" in error.value.remedy
+    assert error.value.where == "store 'totals', key {'k': 'a'}"
+
+
+def test_a_sum_may_leave_its_type_on_the_way() -> None:
+    """Only the sum of the whole batch must fit, so the order of its rows does not matter."""
+    keyed = Keyed(aggregate(total=sum_("v")), _rows([1], pa.int64()).schema)
+    assert keyed.feed(_rows([2**63 - 1, 2**63 - 1, -(2**63), 1], pa.int64())) == [{"k": "a", "total": 2**63 - 1}]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("times", [2, 5, 40])
+def test_a_decimal_sum_that_does_not_fit_is_an_error(sign: int, times: int) -> None:
+    """A sum beyond 38 digits is refused, whether it fits 128 bits or not."""
+    most = Decimal(sign) * Decimal(9).scaleb(35, EXACT)
+    keyed = Keyed(aggregate(total=sum_("v")), pa.schema([("k", pa.string()), ("v", pa.decimal128(38, 2))]))
+    assert keyed.feed(_rows([most], pa.decimal128(38, 2)))[0]["total"] == most
+    with pytest.raises(UserFunctionError, match="does not fit decimal128"):
+        keyed.feed(_rows([most] * (times - 1), pa.decimal128(38, 2)))
+
+
+def test_a_decimal_mean_that_does_not_fit_is_an_error() -> None:
+    """A mean that has no room for its four more digits is refused, not cut."""
+    keyed = Keyed(aggregate(m=mean("v")), pa.schema([("k", pa.string()), ("v", pa.decimal128(38, 0))]))
+    with pytest.raises(UserFunctionError, match=r"mean\('v'\) does not fit decimal128\(38, 4\)"):
+        keyed.feed(_rows([Decimal(10) ** 37], pa.decimal128(38, 0)))
+
+
+REFUSED = {
+    "missing": (sum_("w"), "the input has no column 'w'", "k, v"),
+    "sum of text": (sum_("v"), "sum_('v') cannot take column 'v' of type string", "integers, float, double, decimal"),
+    "mean of text": (mean("v"), "mean('v') cannot take column 'v' of type string", "integers"),
+    "order of lists": (min_("list"), "min_('list') cannot take column 'list' of type list", "timestamps"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_aggregated_is_refused(case: str) -> None:
+    """A missing column or an unsupported type is named, with what would do."""
+    accumulator, problem, remedy = REFUSED[case]
+    rows = pa.schema([("k", pa.int64()), ("v", pa.string()), ("list", pa.list_(pa.int64()))])
+    with pytest.raises(ConfigError) as error:
+        aggregate(bad=accumulator).declare(pa.schema([rows.field("k")]), rows)
+    assert problem in error.value.problem
+    assert remedy in error.value.remedy
+    assert error.value.where == "aggregate 'bad'"
+
+
+@pytest.mark.parametrize(
+    "compute", [aggregate(k=count()), aggregate(a=mean("v"), a_sum=sum_("v"))], ids=["a key's name", "a state's name"]
+)
+def test_a_name_that_is_taken_is_refused(compute: Any) -> None:
+    """An aggregate may not be named as a key column, nor its state as another's."""
+    rows = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    with pytest.raises(ConfigError, match="more than one column named"):
+        compute.declare(pa.schema([rows.field("k")]), rows)
+
+
+def test_what_is_no_aggregate_is_refused_at_once() -> None:
+    """Nothing at all, or something else than riffle's aggregates, fails where it is written."""
+    with pytest.raises(ConfigError, match="nothing"):
+        aggregate()
+    with pytest.raises(ConfigError, match=r"aggregate\(total=\.\.\.\) was given a function"):
+        aggregate(total=sum_)  # type: ignore[arg-type]
+
+
+def test_aggregates_travel_to_executors() -> None:
+    """The computation is equal after pickling."""
+    assert pickle.loads(pickle.dumps(PICKS)) == PICKS
