@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import time
 import uuid
@@ -49,7 +50,7 @@ class DirectoryStore:
         self.requests.add("put")
         with self._explained():
             written = not target.is_file() and self._link(data, target)
-            _sync(target.parent)  # also where another's link is found: it may not be durable yet
+            self._sync_above(target)  # also where another's link is found: it may not be durable yet
             return written
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
@@ -101,18 +102,10 @@ class DirectoryStore:
                 file.flush()
                 os.fsync(file.fileno())
             for _ in range(_LINK_TRIES):
-                self._make_parents(target.parent)
-                try:
-                    os.link(aside, target)
-                except FileExistsError:
-                    if target.is_dir():
-                        raise IsADirectoryError(
-                            errno.EISDIR, "a directory has the object's name", str(target)
-                        ) from None
-                    return False
-                except FileNotFoundError:
-                    continue  # a delete in another process pruned the directory in between
-                return True
+                # Between two steps a delete elsewhere may prune the directory that the first has found or made.
+                with contextlib.suppress(FileNotFoundError):
+                    _make(target.parent)
+                    return _linked(aside, target)
             raise UnavailableError("the directory kept vanishing under a write", remedy="try again", where=str(target))
         finally:
             aside.unlink(missing_ok=True)
@@ -120,7 +113,8 @@ class DirectoryStore:
     def _made_unfinished(self) -> Path:
         """Return the directory of unfinished writes; it is swept once a store object."""
         folder = self.root / _UNFINISHED
-        self._make_parents(folder)
+        for made in _make(folder):
+            _sync(made.parent)
         if not self._swept:
             self._swept = True
             for leftover in folder.iterdir():
@@ -129,13 +123,13 @@ class DirectoryStore:
                         leftover.unlink()
         return folder
 
-    def _make_parents(self, folder: Path) -> None:
-        """Make ``folder`` and what is missing above it, each synced into its parent."""
-        if folder.is_dir():
-            return
-        self._make_parents(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync(folder.parent)
+    def _sync_above(self, target: Path) -> None:
+        """Sync the directories from the object's own up to the root: another's mkdir may be as young as our link."""
+        for folder in target.parents:
+            with contextlib.suppress(FileNotFoundError):
+                _sync(folder)
+            if folder == self.root:
+                return
 
     def _prune(self, folder: Path) -> None:
         """Remove ``folder`` and those above it, up to the root, as long as they are empty."""
@@ -156,6 +150,29 @@ class DirectoryStore:
                 raise ConfigError(problem, remedy=remedy, where=f"file://{self.root}") from error
             remedy = "check the disk (space, mount, errors), then run again"
             raise UnavailableError(problem, remedy=remedy, where=f"file://{self.root}") from error
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make ``folder`` and what is missing above it; return what was missing."""
+    missing = list(itertools.takewhile(lambda path: not path.is_dir(), (folder, *folder.parents)))
+    for path in reversed(missing):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "a file has the directory's name", str(path)) from None
+    return missing
+
+
+def _linked(aside: Path, target: Path) -> bool:
+    """Give the file its second name; return whether that name was free."""
+    try:
+        os.link(aside, target)
+    except FileExistsError:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "a directory has the object's name", str(target)) from None
+        return False
+    return True
 
 
 def _names(folder: Path, above: str, prefix: str) -> Iterator[str]:

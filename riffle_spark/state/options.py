@@ -12,7 +12,7 @@ class StoreOptions:
     """Settings of the S3 client; other stores have none. Stores with equal options share one client a process."""
 
     s3_endpoint: str | None = None
-    """Base URL of an S3-compatible server; buckets are then part of the path. ``None``: AWS, or what its tools are told."""
+    """Base URL of an S3-compatible server; buckets then go in the path. ``None``: AWS, or as its tools are told."""
     s3_region: str | None = None
     """``None``: what AWS's own environment variables and files say."""
     s3_connect_timeout_seconds: float = 5.0
