@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from apps.demo.jars import spark_home
+from apps.demo.servers import KafkaBroker, S3Server, StandaloneCluster
 
 os.environ["SPARK_HOME"] = str(spark_home())
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -27,3 +29,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(item: pytest.Item) -> int:
     return max((1 + SLOW_MARKS.index(mark.name) for mark in item.iter_markers() if mark.name in SLOW_MARKS), default=0)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A real broker; make topics with ``create_topic`` under names of your own."""
+    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server with one bucket; use a prefix of your own."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A standalone master and three workers on hosts of their own; a module's own, since tests kill workers."""
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster

@@ -1,0 +1,138 @@
+"""A process with a log, a bounded start and a sure end. Knows the guard. Does not know what it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from apps.demo.servers.guard import descendants, kill
+from riffle_spark.errors import UnavailableError
+
+__all__ = ["Child", "Launch", "free_port", "listens"]
+
+GUARD = Path(__file__).with_name("guard.py")
+LOG_TAIL_BYTES = 4000
+POLL_SECONDS = 0.1
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a connection to the port is taken; cheaper than asking with a client of the server's own."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
+
+
+class Launch(NamedTuple):
+    """What to run, and how it is told to stop."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = {}
+    grace_seconds: float = 5.0
+
+
+class Child:
+    """A running command. It ends with ``stop``, with ``kill``, or with this process, however this process ends."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        with launch.log.open("ab") as log:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", str(GUARD), str(launch.grace_seconds), *launch.command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **launch.environment},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops its children in order.
+            )
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self._launch.log
+
+    @property
+    def alive(self) -> bool:
+        """Whether the command, or anything it started, still runs."""
+        return self._guard.poll() is None
+
+    def pids(self) -> list[int]:
+        """The command's processes, the command itself first."""
+        return descendants(self._guard.pid)
+
+    def wait(self, timeout_seconds: float) -> int:
+        """The command's exit code, or UnavailableError when it does not end in time."""
+        try:
+            code = self._guard.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise self._failure(f"did not end within {timeout_seconds:g} s") from None
+        self._close_input()
+        return code
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_seconds: float) -> None:
+        """Wait for a condition; raise UnavailableError with the end of the log if it dies or takes too long."""
+        give_up = time.monotonic() + timeout_seconds
+        while not is_ready():
+            self.check_alive()
+            if time.monotonic() > give_up:
+                raise self._failure(f"was not ready within {timeout_seconds:g} s")
+            time.sleep(POLL_SECONDS)
+
+    def check_alive(self) -> None:
+        """Raise UnavailableError with the end of its log if it has ended."""
+        if not self.alive:
+            raise self._failure(f"ended with code {self._guard.returncode}")
+
+    def ask_to_stop(self) -> None:
+        """Begin the end, without waiting for it: SIGTERM, then SIGKILL after the grace time."""
+        if self.alive:
+            self._guard.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End it and all it started; bounded by the grace time."""
+        self.ask_to_stop()
+        try:
+            self._guard.wait(self._launch.grace_seconds + 10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._close_input()
+
+    def kill(self) -> None:
+        """SIGKILL to the command and all it started, as when a machine dies."""
+        kill(self.pids())
+        self._guard.wait(10)
+        self._close_input()
+
+    def log_tail(self) -> str:
+        """The end of its output."""
+        data = self.log.read_bytes() if self.log.exists() else b""
+        return data[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def _close_input(self) -> None:
+        if self._guard.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._guard.stdin.close()
+
+    def _failure(self, what: str) -> UnavailableError:
+        return UnavailableError(
+            f"{self._launch.name} {what}; its log ends with:\n{self.log_tail()}",
+            remedy="look at the whole log",
+            where=str(self.log),
+        )

@@ -1,0 +1,152 @@
+"""A standalone Spark cluster whose workers are hosts of their own. Knows spark-class. Does not know what runs on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from apps.demo.jars import spark_home
+from apps.demo.servers.child import Child, Launch, free_port
+from apps.demo.servers.server import Server
+
+__all__ = ["StandaloneCluster", "WorkerSize"]
+
+START_TIMEOUT_SECONDS = 90.0
+MASTER_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSize:
+    """What one worker offers to executors."""
+
+    cores: int = 1
+    memory_mb: int = 1024
+
+
+class StandaloneCluster(Server):
+    """A master on 127.0.0.1 and workers on 127.0.0.2, 127.0.0.3 and so on, each with its own local folders."""
+
+    def __init__(self, folder: Path, workers: int = 3, size: WorkerSize | None = None) -> None:
+        self._folder = folder
+        self._size = size or WorkerSize()
+        self._first_workers = workers
+        self._port = free_port()
+        self._web_port = free_port()
+        self._master: Child | None = None
+        self._workers: list[Child] = []
+        self._ended: set[int] = set()
+
+    @property
+    def url(self) -> str:
+        """What Spark calls the master."""
+        return f"spark://{MASTER_HOST}:{self._port}"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The address of every worker ever started, in order; a worker's index is its place here."""
+        return tuple(_host(index) for index in range(len(self._workers)))
+
+    def start(self) -> None:
+        """Begin to start the master and the first workers; workers keep asking until the master answers."""
+        ports = ["--host", MASTER_HOST, "--port", str(self._port), "--webui-port", str(self._web_port)]
+        self._master = self._spark_class("master", ["org.apache.spark.deploy.master.Master", *ports], {})
+        for _ in range(self._first_workers):
+            self._start_worker()
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker that was not ended on purpose is registered, and no other."""
+        assert self._master is not None, "start it first"
+        self._master.wait_until(self._has_all_workers, START_TIMEOUT_SECONDS)
+
+    def add_worker(self) -> int:
+        """Start one more worker on the next address, wait until it is registered, and return its index."""
+        self._start_worker()
+        self.wait_until_ready()
+        return len(self._workers) - 1
+
+    def kill_worker(self, index: int) -> None:
+        """SIGKILL to a worker and everything on it, as when its machine dies."""
+        self._ended.add(index)
+        self._workers[index].kill()
+
+    def return_worker(self, index: int) -> None:
+        """Start a worker anew on the address and the folders of one that is gone, and wait until it is registered."""
+        self._ended.remove(index)
+        self._workers[index] = self._new_worker(index)
+        self.wait_until_ready()
+
+    def stop_worker(self, index: int) -> None:
+        """End a worker and its executors in good order."""
+        self._ended.add(index)
+        self._workers[index].stop()
+
+    def stop(self) -> None:
+        """End all of it, side by side."""
+        children = [*self._workers, *([self._master] if self._master else [])]
+        for child in children:
+            child.ask_to_stop()
+        for child in children:
+            child.stop()
+
+    def local_folder(self, index: int) -> Path:
+        """Where a worker's executors keep local files; it outlives them."""
+        return self._folder / f"worker-{index}" / "local"
+
+    def _start_worker(self) -> None:
+        self._workers.append(self._new_worker(len(self._workers)))
+
+    def _new_worker(self, index: int) -> Child:
+        self.local_folder(index).mkdir(parents=True, exist_ok=True)
+        options = ["--host", _host(index), "--webui-port", "0", "--cores", str(self._size.cores)]
+        options += [
+            "--memory",
+            f"{self._size.memory_mb}m",
+            "--work-dir",
+            str(self._folder / f"worker-{index}" / "work"),
+        ]
+        environment = {"SPARK_LOCAL_IP": _host(index), "SPARK_LOCAL_DIRS": str(self.local_folder(index))}
+        command = ["org.apache.spark.deploy.worker.Worker", *options, self.url]
+        return self._spark_class(f"worker-{index}", command, environment)
+
+    def _spark_class(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> Child:
+        command = [str(spark_home() / "bin" / "spark-class"), *arguments]
+        return Child(Launch(name, command, self._folder / f"{name}.log", {**self._environment(), **environment}))
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing of the machine's own Spark: an empty configuration folder, this Python, small daemons."""
+        configuration = self._folder / "spark-conf"
+        configuration.mkdir(parents=True, exist_ok=True)
+        return {
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_CONF_DIR": str(configuration),
+            "SPARK_LOCAL_IP": MASTER_HOST,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "SPARK_NO_DAEMONIZE": "1",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
+        }
+
+    def _has_all_workers(self) -> bool:
+        wanted = [child for index, child in enumerate(self._workers) if index not in self._ended]
+        for child in wanted:
+            child.check_alive()
+        return self.registered_workers() == len(wanted)
+
+    def registered_workers(self) -> int:
+        """How many workers the master counts as alive; it notices a killed one at once, by its connection."""
+        try:
+            with urllib.request.urlopen(f"http://{MASTER_HOST}:{self._web_port}/json/", timeout=2) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except (urllib.error.URLError, OSError, ValueError):
+            return -1
+
+
+def _host(index: int) -> str:
+    return f"127.0.0.{index + 2}"

@@ -1,0 +1,99 @@
+"""A Kafka broker of one node in KRaft mode. Knows its jars and properties. Does not know who produces or reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from apps.demo.jars import broker_jars, java_command
+from apps.demo.servers.child import Child, Launch, free_port, listens
+from apps.demo.servers.server import Server
+
+__all__ = ["KafkaBroker"]
+
+START_TIMEOUT_SECONDS = 60.0
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
+JVM_OPTIONS = "-Xms128m -Xmx384m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+
+# Formatting and serving in one command, so that starting does not wait for the first.
+SCRIPT = """set -e
+"$1" $3 -cp "$2" kafka.tools.StorageTool format --cluster-id "$4" --config "$5"
+exec "$1" $3 -cp "$2" kafka.Kafka "$5"
+"""
+
+PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder}
+auto.create.topics.enable=false
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+message.max.bytes=33554432
+"""
+
+
+class KafkaBroker(Server):
+    """One broker on a free loopback port, its logs and data in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._port = free_port()
+        self._folder = folder
+        self._child: Child | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """What clients call ``bootstrap.servers``."""
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Begin to start."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        properties = self._folder / "server.properties"
+        properties.write_text(
+            PROPERTIES.format(port=self._port, controller=free_port(), folder=self._folder / "kafka-data")
+        )
+        class_path = os.pathsep.join(map(str, broker_jars()))
+        command = ["sh", "-c", SCRIPT, "kafka", java_command(), class_path, JVM_OPTIONS, CLUSTER_ID, str(properties)]
+        self._child = Child(Launch("the Kafka broker", command, self._folder / "kafka.log", grace_seconds=2))
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers an administrator."""
+        assert self._child is not None, "start it first"
+        self._child.wait_until(self._answers, START_TIMEOUT_SECONDS)
+
+    def stop(self) -> None:
+        """End the process; its topics stay in the folder."""
+        if self._child is not None:
+            self._child.stop()
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic, and wait until the broker leads its partitions."""
+        admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
+        try:
+            admin.create_topics({name: {"num_partitions": partitions, "replication_factor": 1}}, wait_for_metadata=True)
+        finally:
+            admin.close()
+
+    def _answers(self) -> bool:
+        if not listens(self._port):
+            return False
+        admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
+        try:
+            admin.list_topics()
+        except KafkaError:
+            return False
+        finally:
+            admin.close()
+        return True

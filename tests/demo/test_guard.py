@@ -1,0 +1,101 @@
+"""A child process ends when it should, and takes with it all it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from apps.demo.servers import Child, Launch
+from riffle_spark.errors import UnavailableError
+
+# A shell that ignores SIGTERM and starts a grandchild in a session of its own.
+STUBBORN = ["bash", "-c", "trap '' TERM; setsid sleep 1000 & echo started; while true; do sleep 0.1; done"]
+OWNER = """
+import sys, time
+from pathlib import Path
+from apps.demo.servers import Child, Launch
+child = Child(Launch("child", ["bash", "-c", "setsid sleep 1000 & echo started; wait"], Path(sys.argv[1])))
+child.wait_until(lambda: "started" in child.log_tail(), 20)
+while len(child.pids()) < 2: time.sleep(0.01)
+print(*child.pids(), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_stop_ends_a_child_that_ignores_it_and_its_detached_grandchild(tmp_path: Path) -> None:
+    """After stop nothing of the tree lives, though the child ignores SIGTERM."""
+    child = _started(tmp_path, STUBBORN)
+    pids = child.pids()
+    child.stop()
+    assert len(pids) >= 2
+    assert not any(map(_is_alive, pids))
+
+
+def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
+    """After kill nothing of the tree lives."""
+    child = _started(tmp_path, STUBBORN)
+    pids = child.pids()
+    child.kill()
+    assert not any(map(_is_alive, pids))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_child_dies_with_its_owner(tmp_path: Path, sent: signal.Signals) -> None:
+    """Whichever way the owner dies, its child and grandchild die too."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "log")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert owner.stdout is not None
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    owner.send_signal(sent)
+    owner.communicate(timeout=20)
+    assert len(pids) >= 2
+    assert _all_end_within(10, pids)
+
+
+def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
+    """A child that ends before it is ready raises an error with what it printed and its code."""
+    child = Child(Launch("the thing", ["sh", "-c", "echo no such luck; exit 3"], tmp_path / "log"))
+    with pytest.raises(UnavailableError, match=r"the thing ended with code 3(.|\n)*no such luck"):
+        child.wait_until(lambda: False, 20)
+    child.stop()
+
+
+def test_a_slow_start_is_bounded(tmp_path: Path) -> None:
+    """A child that is never ready raises an error once the time is over."""
+    child = Child(Launch("the thing", ["sleep", "1000"], tmp_path / "log"))
+    with pytest.raises(UnavailableError, match="was not ready within"):
+        child.wait_until(lambda: False, 0.3)
+    child.stop()
+
+
+def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
+    """Wait returns what the command returned."""
+    assert Child(Launch("it", ["sh", "-c", "exit 7"], tmp_path / "log")).wait(20) == 7
+
+
+def _started(folder: Path, command: list[str]) -> Child:
+    child = Child(Launch("child", command, folder / "log", grace_seconds=0.3))
+    child.wait_until(lambda: "started" in child.log_tail() and len(child.pids()) >= 2, 20)
+    return child
+
+
+def _all_end_within(seconds: float, pids: list[int]) -> bool:
+    give_up = time.monotonic() + seconds
+    while any(map(_is_alive, pids)) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return not any(map(_is_alive, pids))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
