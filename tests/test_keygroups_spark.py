@@ -59,7 +59,8 @@ KEY_TYPES: dict[pa.DataType, st.SearchStrategy[object]] = {
 def spark() -> Iterator[SparkSession]:
     """Start one small session."""
     builder = SparkSession.builder.master("local[1]").appName("key-groups").config("spark.ui.enabled", "false")
-    session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    builder = builder.config("spark.sql.session.timeZone", "UTC").config("spark.sql.timeType.enabled", "true")
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

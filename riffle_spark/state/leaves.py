@@ -11,9 +11,8 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from riffle_spark.columns import Mask, Offsets, bitmap, fixed_width, is_text_or_bytes, positions_of
+from riffle_spark.columns import Mask, Offsets, bitmap, fixed_width, is_text_or_bytes, valid_mask
 from riffle_spark.errors import ConfigError
 
 __all__ = ["element_type", "is_list", "joined", "leaf_types", "leaf_width", "list_column", "list_parts", "split"]
@@ -84,24 +83,32 @@ def joined(kind: pa.DataType, leaves: Iterator[tuple[pa.Array, Mask | None]]) ->
     return next(leaves)[0]
 
 
-def list_parts(array: pa.Array) -> tuple[pa.Array, Offsets]:
-    """Return the elements of all lists, one after the other, and the n + 1 positions where lists begin and end."""
-    if pa.types.is_map(array.type):
-        array = array.cast(pa.list_(element_type(array.type)))
-    lengths = pc.list_value_length(array).fill_null(0)
-    return array.flatten(), positions_of(lengths.to_numpy(zero_copy_only=False))
+def list_parts(array: pa.Array) -> tuple[pa.Array, Offsets, Offsets]:
+    """Return what stands below the lists, and where each begins and ends in it; a null list ends where it begins.
+
+    Arrow's kernels for this (``flatten``, casts) crash or miss some element types, so nothing of them is used.
+    """
+    count = len(array)
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        edges = np.arange(count + 1, dtype=np.int64) * size
+        elements = array.values.slice(array.offset * size, count * size)
+    else:
+        edges = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        elements = array.values.slice(edges[0], edges[-1] - edges[0])
+        edges = edges - edges[0]
+    valid = valid_mask(array)
+    return elements, edges[:-1], edges[1:] if valid is None else np.where(valid, edges[1:], edges[:-1])
 
 
 def list_column(leaf: pa.DataType, elements: pa.Array, positions: Offsets, valid: Mask | None) -> pa.Array:
-    """Return lists from what ``list_parts`` gives."""
-    count, named = len(positions) - 1, pa.types
-    if named.is_fixed_size_list(leaf):
-        lists = list_column(pa.large_list(leaf.value_field), elements, positions, valid)
-        return lists.cast(leaf)
-    if named.is_map(leaf) and (elements.null_count or elements.field(0).null_count):
+    """Return lists of the elements between the n + 1 positions. Lists of fixed size have elements for nulls too."""
+    if pa.types.is_fixed_size_list(leaf):
+        return pa.Array.from_buffers(leaf, len(positions) - 1, [bitmap(valid)], children=[elements])
+    if pa.types.is_map(leaf) and (elements.null_count or elements.field(0).null_count):
         raise pa.ArrowInvalid("a map has a null key")
-    width = np.int64 if named.is_large_list(leaf) else np.int32
+    width = np.int64 if pa.types.is_large_list(leaf) else np.int32
     if positions[-1] > np.iinfo(width).max:
         raise pa.ArrowInvalid(f"more elements than {leaf} can hold")
     buffers = [bitmap(valid), pa.py_buffer(positions.astype(width))]
-    return pa.Array.from_buffers(leaf, count, buffers, children=[elements])
+    return pa.Array.from_buffers(leaf, len(positions) - 1, buffers, children=[elements])

@@ -178,27 +178,37 @@ def _bodies_of(array: pa.Array, element: RowLayout | None) -> pa.Array:
     if element is None:
         bodies = whole(array)
         return bodies.fill_null(b"") if bodies.null_count else bodies
-    elements, positions = list_parts(array)
+    elements, starts, ends = list_parts(array)
     rows = element.encode([elements], len(elements))
-    data, offsets = byte_slices(rows)
-    counts = np.diff(positions).astype(_LENGTH)
+    data, edges = byte_slices(rows)
+    counts = (ends - starts).astype(_LENGTH)
     parts = [binary_column(counts, np.arange(len(counts) + 1, dtype=np.int64) * LENGTH_BYTES)]
     if element.fixed_bytes is None:
-        parts.append(binary_column(_lengths_of(rows).astype(_LENGTH), positions * LENGTH_BYTES))
-    parts.append(binary_column(data, offsets[positions]))
+        table = _lengths_of(rows).astype(_LENGTH).view(np.uint8)
+        parts.append(_slices(table, starts * LENGTH_BYTES, ends * LENGTH_BYTES))
+    parts.append(_slices(data, edges[starts], edges[ends]))
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+
+
+def _slices(data: Bytes, starts: Offsets, ends: Offsets) -> pa.Array:
+    """Return the slices, without a copy if none is left out."""
+    if bool((starts[1:] == ends[:-1]).all()):
+        return binary_column(data, np.append(starts, ends[-1:] if len(ends) else 0))
+    return pick_slices(data, starts, ends)
 
 
 def _read_bodies(bodies: pa.Array, leaf: pa.DataType, element: RowLayout | None, valid: Mask | None) -> pa.Array:
     if element is None:
         buffers = [bitmap(valid), *bodies.buffers()[1:]]
         return pa.Array.from_buffers(pa.large_binary(), len(bodies), buffers).cast(leaf)
-    elements, positions = _read_elements(bodies, element)
-    return list_column(leaf, elements, positions, valid)
+    data, edges, positions = _read_elements(bodies, element)
+    if pa.types.is_fixed_size_list(leaf):
+        data, edges = _with_elements_of_nulls(binary_column(data, edges), positions, leaf, element, valid)
+    return list_column(leaf, element.decode(data, edges)[0], positions, valid)
 
 
-def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[pa.Array, Offsets]:
-    """Return the elements of all lists and where lists begin and end among them."""
+def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[Bytes, Offsets, Offsets]:
+    """Return the elements of all lists as rows, and where lists begin and end among them."""
     data, offsets = byte_slices(bodies)
     starts, ends = offsets[:-1] + LENGTH_BYTES, offsets[1:]
     if bool((starts > ends).any()):
@@ -217,4 +227,16 @@ def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[pa.Array, Offs
         if bool((np.diff(edges[positions]) != ends - table_ends).any()):
             raise unreadable("the elements of a list do not fill it")
         starts = table_ends
-    return element.decode(_cut(data, starts, ends), edges)[0], positions
+    return _cut(data, starts, ends), edges, positions
+
+
+def _with_elements_of_nulls(
+    rows: pa.Array, positions: Offsets, leaf: pa.DataType, element: RowLayout, valid: Mask | None
+) -> tuple[Bytes, Offsets]:
+    """Give null lists of fixed size the elements that Arrow wants below them."""
+    present = np.ones(len(positions) - 1, dtype=np.bool_) if valid is None else valid
+    if bool((np.diff(positions) != present * leaf.list_size).any()):
+        raise unreadable(f"a list is not of {leaf.list_size} elements")
+    filler = element.encode([pa.nulls(1, leaf.value_type)], 1)
+    taken = np.where(present[:, None], positions[:-1, None] + np.arange(leaf.list_size), len(rows))
+    return byte_slices(pa.concat_arrays([rows, filler]).take(pa.array(taken.reshape(-1))))

@@ -1,0 +1,134 @@
+"""Keys, tables and damage drawn by Hypothesis, for the tests of both codecs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pyarrow as pa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+some = settings(derandomize=True, deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+
+Values = st.SearchStrategy[object]
+
+
+def integers(bits: int) -> Values:
+    """Draw signed integers of so many bits."""
+    return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def decimals(precision: int, scale: int) -> Values:
+    """Draw decimals of up to ``precision`` digits."""
+    unscaled = st.integers(-(10**precision) + 1, 10**precision - 1)
+    return unscaled.map(lambda n: Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -scale)))
+
+
+def durations() -> Values:
+    """Draw differences of times that Python can hold."""
+    return st.integers(-(2**52), 2**52).map(lambda us: timedelta(microseconds=us))
+
+
+KEY_TYPES: dict[pa.DataType, Values] = {
+    pa.bool_(): st.booleans(),
+    pa.int8(): integers(8),
+    pa.int16(): integers(16),
+    pa.int32(): integers(32),
+    pa.int64(): integers(64),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.decimal128(9, 2): decimals(9, 2),
+    pa.decimal128(38, 5): decimals(38, 5),
+    pa.string(): st.text("a\x00b\xffü😀", max_size=6),
+    pa.large_string(): st.text(max_size=6),
+    pa.binary(): st.lists(st.sampled_from([0, 1, 254, 255]), max_size=6).map(bytes),
+    pa.date32(): st.integers(-719_162, 2_932_896),
+    pa.timestamp("us", "UTC"): st.integers(0, 2**55),
+    pa.timestamp("us"): st.integers(0, 2**55),
+    pa.duration("us"): durations(),
+}
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> list[pa.Array]:
+    """Draw the columns of some keys, few enough values that they often share a beginning."""
+    types = draw(st.lists(st.sampled_from(list(KEY_TYPES)), min_size=1, max_size=3))
+    count = draw(st.integers(0, 8))
+    columns = []
+    for kind in types:
+        pool = draw(st.lists(st.one_of(st.none(), KEY_TYPES[kind]), min_size=1, max_size=4))
+        columns.append(pa.array(draw(st.lists(st.sampled_from(pool), min_size=count, max_size=count)), kind))
+    return columns
+
+
+def damaged(data: st.DataObject, whole: bytes) -> bytes:
+    """Return the bytes with some change, or without."""
+    kind = data.draw(st.sampled_from(["whole", "cut", "grown", "flipped", "other"]))
+    if kind == "cut":
+        return whole[: data.draw(st.integers(0, len(whole)))]
+    if kind == "grown":
+        return whole + data.draw(st.binary(min_size=1, max_size=5))
+    if kind == "flipped" and whole:
+        at = data.draw(st.integers(0, len(whole) - 1))
+        return whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    return data.draw(st.binary(max_size=24)) if kind == "other" else whole
+
+
+LEAVES: dict[pa.DataType, Values] = {
+    **KEY_TYPES,
+    pa.null(): st.none(),
+    pa.uint8(): st.integers(0, 255),
+    pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.float32(): st.floats(width=32, allow_nan=False),
+    pa.float16(): st.floats(width=16, allow_nan=False),
+    pa.decimal256(50, 3): decimals(50, 3),
+    pa.time64("us"): st.integers(0, 86_399_999_999),
+    pa.month_day_nano_interval(): st.tuples(integers(32), integers(32), integers(64)),
+    pa.binary(3): st.binary(min_size=3, max_size=3),
+    pa.large_binary(): st.binary(max_size=6),
+    pa.string_view(): st.text(max_size=20),
+    pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["", "a", "bc"]),
+}
+
+
+def nullable_lists(values: Values, size: int | None = None) -> Values:
+    """Draw lists whose elements may be null."""
+    return st.lists(st.one_of(st.none(), values), min_size=size or 0, max_size=3 if size is None else size)
+
+
+def entries(values: Values) -> Values:
+    """Draw what Arrow makes a map of."""
+    return st.lists(st.tuples(st.text(max_size=3), st.one_of(st.none(), values)), max_size=3)
+
+
+def structs(fields: list[tuple[pa.DataType, Values]]) -> tuple[pa.DataType, Values]:
+    """Return the type of a struct of these fields, and what draws one."""
+    kind = pa.struct([(f"f{at}", field) for at, (field, _) in enumerate(fields)])
+    return kind, st.fixed_dictionaries({f"f{at}": st.one_of(st.none(), v) for at, (_, v) in enumerate(fields)})
+
+
+TYPES = st.recursive(
+    st.sampled_from(list(LEAVES.items())),
+    lambda inner: st.one_of(
+        inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))),
+        inner.map(lambda t: (pa.large_list(t[0]), nullable_lists(t[1]))),
+        inner.map(lambda t: (pa.list_(t[0], 2), nullable_lists(t[1], 2))),
+        inner.map(lambda t: (pa.map_(pa.string(), t[0]), entries(t[1]))),
+        st.lists(inner, max_size=3).map(structs),
+    ),
+    max_leaves=5,
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """Draw a table of any schema that can be stored."""
+    columns = draw(st.lists(TYPES, min_size=1, max_size=4))
+    count = draw(st.integers(0, 6))
+    arrays = [
+        pa.array(draw(st.lists(st.one_of(st.none(), values), min_size=count, max_size=count)), kind)
+        for kind, values in columns
+    ]
+    return pa.table(arrays, names=[f"c{at}" for at in range(len(columns))])
