@@ -1,1 +1,63 @@
-"""riffle_spark."""
+"""Placed, warm and elastic keyed state for PySpark Structured Streaming.
+
+Names are loaded when they are first used: importing ``riffle_spark`` imports neither pyspark nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
+    from riffle_spark.process.arrow_function import arrow_function
+    from riffle_spark.protocol.recovery import adopt, rollback
+    from riffle_spark.protocol.report import BatchReport
+    from riffle_spark.settings import Settings
+    from riffle_spark.spark.configure import configure
+    from riffle_spark.spark.stream import Stateful, StatefulJob, together
+
+__all__ = [
+    "BatchReport",
+    "Settings",
+    "Stateful",
+    "StatefulJob",
+    "adopt",
+    "aggregate",
+    "arrow_function",
+    "configure",
+    "count",
+    "first",
+    "last",
+    "max_",
+    "mean",
+    "min_",
+    "rollback",
+    "sum_",
+    "together",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "process.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
+    "process.arrow_function": ("arrow_function",),
+    "protocol.recovery": ("adopt", "rollback"),
+    "protocol.report": ("BatchReport",),
+    "settings": ("Settings",),
+    "spark.configure": ("configure",),
+    "spark.stream": ("Stateful", "StatefulJob", "together"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'riffle_spark' has no attribute {name!r}")
+    value = getattr(import_module(f"riffle_spark.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,1 @@
-"""."""
+"""The ports of the protocol on PySpark: the only folder that imports it."""

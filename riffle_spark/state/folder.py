@@ -56,6 +56,13 @@ class Folder:
                 raise OutOfDate("this executor's folder was taken over by another one", where=str(self.path))
             yield
 
+    def is_of_owner(self) -> bool:
+        """Tell whether the folder is still there and its owner's."""
+        try:
+            return (self.path / "owner").read_text() == self._owner
+        except OSError:
+            return False
+
     def link(self, store: str, key_group: int) -> Path:
         """Return the path of the link to the current copy of a key-group."""
         return self.path / "copies" / store / f"{key_group:04d}"

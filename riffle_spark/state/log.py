@@ -104,6 +104,20 @@ class Log:
         base = self.read(record.full)
         return Manifest(base.entries).changed(record.entries)
 
+    def listed_since(self, oldest: int) -> set[str]:
+        """Return the names of all objects that the records from ``oldest`` on list. Reads each of them; for scans."""
+        names = self._store.list(paths.LOG)
+        sequences = sorted(s for s in map(paths.record_sequence, names) if s is not None and s >= oldest)
+        listed: set[str] = set()
+        base: Record | None = None
+        for sequence in sequences:
+            record = self.read(sequence)
+            if base is None or base.sequence != record.full:
+                base = record if record.full == sequence else self.read(record.full)
+            listed |= Manifest(base.entries).changed(record.entries).objects()
+            listed |= {link.object for _, link in record.outputs}
+        return listed
+
     def next_is_absent(self) -> bool:
         """Tell whether nobody has appended after ``tail``: the check before a sink. One request."""
         return not self._store.exists(paths.record(self._next_sequence()))

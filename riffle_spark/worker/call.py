@@ -13,7 +13,7 @@ from riffle_spark.process.compute import Batch, BoolArray, Update
 from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 from riffle_spark.worker.touched import Touched
 
-__all__ = ["Result", "in_declared_order", "run"]
+__all__ = ["Result", "as_declared", "in_declared_order", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class Result:
     changed: npt.NDArray[np.int64]
     state: pa.Table
     deleted: npt.NDArray[np.int64]
+
+
+def as_declared(order: Order, rows: pa.Table) -> pa.Table:
+    """Return the rows with the declared types: Spark names a time zone of the session and may widen strings."""
+    routing = [rows.schema.field(SLOT), rows.schema.field(KEY_GROUP)]
+    wanted = pa.schema([*routing, *order.rows])
+    return rows if rows.schema.equals(wanted) else rows.cast(wanted)
 
 
 def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:

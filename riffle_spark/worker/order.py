@@ -23,13 +23,17 @@ RECEIPT = "__riffle_receipt"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive."""
+    """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive.
+
+    ``log_id`` keeps copies of a root apart from those of one that was emptied and begun again.
+    """
 
     root: str
     options: StoreOptions
     local_dir: str | None
     application: str
     live: frozenset[str]
+    log_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Order:
     schema: StoreSchema
     compute: Compute
     output: pa.Schema
+    rows: pa.Schema
     per_key_group: bool
     order_by: tuple[str, ...]
     total: int
@@ -73,9 +78,9 @@ class Receipt:
     version: int
     member: str
     executor: str
-    rows: int
-    keys: int
-    output_rows: int
+    rows: int = 0
+    keys: int = 0
+    output_rows: int = 0
     parts: tuple[Part, ...] = ()
     output: Part | None = None
     sealed_bytes: int = 0
@@ -89,6 +94,7 @@ class Receipt:
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_mb: float = 0.0
+    error: tuple[str, str, str, str] | None = None
 
     def link(self, part: Part) -> Link:
         """Return the manifest's link to one of this attempt's parts."""
@@ -104,6 +110,7 @@ class Receipt:
         body = json.loads(text)
         body["parts"] = tuple(Part(**part) for part in body["parts"])
         body["output"] = Part(**body["output"]) if body["output"] else None
+        body["error"] = tuple(body["error"]) if body["error"] else None
         return cls(**body)
 
 

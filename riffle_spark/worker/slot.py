@@ -7,28 +7,25 @@ folded only once the log lists it.
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 
+from riffle_spark.errors import RiffleError
 from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import Folder, claim, default_local_dir
 from riffle_spark.state.manifest import EMPTY
-from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.parts import Reader
-from riffle_spark.state.root import open_store, root_id
 from riffle_spark.worker import call
-from riffle_spark.worker.order import ATTEMPT, RECEIPT, Home, Order, Receipt, result_schema
+from riffle_spark.worker.homes import folder_of, store_of
+from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema
 from riffle_spark.worker.seal import seal
 from riffle_spark.worker.touched import Touched, read_state, touch
 
-__all__ = ["folder_of", "run_slot", "store_of"]
+__all__ = ["run_slot"]
 
 _SEALED_VERSIONS_KEPT = 2
 
@@ -57,7 +54,7 @@ class _Attempt:
         """Run the steps up to the sealed delta."""
         order = self.order
         with self.step("touch"):
-            rows = call.in_declared_order(order, rows)
+            rows = call.in_declared_order(order, call.as_declared(order, rows))
             touched = touch(order, slot, rows)
         result = self._compute(rows, touched)
         with self.step("seal"):
@@ -106,12 +103,16 @@ def run_slot(
 ) -> pa.Table:
     """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
 
-    ``rows`` holds the slot's input with the routing columns. Raises what the user's function, the copies and the store
-    raise; then the log lists nothing of the attempt, and it is as if it never was.
+    ``rows`` holds the slot's input with the routing columns. What fails with a ``RiffleError`` (the user's function, a
+    copy, the store) is answered as a receipt with that error and no rows: running it again would not mend it.
     """
     attempt = _Attempt(order, executor, random_bytes(16))
-    with attempt.folder.used():
-        result = attempt.run(slot, rows)
+    try:
+        with attempt.folder.used():
+            result = attempt.run(slot, rows)
+    except RiffleError as error:
+        attempt.facts.update(error=(type(error).__name__, error.problem, error.remedy, error.where))
+        return _answer(order.output, order.output.empty_table(), attempt.receipt(slot, executor))
     return _answer(order.output, result.output, attempt.receipt(slot, executor))
 
 
@@ -121,26 +122,3 @@ def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:
     answer = pa.table([names, pa.nulls(count, pa.string()), *rows.columns], schema=schema)
     last = {ATTEMPT: [receipt.attempt], RECEIPT: [receipt.to_json()]}
     return pa.concat_tables([answer, pa.table({f.name: pa.array(last.get(f.name, [None]), f.type) for f in schema})])
-
-
-def folder_of(home: Home, executor: str) -> Folder:
-    """Return this executor's folder for the root, claiming one if it has none yet."""
-    base = Path(home.local_dir or default_local_dir()) / root_id(home.root)
-    owner = f"{home.application}/{executor}"
-    folder = _folders.get((str(base), owner))
-    if folder is None or not (folder.path / "owner").exists():
-        folder = _folders[(str(base), owner)] = claim(base, owner, home.live)
-    return folder
-
-
-_folders: dict[tuple[str, str], Folder] = {}
-
-
-@functools.lru_cache(maxsize=16)
-def _store(root: str, options: object) -> ObjectStore:
-    return open_store(root, options)  # type: ignore[arg-type]
-
-
-def store_of(home: Home) -> ObjectStore:
-    """Return the store of the root, one a process: its connections are kept between batches."""
-    return _store(home.root, home.options)

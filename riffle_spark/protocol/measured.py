@@ -1,0 +1,75 @@
+"""What one batch took, on its way to a report. Knows clocks and counters. Does not know the steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from riffle_spark.protocol.ports import Clock, Incoming, Layout
+from riffle_spark.protocol.report import BatchReport, add_up, of_receipts
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.record import Record
+from riffle_spark.worker.order import Receipt
+
+__all__ = ["Measured"]
+
+
+class Measured:
+    """Seconds by phase and requests of one batch."""
+
+    def __init__(self, clock: Clock, objects: ObjectStore) -> None:
+        self._clock = clock
+        self._objects = objects
+        self._requests = dict(objects.requests)
+        self._started_ms = clock.wall_ms()
+        self._started = clock.seconds()
+        self._seconds: dict[str, float] = {}
+        self.runs = 0
+        self.snapshots = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to phase ``name``."""
+        started = self._clock.seconds()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
+
+    def repeated(self, incoming: Incoming, epoch: int) -> BatchReport:
+        """Return the report of a batch that was skipped."""
+        return BatchReport(
+            incoming.version,
+            incoming.query_id,
+            "repeat",
+            self._started_ms,
+            epoch,
+            self._total(),
+            requests=self._sent([]),
+        )
+
+    def ran(
+        self, incoming: Incoming, record: Record, receipts: Sequence[Receipt], layout: Layout, placed: bool,
+        moves: tuple[Mapping[str, str | int], ...], upkeep: tuple[dict[str, int], tuple[str, ...]],
+    ) -> BatchReport:  # fmt: skip
+        """Return the report of a batch that was run and committed."""
+        wanted = {slot.number: slot.executor for slot in layout.slots}
+        owners: Counter[str] = Counter()
+        for slot in layout.slots:
+            owners[slot.executor] += len(slot.key_groups)
+        return BatchReport(
+            incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),
+            slots=len(layout.slots), runs=self.runs, placed=placed, owners=dict(owners), moves=moves,
+            misses=sum(placed and r.executor != wanted[r.slot] for r in receipts), snapshots=self.snapshots,
+            requests=self._sent(receipts), upkeep_requests=upkeep[0], warnings=upkeep[1],
+            **of_receipts(receipts),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _sent(self, receipts: Sequence[Receipt]) -> dict[str, int]:
+        driver = {kind: n - self._requests.get(kind, 0) for kind, n in self._objects.requests.items()}
+        total = add_up([driver, *(receipt.requests for receipt in receipts)])
+        return {kind: int(count) for kind, count in total.items() if count}
+
+    def _total(self) -> dict[str, float]:
+        return {**self._seconds, "total": self._clock.seconds() - self._started}

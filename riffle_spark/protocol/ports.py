@@ -1,0 +1,162 @@
+"""The seams of the protocol: what it is told, and what it asks of a cluster. Knows plain data. Does not know Spark.
+
+A real query implements them in ``spark/``; a simulated one in a test. Nothing here waits, sleeps or reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from riffle_spark.state.manifest import Link
+from riffle_spark.worker.order import Order, Receipt
+from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
+
+__all__ = [
+    "Background",
+    "Clock",
+    "Cluster",
+    "Delivery",
+    "Executor",
+    "Incoming",
+    "Layout",
+    "SlotPlace",
+    "StaleRows",
+    "Work",
+]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Executor:
+    """One live executor: Spark's id, host and cores."""
+
+    id: str
+    host: str
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What Spark hands over with a micro-batch.
+
+    ``offsets`` is Spark's offset-log entry as text, ``input_digest`` a digest of the rows where that log cannot be read.
+    ``run_id`` changes when a query is started again. Times are milliseconds since the epoch.
+    """
+
+    version: int
+    query_id: str
+    run_id: str
+    offsets: str | None
+    input_digest: str | None
+    time_ms: int
+    watermark_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlace:
+    """One slot: its number, the executor that should run it, and the key-groups it serves."""
+
+    number: int
+    executor: str
+    host: str
+    key_groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The slots of one assignment, in the order of their partitions."""
+
+    slots: tuple[SlotPlace, ...]
+
+    def orders(self) -> dict[int, tuple[int, ...]]:
+        """Return each slot's key-groups by its number."""
+        return {slot.number: slot.key_groups for slot in self.slots}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a sink is told besides the rows: the batch id and an id that repeats exactly when the same rows come again."""
+
+    batch_id: int
+    id: str
+
+
+class StaleRows(Exception):  # noqa: N818 - an outcome the driver handles, not an error users see
+    """The sink met a row of an attempt that is not the receipts': a block was lost and computed again."""
+
+
+class Work(Protocol):
+    """One micro-batch's rows, on a cluster."""
+
+    def executors(self) -> Sequence[Executor]:
+        """Return the live executors, sorted by id."""
+        ...
+
+    def placed(self) -> bool:
+        """Tell whether slots are placed by name, not by hash."""
+        ...
+
+    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+        """Run every slot of every order, keep the result once, and return all receipts."""
+        ...
+
+    def routed(self) -> Mapping[str, int | None]:
+        """Return how many rows were routed, per store, counted apart from the receipts (``None``: cannot be counted)."""
+        ...
+
+    def recount(self, store: str) -> int:
+        """Return how many rows were routed to a store, counted anew and exactly."""
+        ...
+
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
+        """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts'."""
+        ...
+
+    def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
+        """Give the sinks the output rows that were sealed with a committed batch."""
+        ...
+
+    def drain(self) -> None:
+        """Read the input to its end, for a batch that is skipped."""
+        ...
+
+    def release(self) -> None:
+        """Drop the kept result. Idempotent."""
+        ...
+
+
+class Cluster(Protocol):
+    """The executors, apart from any batch."""
+
+    def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
+        """Run each executor's snapshot orders on it, beside the batches, and return what was taken."""
+        ...
+
+
+class Background(Protocol):
+    """Upkeep beside the next batch: each piece of work runs once, some time after it was submitted."""
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Take one piece of work."""
+        ...
+
+    def collect(self) -> Sequence[object]:
+        """Return the results that have come since the last call; failures come as exceptions, to be looked at."""
+        ...
+
+    def busy(self) -> bool:
+        """Tell whether submitted work has not finished yet."""
+        ...
+
+
+class Clock(Protocol):
+    """Where the protocol's times come from."""
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch. For retention and reports; never for results."""
+        ...
+
+    def seconds(self) -> float:
+        """Return seconds of a clock that never goes back, for durations."""
+        ...

@@ -1,0 +1,72 @@
+"""What the slots' answers must add up to, and what they change. Pure; knows receipts and manifests only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from riffle_spark import errors
+from riffle_spark.errors import ConflictError, RiffleError
+from riffle_spark.protocol.ports import Work
+from riffle_spark.state.manifest import Address, Entry, Link, Manifest
+from riffle_spark.worker.order import Order, Receipt
+
+__all__ = ["changes_of", "check_counts", "check_receipts", "outputs_of"]
+
+
+def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None:
+    """Raise what a slot failed with, and ``ConflictError`` unless every slot of every order answered exactly once."""
+    failed = [receipt for receipt in receipts if receipt.error]
+    if failed:
+        raise error_of(failed[0])
+    answered = Counter((receipt.store, receipt.slot) for receipt in receipts)
+    wanted = Counter((order.schema.store, slot) for order in orders for slot in order.slots)
+    if answered != wanted:
+        missing, extra = list((wanted - answered).elements()), list((answered - wanted).elements())
+        raise ConflictError(
+            f"the slots' receipts are not complete: missing {missing[:5]}, not asked for {extra[:5]}",
+            remedy="restart the query; nothing was committed",
+        )
+
+
+def error_of(receipt: Receipt) -> RiffleError:
+    """Return the error that a slot answered with."""
+    kind, problem, remedy, where = receipt.error or ("RiffleError", "", "", "")
+    place = f"{where}, executor {receipt.executor}" if where else f"store {receipt.store}, executor {receipt.executor}"
+    found: type[RiffleError] = getattr(errors, kind, RiffleError)
+    return found(problem, remedy=remedy, where=place)
+
+
+def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
+    """Raise ``ConflictError`` unless as many rows were received as were routed, per store.
+
+    The count beside the shuffle may be too high where Spark ran a task of it twice; so a difference is counted anew, exactly.
+    """
+    received: Counter[str] = Counter()
+    for receipt in receipts:
+        received[receipt.store] += receipt.rows
+    for store, routed in work.routed().items():
+        if routed is None or routed == received[store]:
+            continue
+        exact = work.recount(store)
+        if exact != received[store]:
+            raise ConflictError(
+                f"{exact} rows were routed to store {store!r}, its slots received {received[store]}",
+                remedy="restart the query; nothing was committed. If it happens again, the source returns other rows when "
+                "it is read again: make it deterministic",
+                where=store,
+            )
+
+
+def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
+    """Return the entries that the receipts' parts extend."""
+    return {
+        (receipt.store, part.key_group): manifest.entry(receipt.store, part.key_group).extended(receipt.link(part))
+        for receipt in receipts
+        for part in receipt.parts
+    }
+
+
+def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
+    """Return the sealed output rows of a batch: (store, link)."""
+    return tuple((receipt.store, receipt.link(receipt.output)) for receipt in receipts if receipt.output)

@@ -1,0 +1,81 @@
+"""What one batch did, for people and programs. Knows receipts and records. Does not know who reads it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from riffle_spark.worker.order import Receipt
+
+__all__ = ["BatchReport", "add_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One micro-batch, from Enter to the end of its commit. The demo, benchmarks and logs read only this.
+
+    ``decision`` is ``run`` or ``repeat`` (skipped, committed before). ``seconds`` are by phase: ``enter assign run deliver commit``
+    and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute seal put``. ``requests`` counts what the batch itself sent
+    to the store, ``upkeep_requests`` what ran beside it since the batch before. ``misses`` are slots that ran elsewhere than wanted.
+    """
+
+    version: int
+    query_id: str
+    decision: str
+    started_ms: int
+    epoch: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    slot_seconds: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 0
+    keys: int = 0
+    output_rows: int = 0
+    slots: int = 0
+    slots_that_wrote: int = 0
+    runs: int = 0
+    placed: bool = True
+    misses: int = 0
+    owners: Mapping[str, int] = field(default_factory=dict)
+    ran_on: Mapping[str, int] = field(default_factory=dict)
+    moves: tuple[Mapping[str, str | int], ...] = ()
+    requests: Mapping[str, int] = field(default_factory=dict)
+    upkeep_requests: Mapping[str, int] = field(default_factory=dict)
+    sealed_bytes: int = 0
+    record_bytes: int = 0
+    fetched_bytes: int = 0
+    restores: int = 0
+    folds: int = 0
+    snapshots: int = 0
+    peak_memory_mb: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the report as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sum of each key over the maps."""
+    total: Counter[str] = Counter()
+    for each in maps:
+        total.update(each)  # type: ignore[arg-type]
+    return dict(total)
+
+
+def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
+    """Return the fields of a report that are sums over receipts."""
+    all_of = list(receipts)
+    return {
+        "rows": sum(r.rows for r in all_of),
+        "keys": sum(r.keys for r in all_of),
+        "output_rows": sum(r.output_rows for r in all_of),
+        "slots_that_wrote": sum(r.sealed_bytes > 0 for r in all_of),
+        "sealed_bytes": sum(r.sealed_bytes for r in all_of),
+        "fetched_bytes": sum(r.fetched_bytes for r in all_of),
+        "restores": sum(r.restores for r in all_of),
+        "folds": sum(r.folds for r in all_of),
+        "ran_on": dict(Counter(r.executor for r in all_of)),
+        "slot_seconds": add_up(r.seconds for r in all_of),
+        "peak_memory_mb": max((r.peak_memory_mb for r in all_of), default=0.0),
+    }

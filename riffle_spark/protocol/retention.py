@@ -1,0 +1,92 @@
+"""Which objects may go. Knows records and what they list, from one driver's commits. Does not know stores or clocks.
+
+Theory of operation. An object is deleted only when no retained record lists it (I5). Retained are the last ``versions`` records
+and all younger than ``for_ms``. The tracker counts, per delta object, the key-groups whose chain holds a part of it; when the count
+falls to zero with record s, the object may go once every retained record is s or later. Deletion is by what this driver saw being
+replaced; what earlier drivers left behind is found by a scan (``orphans``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from riffle_spark.state import paths
+from riffle_spark.state.log import FULL_EVERY
+from riffle_spark.state.manifest import EMPTY, Address, Entry, Manifest
+from riffle_spark.state.record import Record
+
+__all__ = ["Retention", "orphans"]
+
+
+class Retention:
+    """Follows one driver's commits and says what has become free."""
+
+    def __init__(self, versions: int, for_ms: int) -> None:
+        self._versions = versions
+        self._for_ms = for_ms
+        self._parts: Counter[str] = Counter()
+        self._retired: deque[tuple[int, str]] = deque()
+        self._records: deque[tuple[int, int]] = deque()
+        self._first_kept = 0
+
+    def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
+        """Begin with a log whose records are ``first`` to ``tail``; records of before count as written now."""
+        self._parts = Counter(link.object for entry in manifest.entries.values() for link in entry.chain)
+        self._records = deque((sequence, now_ms) for sequence in range(first, tail.sequence + 1))
+        self._retired.clear()
+        self._first_kept = first
+
+    def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
+        """Note what a committed record replaced."""
+        self._records.append((record.sequence, record.written_ms))
+        added = Counter(link.object for entry in changes.values() for link in entry.chain)
+        gone = Counter(link.object for a in changes for link in before.entries.get(a, EMPTY).chain)
+        self._parts.update(added)
+        self._parts.subtract(gone)
+        for name in gone:
+            if self._parts[name] <= 0:
+                del self._parts[name]
+                self._retired.append((record.sequence, name))
+        for (store, key_group), entry in changes.items():
+            old = before.entries.get((store, key_group), EMPTY).snapshot
+            if old is not None and old != entry.snapshot:
+                self._retired.append((record.sequence, paths.snapshot(store, key_group, old.id)))
+
+    def unlisted(self, sequence: int, names: Iterable[str]) -> None:
+        """Note objects of our own that were sealed for record ``sequence`` or before and that no record will ever list."""
+        self._retired.extend((sequence, name) for name in names)
+
+    def take_free(self, now_ms: int) -> list[str]:
+        """Return names that may be deleted now; they are not returned again."""
+        while len(self._records) > self._versions and now_ms - self._records[0][1] > self._for_ms:
+            self._records.popleft()
+        oldest = self._records[0][0] if self._records else 0
+        free: list[str] = []
+        while self._retired and self._retired[0][0] <= oldest:
+            free.append(self._retired.popleft()[1])
+        keep_from = max(self._first_kept, oldest - FULL_EVERY)
+        free += [paths.record(sequence) for sequence in range(self._first_kept, keep_from)]
+        self._first_kept = keep_from
+        return free
+
+    @property
+    def oldest(self) -> int:
+        """The sequence of the oldest retained record."""
+        return self._records[0][0] if self._records else 0
+
+
+def orphans(names: Iterable[str], listed: set[str], epoch: int, version: int) -> list[str]:
+    """Return the objects among ``names`` that nothing retained lists and that a driver of ``epoch`` may delete.
+
+    Those are unlisted objects of older epochs and, of its own, deltas of versions before ``version``: their batch is
+    committed without them. Never a newer epoch's, never what is not named as ours.
+    """
+    free = []
+    for name in names:
+        said = paths.parse(name)
+        if said is None or name in listed:
+            continue
+        if said.epoch < epoch or (said.epoch == epoch and said.kind == "delta" and said.version < version):
+            free.append(name)
+    return free

@@ -1,0 +1,130 @@
+"""Work beside the batches: due snapshots and sweeping. Knows when and for whom. Does not know threads or Spark.
+
+Nothing here can fail a batch: what does not get done is done later. A snapshot counts only once a commit lists it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ports import Background, Cluster
+from riffle_spark.protocol.retention import Retention, orphans
+from riffle_spark.protocol.snapshots import Policy, due, listed
+from riffle_spark.settings import Settings
+from riffle_spark.state import paths
+from riffle_spark.state.log import Log
+from riffle_spark.state.manifest import Address, Entry, Manifest, Snapshot
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.record import Record
+from riffle_spark.worker.order import Home
+from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
+
+__all__ = ["Upkeep"]
+
+_SNAPSHOTS_PER_EXECUTOR = 16
+_SWEEP_EVERY = 16
+
+
+class Upkeep:
+    """What one driver still has to tidy up."""
+
+    def __init__(self, settings: Settings, objects: ObjectStore, background: Background) -> None:
+        versions = max(2, settings.retained_versions)
+        self._policy = Policy(settings.snapshot_chain_share, settings.snapshot_chain_links, versions)
+        self._retention = Retention(versions, int(settings.retained_for * 1000))
+        self._orphan_scan_ms = int(settings.orphan_scan_interval * 1000)
+        self._objects = objects
+        self._background = background
+        self._next_scan_ms = 0
+        self._taken: list[tuple[Address, Snapshot]] = []
+        self._requests: Counter[str] = Counter()
+        self._warnings: list[str] = []
+
+    def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
+        """Begin with the log as a claim found it. What was taken under an earlier epoch is forgotten."""
+        self._retention.start(first, tail, manifest, now_ms)
+        self._taken.clear()
+        self._next_scan_ms = 0
+
+    def snapshots(self, manifest: Manifest) -> dict[Address, Entry]:
+        """Return the entries that list the snapshots which were taken since the last commit."""
+        self._gather()
+        changes, _ = listed(manifest, self._taken)
+        return changes
+
+    def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
+        """Note a commit: what it replaced may go later."""
+        self._retention.committed(record, before, changes)
+        known = {(address, entry.snapshot) for address, entry in changes.items()}
+        unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in known]
+        self._retention.unlisted(record.sequence, unused)
+        self._taken.clear()
+
+    def plan(
+        self, record: Record, log: Log, operators: Sequence[Operator], home: Home,
+        owners: Mapping[int, str], cluster: Cluster,
+    ) -> None:  # fmt: skip
+        """Submit what is due after a commit, unless earlier work still runs."""
+        if self._background.busy():
+            return
+        orders = self._due(record, log.manifest, operators, home, owners)
+        if orders:
+            self._background.submit(lambda: cluster.snapshot(orders))
+        if record.sequence % _SWEEP_EVERY == 0:
+            self._submit_deletes(self._retention.take_free(record.written_ms))
+        if record.written_ms >= self._next_scan_ms:
+            self._next_scan_ms = record.written_ms + self._orphan_scan_ms
+            self._background.submit(self._scan(record, log, self._retention.oldest))
+
+    def _due(
+        self, record: Record, manifest: Manifest, operators: Sequence[Operator], home: Home, owners: Mapping[int, str]
+    ) -> dict[str, list[SnapshotOrder]]:
+        schemas = {operator.store: operator.schema for operator in operators}
+        orders: dict[str, list[SnapshotOrder]] = {}
+        for (store, key_group), entry in sorted(manifest.entries.items()):
+            if (
+                store in schemas
+                and key_group in owners
+                and due(self._policy, (store, key_group), entry, record.version)
+            ):
+                mine = orders.setdefault(owners[key_group], [])
+                if len(mine) < _SNAPSHOTS_PER_EXECUTOR:
+                    mine.append(SnapshotOrder(home, schemas[store], key_group, entry, record.epoch))
+        return orders
+
+    def _submit_deletes(self, names: list[str]) -> None:
+        if names:
+            self._background.submit(lambda: self._objects.delete(names))
+
+    def _scan(self, record: Record, log: Log, oldest: int) -> Callable[[], object]:
+        def scan() -> object:
+            reader = Log(self._objects, "")
+            names = [n for n in self._objects.list("") if not n.startswith(paths.LOG)]
+            listed_names = reader.listed_since(oldest)
+            self._objects.delete(orphans(names, listed_names, record.epoch, record.version))
+            return None
+
+        return scan
+
+    def _gather(self) -> None:
+        for result in self._background.collect():
+            if isinstance(result, BaseException):
+                self._warnings.append(f"upkeep failed and is tried again later: {result}")
+            elif isinstance(result, list):
+                for receipt in result:
+                    self._take(receipt)
+
+    def _take(self, receipt: SnapshotReceipt) -> None:
+        self._taken += [((store, key_group), snapshot) for store, key_group, snapshot in receipt.taken]
+        self._requests.update(receipt.requests)
+        if receipt.error:
+            self._warnings.append(f"a snapshot failed and is tried again later: {receipt.error}")
+
+    def take_facts(self) -> tuple[dict[str, int], tuple[str, ...]]:
+        """Return requests and warnings since the last call, for the report."""
+        requests, warnings = dict(self._requests), tuple(self._warnings)
+        self._requests.clear()
+        self._warnings.clear()
+        return requests, warnings

@@ -1,0 +1,55 @@
+"""Upkeep on executors: ordinary Spark tasks pinned to them. Knows frames and pools. Does not know what is due."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import SparkSession
+
+from riffle_spark.keygroups import slot_numbers
+from riffle_spark.protocol.ports import Executor, Layout, SlotPlace
+from riffle_spark.spark import inventory, placement
+from riffle_spark.spark.jvm import context, is_classic
+from riffle_spark.spark.task import snapshot_function
+from riffle_spark.state.manifest import Head, Snapshot
+from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
+
+__all__ = ["UPKEEP_POOL", "SparkCluster"]
+
+UPKEEP_POOL = "riffle-upkeep"
+
+
+class SparkCluster:
+    """Implements ``protocol.ports.Cluster``. Runs on the background's thread, in a scheduler pool of its own."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
+        """Run each live executor's snapshot orders on it and return what was taken."""
+        live = {executor.id: executor for executor in inventory.executors(self._spark)}
+        wanted = [(live[name], list(mine)) for name, mine in sorted(orders.items()) if name in live]
+        if not wanted:
+            return []
+        if is_classic(self._spark):
+            context(self._spark).setLocalProperty("spark.scheduler.pool", UPKEEP_POOL)
+        numbers = slot_numbers(len(wanted))
+        layout = _layout([executor for executor, _ in wanted], numbers)
+        frame = (
+            placement.placed(self._spark, layout) if is_classic(self._spark) else placement.hashed(self._spark, layout)
+        )
+        by_slot = dict(zip(numbers, [mine for _, mine in wanted], strict=True))
+        rows = frame.mapInArrow(snapshot_function(by_slot), "receipt string").collect()  # type: ignore[arg-type]
+        return [_receipt(row[0]) for row in rows]
+
+
+def _layout(executors: Sequence[Executor], numbers: Sequence[int]) -> Layout:
+    places = (SlotPlace(n, e.id, e.host, ()) for n, e in zip(numbers, executors, strict=True))
+    return Layout(tuple(places))
+
+
+def _receipt(text: str) -> SnapshotReceipt:
+    body = json.loads(text)
+    taken = [(store, group, Snapshot(**{**snap, "head": Head(**snap["head"])})) for store, group, snap in body["taken"]]
+    return SnapshotReceipt(taken, body["requests"], body["error"])

@@ -1,0 +1,48 @@
+"""The way to Spark's JVM, behind one getter. Knows whether there is one. Does not know what it is used for.
+
+The one module without types: py4j has none. Only ``placement`` and ``inventory`` call it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+__all__ = ["NoJvm", "context", "is_classic", "module", "scala_seq", "session"]
+
+
+class NoJvm(Exception):  # noqa: N818 - an answer, not an error users see
+    """This session has no JVM handle, as with Spark Connect."""
+
+
+def is_classic(spark: SparkSession) -> bool:
+    """Tell whether the session runs in a process with a JVM handle."""
+    return hasattr(spark, "_jsparkSession")
+
+
+def context(spark: SparkSession) -> Any:
+    """Return the SparkContext, or raise ``NoJvm``."""
+    if not is_classic(spark):
+        raise NoJvm("Spark Connect has no SparkContext")
+    return spark.sparkContext
+
+
+def session(spark: SparkSession) -> Any:
+    """Return the JVM's session, or raise ``NoJvm``."""
+    if not is_classic(spark):
+        raise NoJvm("Spark Connect has no JVM session")
+    return spark._jsparkSession
+
+
+def module(cls: Any) -> Any:
+    """Return the instance of a Scala object."""
+    return getattr(cls, "MODULE$")
+
+
+def scala_seq(jvm: Any, items: list[Any]) -> Any:
+    """Return a Scala Seq of the items."""
+    java_list = jvm.java.util.ArrayList()
+    for item in items:
+        java_list.add(item)
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_list).toSeq()

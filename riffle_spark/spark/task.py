@@ -1,0 +1,40 @@
+"""The function that Spark calls once a slot. Knows Spark's calling convention; hands over to the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from riffle_spark.worker.order import Order
+from riffle_spark.worker.place import executor_id
+from riffle_spark.worker.slot import run_slot
+from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshots
+
+__all__ = ["slot_function", "snapshot_function"]
+
+SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
+
+
+def slot_function(order: Order, answer: pa.Schema) -> SlotFunction:
+    """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer."""
+
+    def run(key: tuple[pa.Scalar, ...], assignment: pa.Table, rows: pa.Table) -> pa.Table:
+        return run_slot(order, key[0].as_py(), executor_id(), rows).cast(answer)
+
+    return run
+
+
+def snapshot_function(orders: dict[int, list[SnapshotOrder]]) -> Callable[[object], object]:
+    """Return the function for ``mapInArrow`` on a placed frame: each slot's snapshot orders to a row with a receipt."""
+
+    def run(batches):  # type: ignore[no-untyped-def]
+        import json
+        from dataclasses import asdict
+
+        for batch in batches:
+            for slot in batch.column(0).to_pylist():
+                receipt = take_snapshots(orders.get(slot, []), executor_id())
+                yield pa.record_batch({"receipt": [json.dumps(asdict(receipt))]})
+
+    return run

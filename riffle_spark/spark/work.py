@@ -1,0 +1,141 @@
+"""One micro-batch's rows on a Spark cluster. Knows frames, persistence and sinks. Does not know the order of the protocol's steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
+
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.spark import inventory, routing
+from riffle_spark.spark.frames import PlacedFrames
+from riffle_spark.spark.sealed import sealed_rows
+from riffle_spark.spark.task import slot_function
+from riffle_spark.state.manifest import Link
+from riffle_spark.worker.order import ATTEMPT, RECEIPT, SLOT, Home, Order, Receipt, result_schema
+
+__all__ = ["Sink", "SparkWork"]
+
+Sink = Callable[..., object]
+"""``sink(frame, batch_id)`` or ``sink(frame, batch_id, delivery_id)``."""
+_STALE = "riffle: a row of an attempt that was given up"
+_ROWS = "rows"
+
+
+class SparkWork:
+    """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``."""
+
+    def __init__(
+        self,
+        batch: DataFrame,
+        operators: Sequence[Operator],
+        sinks: Mapping[str, Sink],
+        frames: PlacedFrames,
+        home: Home,
+    ) -> None:
+        self._batch = batch
+        self._operators = {operator.store: operator for operator in operators}
+        self._sinks = sinks
+        self._frames = frames
+        self._home = home
+        self._results: dict[str, DataFrame] = {}
+        self._routed: dict[str, DataFrame] = {}
+        self._counts: dict[str, Observation] = {}
+
+    def placed(self) -> bool:
+        """Tell whether slots are placed by name, not by hash."""
+        return self._frames.placeable
+
+    def executors(self) -> Sequence[Executor]:
+        """Return the live executors, sorted by id."""
+        return inventory.executors(self._batch.sparkSession)
+
+    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+        """Run every slot of every order, keep the result once, and return all receipts."""
+        several = len({slot.executor for slot in layout.slots}) > 1
+        level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
+        receipts: list[Receipt] = []
+        for order in orders:
+            result = self._result(layout, order).persist(level)
+            self._results[order.schema.store] = result
+            rows = result.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()
+            receipts += [Receipt.from_json(row[0]) for row in rows]
+        return receipts
+
+    def _result(self, layout: Layout, order: Order) -> DataFrame:
+        store = order.schema.store
+        routed = self._routed[store] = routing.routed(self._batch, order, layout)
+        count = self._counts[store] = Observation(f"riffle_{store}")
+        counted = routed.observe(count, F.count(F.lit(1)).alias(_ROWS)).repartition(len(layout.slots), F.col(SLOT))
+        assignment = self._frames.frame(self._batch.sparkSession, layout)
+        answer = routing.spark_schema(result_schema(order.output))
+        function = slot_function(order, routing.arrow_of(answer))
+        return assignment.groupBy(SLOT).cogroup(counted.groupBy(SLOT)).applyInArrow(function, answer)  # type: ignore[arg-type]
+
+    def routed(self) -> Mapping[str, int | None]:
+        """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""
+        return {store: _observed(count) for store, count in self._counts.items()}
+
+    def recount(self, store: str) -> int:
+        """Return how many rows are routed to a store, by reading the input again."""
+        return self._routed[store].count()
+
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
+        """Give each operator's rows to its sink."""
+        for store, result in self._results.items():
+            attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
+            self._give(store, _rows_of(result, attempts, self._operators[store].declared.output), delivery)
+
+    def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
+        """Give the sinks the output rows that were sealed with a committed batch."""
+        spark = self._batch.sparkSession
+        for store, operator in self._operators.items():
+            links = [link for owner, link in outputs if owner == store]
+            self._give(store, sealed_rows(spark, self._home, links, operator.declared.output), delivery)
+
+    def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
+        sink = self._sinks[store]
+        arguments = (rows, delivery.batch_id, delivery.id)[: _arity(sink)]
+        try:
+            sink(*arguments)
+        except Exception as error:
+            if _STALE in str(error):
+                raise StaleRows(_STALE) from error
+            raise
+
+    def drain(self) -> None:
+        """Read the input to its end, for a batch that is skipped."""
+        self._batch.write.format("noop").mode("append").save()
+
+    def release(self) -> None:
+        """Drop the kept results. Idempotent."""
+        for result in self._results.values():
+            result.unpersist()
+        self._results.clear()
+        self._counts.clear()
+
+
+def _observed(count: Observation) -> int | None:
+    return count.get.get(_ROWS)
+
+
+def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
+    """Return the output rows; reading a row of any other attempt fails, so that a mixture is never delivered."""
+    known = ", ".join(f"'{attempt}'" for attempt in attempts)
+    only_ours = F.expr(f"if({ATTEMPT} in ({known}), {RECEIPT} is null, raise_error('{_STALE}'))")
+    return result.where(only_ours).select(*[F.col(f"`{name}`") for name in output.names])
+
+
+def _arity(sink: Sink) -> int:
+    try:
+        parameters = inspect.signature(sink).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 3
+    return min(3, sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters))

@@ -1,0 +1,35 @@
+"""This process's store and folder for a root, kept between batches. Knows how to get them. Does not know what they hold."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from riffle_spark.state.folder import Folder, claim, default_local_dir
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.root import StoreOptions, open_store, root_id
+from riffle_spark.worker.order import Home
+
+__all__ = ["folder_of", "store_of"]
+
+_folders: dict[tuple[Path, str], Folder] = {}
+
+
+def folder_of(home: Home, executor: str) -> Folder:
+    """Return this executor's folder for the root, claiming one if it has none yet."""
+    base = Path(home.local_dir or default_local_dir()) / f"{root_id(home.root)}-{home.log_id[:12]}"
+    owner = f"{home.application}/{executor}"
+    folder = _folders.get((base, owner))
+    if folder is None or not folder.is_of_owner():
+        folder = _folders[base, owner] = claim(base, owner, home.live)
+    return folder
+
+
+@functools.lru_cache(maxsize=16)
+def _store(root: str, options: StoreOptions) -> ObjectStore:
+    return open_store(root, options)
+
+
+def store_of(home: Home) -> ObjectStore:
+    """Return the store of the root, one a process: its connections are kept between batches."""
+    return _store(home.root, home.options)

@@ -1,0 +1,75 @@
+"""Taking due snapshots on a member. Knows copies and parts. Does not know when a snapshot is due, or whether it gets listed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from riffle_spark.errors import RiffleError
+from riffle_spark.state import codec, paths
+from riffle_spark.state.fold import Keeper
+from riffle_spark.state.manifest import Entry, Snapshot
+from riffle_spark.state.parts import Reader
+from riffle_spark.state.schema import StoreSchema
+from riffle_spark.worker.homes import folder_of, store_of
+from riffle_spark.worker.order import Home
+
+__all__ = ["SnapshotOrder", "SnapshotReceipt", "take_snapshots"]
+
+
+@dataclass(frozen=True)
+class SnapshotOrder:
+    """One key-group of one store to snapshot, at its entry's head or, if its copy is already further on, not at all."""
+
+    home: Home
+    schema: StoreSchema
+    key_group: int
+    entry: Entry
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReceipt:
+    """What one member took: (store, key-group, snapshot), the requests it made, and what stopped it early, if anything."""
+
+    taken: list[tuple[str, int, Snapshot]] = field(default_factory=list)
+    requests: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+
+
+def take_snapshots(
+    orders: Sequence[SnapshotOrder], executor: str, random_bytes: Callable[[int], bytes] = os.urandom
+) -> SnapshotReceipt:
+    """Take the snapshots ordered from this executor. An error ends it early; what was taken until then counts."""
+    if not orders:
+        return SnapshotReceipt()
+    home = orders[0].home
+    objects = store_of(home)
+    before = dict(objects.requests)
+    receipt = SnapshotReceipt()
+    error = None
+    try:
+        folder = folder_of(home, executor)
+        with folder.used():
+            for order in orders:
+                keeper = Keeper(folder, order.schema, Reader(objects, folder), order.epoch)
+                attempt = f"{order.epoch}-{random_bytes(16).hex()}"
+                receipt.taken.append((order.schema.store, order.key_group, _take(order, keeper, objects, attempt)))
+    except RiffleError as trouble:
+        error = str(trouble)
+    sent = {kind: count - before.get(kind, 0) for kind, count in objects.requests.items()}
+    return SnapshotReceipt(receipt.taken, {kind: count for kind, count in sent.items() if count}, error)
+
+
+def _take(order: SnapshotOrder, keeper: Keeper, objects, attempt: str) -> Snapshot:  # type: ignore[no-untyped-def]
+    copies, _ = keeper.bring({order.key_group: order.entry})
+    with copies[order.key_group] as copy:
+        head, pairs, longs = copy.scan()
+    table: pa.Table = order.schema.table(pairs, longs)
+    data = codec.encode(table)
+    snapshot_id = paths.snapshot_id(head.version, attempt)
+    objects.put_if_absent(paths.snapshot(order.schema.store, order.key_group, snapshot_id), data)
+    return Snapshot(snapshot_id, head, len(data), codec.checksum(data), table.num_rows)
