@@ -1,7 +1,7 @@
 """Arrow types as leaves: columns of fixed width, of bytes or of lists. Knows Arrow's types. Does not know byte layouts.
 
 A struct is a leaf of no width, which only tells null from present, before the leaves of its fields. A map is a list of
-its entries, a dictionary its values, an extension its storage. ``split`` and ``joined`` go one way and the other.
+its entries, an extension its storage. ``split`` and ``joined`` go one way and the other.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ __all__ = ["element_type", "is_list", "joined", "leaf_types", "leaf_width", "lis
 PRESENCE: Final = pa.null()
 """The leaf type of a struct itself; the leaf's nulls are the struct's."""
 
+_REFUSED: Final = (
+    pa.types.is_dictionary,
+    pa.types.is_run_end_encoded,
+    pa.types.is_union,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
 
 def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
     """Return the types of the leaves of a type; ``ConfigError`` if it cannot be stored."""
     named = pa.types
     if named.is_struct(kind):
         return [PRESENCE] + [leaf for field in kind for leaf in leaf_types(field.type)]
-    if named.is_dictionary(kind):
-        return leaf_types(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         return leaf_types(kind.storage_type)
-    views = named.is_list_view(kind) or named.is_large_list_view(kind)
-    if views or named.is_union(kind) or named.is_run_end_encoded(kind):
-        raise ConfigError(f"state cannot hold a column of type {kind}", remedy="store it as a list, struct or map")
+    if any(refused(kind) for refused in _REFUSED):
+        raise ConfigError(f"state cannot hold a column of type {kind}", remedy="declare a plain type and cast to it")
     return [kind]
 
 
@@ -63,8 +68,6 @@ def split(array: pa.Array) -> list[pa.Array]:
     kind = array.type
     if pa.types.is_struct(kind):
         return [array] + [leaf for field in array.flatten() for leaf in split(field)]
-    if pa.types.is_dictionary(kind):
-        return split(array.cast(kind.value_type))
     if isinstance(kind, pa.BaseExtensionType):
         return split(array.storage)
     return [array]
@@ -76,8 +79,6 @@ def joined(kind: pa.DataType, leaves: Iterator[tuple[pa.Array, Mask | None]]) ->
         presence, valid = next(leaves)
         fields = [joined(field.type, leaves) for field in kind]
         return pa.Array.from_buffers(kind, len(presence), [bitmap(valid)], children=fields)
-    if pa.types.is_dictionary(kind):
-        return joined(kind.value_type, leaves).cast(kind)
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, joined(kind.storage_type, leaves))
     return next(leaves)[0]

@@ -25,7 +25,7 @@ class RowCodec:
     """Rows of one Arrow schema to bytes and back; immutable, safe to share.
 
     Equal rows give equal bytes. The schema is not in the bytes: whoever stores them stores it beside them.
-    A column of a union, run-end encoded or list-view type raises ``ConfigError``.
+    A column of a dictionary, union, run-end encoded or list-view type raises ``ConfigError``.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

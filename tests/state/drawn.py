@@ -89,7 +89,6 @@ LEAVES: dict[pa.DataType, Values] = {
     pa.binary(3): st.binary(min_size=3, max_size=3),
     pa.large_binary(): st.binary(max_size=6),
     pa.string_view(): st.text(max_size=20),
-    pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["", "a", "bc"]),
 }
 
 

@@ -145,7 +145,10 @@ def test_rows_of_another_schema_are_refused():
             codec.encode(rows)
 
 
-@pytest.mark.parametrize("kind", [pa.sparse_union([pa.field("a", pa.int8())]), pa.list_view(pa.int8())], ids=str)
+REFUSED = [pa.sparse_union([pa.field("a", pa.int8())]), pa.list_view(pa.int8()), pa.dictionary(pa.int8(), pa.string())]
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=str)
 def test_columns_that_cannot_be_stored_are_refused(kind):
     """Types that Spark does not have, deep inside too, are refused when the codec is made."""
     for schema in (pa.schema([("c", kind)]), pa.schema([("c", pa.list_(pa.struct([("d", kind)])))])):
