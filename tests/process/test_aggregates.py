@@ -173,3 +173,17 @@ def test_an_empty_batch_gives_nothing(compute: Any) -> None:
         keyed = Keyed(compute, rows.schema)
         assert keyed.feed(empty) == []
         assert keyed.state == {}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_mean_of_decimals_is_rounded_half_up(sign: int) -> None:
+    """A tie at the last digit goes away from zero, as in Spark: 1/32 has one digit too many."""
+    rows = _rows([Decimal(sign)] + [Decimal(0)] * 31, pa.decimal128(5, 0))
+    assert Keyed(aggregate(m=mean("v")), rows.schema).feed(rows) == [{"k": "a", "m": sign * Decimal("0.0313")}]
+
+
+@pytest.mark.parametrize("type", [pa.int32(), pa.int64(), pa.decimal128(38, 0), pa.float64()], ids=str)
+def test_a_slice_of_a_table_is_summed_alone(type: pa.DataType) -> None:
+    """Rows before and after the slice share its buffers and do not count."""
+    rows = pa.table({"k": ["a"] * 4, "v": pa.array([1, 2, 4, 8]).cast(pa.decimal128(38, 0)).cast(type)})
+    assert Keyed(aggregate(total=sum_("v")), rows.schema).feed(rows.slice(1, 2)) == [{"k": "a", "total": 6}]
