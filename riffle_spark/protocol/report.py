@@ -59,7 +59,7 @@ def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the sum of each key over the maps."""
     total: Counter[str] = Counter()
     for each in maps:
-        total.update(each)  # type: ignore[arg-type]
+        total.update(each)
     return dict(total)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from riffle_spark.worker.homes import store_of
 from riffle_spark.worker.order import Home
 
 if TYPE_CHECKING:
-    Batches = Iterator[pa.RecordBatch]
+    Batches = Iterable[pa.RecordBatch]
 
 __all__ = ["sealed_rows"]
 

@@ -21,8 +21,7 @@ from riffle_spark.spark.cluster import SparkCluster
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.work import Sink, SparkWork
 from riffle_spark.state.paths import check_store_name
-from riffle_spark.state.root import StoreOptions
-from riffle_spark.worker.homes import store_of
+from riffle_spark.worker.homes import options_of, store_of
 from riffle_spark.worker.order import Home
 
 __all__ = ["Stateful", "StatefulJob", "together"]
@@ -176,9 +175,4 @@ def home_of(spark: SparkSession, settings: Settings) -> Home:
             remedy="set root (spark.riffle.root) to s3://bucket/prefix, or to file:///folder on one machine",
             where="root",
         )
-    options = StoreOptions(
-        s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region,
-        s3_connect_timeout_seconds=settings.s3_connect_timeout, s3_read_timeout_seconds=settings.s3_read_timeout,
-        s3_max_attempts=settings.s3_max_attempts, s3_max_connections=settings.s3_max_connections,
-    )  # fmt: skip
-    return Home(root, options, settings.local_dir, inventory.application_id(spark), frozenset())
+    return Home(root, options_of(settings), settings.local_dir, inventory.application_id(spark), frozenset())

@@ -75,7 +75,7 @@ class SparkWork:
         assignment = self._frames.frame(self._batch.sparkSession, layout)
         answer = routing.spark_schema(result_schema(order.output))
         function = slot_function(order, routing.arrow_of(answer))
-        return assignment.groupBy(SLOT).cogroup(counted.groupBy(SLOT)).applyInArrow(function, answer)  # type: ignore[arg-type]
+        return assignment.groupBy(SLOT).cogroup(counted.groupBy(SLOT)).applyInArrow(function, answer)
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""

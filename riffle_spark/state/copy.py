@@ -70,9 +70,10 @@ class Copy:
         except (lmdb.DiskError, OSError) as error:
             raise _disk_trouble(folder, error) from error
         self._environment.reader_check()
-        self._state, self._meta, self._long = (
-            self._growing(lambda name=name: self._environment.open_db(name)) for name in (_STATE, _META, _LONG)
-        )
+        self._state, self._meta, self._long = map(self._database, (_STATE, _META, _LONG))
+
+    def _database(self, name: bytes) -> lmdb._Database:
+        return self._growing(lambda: self._environment.open_db(name))
 
     def __enter__(self) -> Copy:
         return self
@@ -117,7 +118,7 @@ class Copy:
             stored = transaction.get(b"head")
             if stored is None:
                 return EMPTY_HEAD
-            version, attempt, boot = json.loads(stored)
+            version, attempt, boot = json.loads(bytes(stored))
             return Head(version, attempt) if boot == boot_id() else None
 
     def get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
@@ -172,7 +173,7 @@ class Copy:
         with self._environment.begin(write=True, db=self._state) as transaction:
             self._expect(transaction, EMPTY_HEAD)
             with transaction.cursor() as cursor:
-                cursor.putmulti(zip(rows.keys, rows.values, strict=True), append=True)
+                cursor.putmulti([(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None], append=True)
             self._put_long(transaction, rows)
             self._write_head(transaction, head)
 
@@ -194,7 +195,7 @@ class Copy:
         stored = transaction.get(b"head", db=self._meta)
         if stored is None:
             return EMPTY_HEAD
-        version, attempt, _ = json.loads(stored)
+        version, attempt, _ = json.loads(bytes(stored))
         return Head(version, attempt)
 
     def _expect(self, transaction: lmdb.Transaction, base: Head) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -23,6 +24,8 @@ __all__ = ["Reader", "Totals"]
 
 _CONCURRENT_GETS = 8
 _JOIN_GAP_BYTES = 64 * 1024
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -59,9 +62,9 @@ class Reader:
 
     def snapshots(self, wanted: Sequence[tuple[str, int, Snapshot]]) -> list[pa.Table]:
         """Return the tables of (store, key-group, snapshot), checked."""
-        return list(self._in_parallel(self._fetch_snapshot, wanted))
+        return self._in_parallel(self._fetch_snapshot, wanted)
 
-    def _in_parallel(self, work, items):  # type: ignore[no-untyped-def]
+    def _in_parallel(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         if len(items) < 2:
             return [work(item) for item in items]
         with ThreadPoolExecutor(_CONCURRENT_GETS) as pool:

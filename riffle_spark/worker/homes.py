@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from riffle_spark.settings import Settings
 from riffle_spark.state.folder import Folder, claim, default_local_dir
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.root import StoreOptions, open_store, root_id
 from riffle_spark.worker.order import Home
 
-__all__ = ["folder_of", "store_of"]
+__all__ = ["folder_of", "options_of", "store_of"]
 
 _folders: dict[tuple[Path, str], Folder] = {}
 
@@ -33,3 +34,12 @@ def _store(root: str, options: StoreOptions) -> ObjectStore:
 def store_of(home: Home) -> ObjectStore:
     """Return the store of the root, one a process: its connections are kept between batches."""
     return _store(home.root, home.options)
+
+
+def options_of(settings: Settings) -> StoreOptions:
+    """Return the settings that a store is opened with."""
+    return StoreOptions(
+        s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region,
+        s3_connect_timeout_seconds=settings.s3_connect_timeout, s3_read_timeout_seconds=settings.s3_read_timeout,
+        s3_max_attempts=settings.s3_max_attempts, s3_max_connections=settings.s3_max_connections,
+    )  # fmt: skip

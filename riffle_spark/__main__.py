@@ -1,0 +1,5 @@
+"""``python -m riffle_spark`` is the command ``riffle``."""
+
+from riffle_spark.console.main import main
+
+main()
