@@ -37,6 +37,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _RAW: dict[int, np.dtype[np.generic]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
+_TEXT_NAMES = ("string", "binary", "large_string", "large_binary", "string_view", "binary_view")
+_TEXT_OR_BYTES = [getattr(pa.types, f"is_{name}") for name in _TEXT_NAMES if hasattr(pa.types, f"is_{name}")]
+"""The views came with pyarrow 16."""
+
 
 def whole(column: Column) -> pa.Array:
     """Return the column as one array, text and bytes with 64-bit offsets."""
@@ -49,10 +53,7 @@ def whole(column: Column) -> pa.Array:
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
     """Tell whether values are strings or bytes of any length."""
-    named = pa.types
-    if named.is_string(kind) or named.is_large_string(kind) or named.is_string_view(kind):
-        return True
-    return bool(named.is_binary(kind) or named.is_large_binary(kind) or named.is_binary_view(kind))
+    return any(fits(kind) for fits in _TEXT_OR_BYTES)
 
 
 def fixed_width(kind: pa.DataType) -> int:

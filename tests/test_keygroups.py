@@ -124,7 +124,8 @@ def test_chunks_and_wide_or_narrow_offsets_do_not_matter():
     """A column hashes alike whatever Arrow layout holds its values."""
     values = ["a", None, "Zürich", "", "x" * 50]
     chunked = pa.chunked_array([pa.array(values[:2]), pa.array(values[2:])])
-    layouts = [pa.array(values), pa.array(values, pa.large_string()), pa.array(values, pa.string_view()), chunked]
+    layouts = [pa.array(values), pa.array(values, pa.large_string()), chunked]
+    layouts += [pa.array(values, pa.string_view())] if hasattr(pa, "string_view") else []
     assert len({tuple(key_groups([column], 1000).tolist()) for column in layouts}) == 1
     assert key_groups([pa.chunked_array([], pa.string())], 8).tolist() == []
     assert key_groups([pa.array([], pa.int64())], 8).dtype == np.int32

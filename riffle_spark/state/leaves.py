@@ -20,14 +20,6 @@ __all__ = ["element_type", "is_list", "joined", "leaf_types", "leaf_width", "lis
 PRESENCE: Final = pa.null()
 """The leaf type of a struct itself; the leaf's nulls are the struct's."""
 
-_REFUSED: Final = (
-    pa.types.is_dictionary,
-    pa.types.is_run_end_encoded,
-    pa.types.is_union,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
-
 
 def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
     """Return the types of the leaves of a type; ``ConfigError`` if it cannot be stored."""
@@ -36,9 +28,16 @@ def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
         return [PRESENCE] + [leaf for field in kind for leaf in leaf_types(field.type)]
     if isinstance(kind, pa.BaseExtensionType):
         return leaf_types(kind.storage_type)
-    if any(refused(kind) for refused in _REFUSED):
+    if not _is_leaf(kind):
         raise ConfigError(f"state cannot hold a column of type {kind}", remedy="declare a plain type and cast to it")
     return [kind]
+
+
+def _is_leaf(kind: pa.DataType) -> bool:
+    """Tell what can be stored from unions, views of lists, runs and dictionaries."""
+    if is_list(kind) or is_text_or_bytes(kind) or pa.types.is_null(kind):
+        return True
+    return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def is_list(leaf: pa.DataType) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -82,13 +83,13 @@ LEAVES: dict[pa.DataType, Values] = {
     pa.uint64(): st.integers(0, 2**64 - 1),
     pa.float64(): st.floats(allow_nan=False),
     pa.float32(): st.floats(width=32, allow_nan=False),
-    pa.float16(): st.floats(width=16, allow_nan=False),
+    pa.float16(): st.floats(width=16, allow_nan=False).map(np.float16),
     pa.decimal256(50, 3): decimals(50, 3),
     pa.time64("us"): st.integers(0, 86_399_999_999),
     pa.month_day_nano_interval(): st.tuples(integers(32), integers(32), integers(64)),
     pa.binary(3): st.binary(min_size=3, max_size=3),
     pa.large_binary(): st.binary(max_size=6),
-    pa.string_view(): st.text(max_size=20),
+    **({pa.string_view(): st.text(max_size=20)} if hasattr(pa, "string_view") else {}),
 }
 
 

@@ -145,7 +145,11 @@ def test_rows_of_another_schema_are_refused():
             codec.encode(rows)
 
 
-REFUSED = [pa.sparse_union([pa.field("a", pa.int8())]), pa.list_view(pa.int8()), pa.dictionary(pa.int8(), pa.string())]
+REFUSED = [
+    pa.sparse_union([pa.field("a", pa.int8())]),
+    pa.run_end_encoded(pa.int16(), pa.int8()),
+    pa.dictionary(pa.int8(), pa.string()),
+]
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=str)
@@ -156,11 +160,26 @@ def test_columns_that_cannot_be_stored_are_refused(kind):
             RowCodec(schema)
 
 
+class Identity(pa.ExtensionType):
+    """Sixteen bytes with a meaning."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.binary(16), "identity")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Identity:
+        return cls()
+
+
 def test_extension_types_keep_their_storage():
     """A column of an extension type is stored as its storage and comes back as itself."""
     storage = pa.array([b"0123456789abcdef", None], pa.binary(16))
-    table = pa.table({"id": pa.ExtensionArray.from_storage(pa.uuid(), storage)})
+    table = pa.table({"id": pa.ExtensionArray.from_storage(Identity(), storage)})
     codec = RowCodec(table.schema)
+    assert codec.fixed_bytes == 17
     assert codec.decode(codec.encode(table)).equals(table)
 
 
