@@ -6,7 +6,7 @@ store, adjacent ranges of one object joined into one get, several gets at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -56,7 +56,8 @@ class Reader:
             local = self._local(parts)
             found.update(local)
             remote += joined([link for link in parts if link not in local])
-        for tables in self._in_parallel(self._fetch, remote):
+        fetched: list[dict[Link, pa.Table]] = self._in_parallel(self._fetch, remote)
+        for tables in fetched:
             found.update(tables)
         return found
 

@@ -1,0 +1,82 @@
+"""Running count and sum per user: Kafka in, Kafka or Parquet out, state placed on executors and committed to S3.
+
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 apps/running_totals.py \
+        --bootstrap HOST:PORT --topic events --output-topic totals \
+        --checkpoint s3a://bucket/checkpoints/totals --root s3://bucket/state/totals
+
+Events are JSON: {"user_id": "u17", "amount": 12}. Everything else comes from conf/riffle.toml or spark.riffle.*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from riffle_spark import aggregate, count, sum_
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap", required=True, help="Kafka's bootstrap servers")
+    parser.add_argument("--topic", default="events")
+    parser.add_argument("--output-topic", help="write each batch's totals to this topic")
+    parser.add_argument("--output-path", help="or append them to Parquet files below this path")
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--root", help="where the state is kept (or spark.riffle.root)")
+    parser.add_argument("--max-offsets", type=int, default=100_000, help="rows a batch")
+    parser.add_argument("--trigger-seconds", type=float, default=0.0)
+    parser.add_argument("--available-now", action="store_true", help="process what is there, then stop")
+    return parser.parse_args()
+
+
+def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    raw = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", options.bootstrap)
+        .option("subscribe", options.topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", options.max_offsets)
+        .load()
+    )
+    body = F.from_json(F.col("value").cast("string"), "user_id string, amount long")
+    return raw.select(body.alias("event")).select("event.*")
+
+
+def writer(options: argparse.Namespace):
+    def write(totals: DataFrame, batch_id: int) -> None:
+        if options.output_topic:
+            message = totals.select(F.col("user_id").alias("key"), F.to_json(F.struct("*")).alias("value"))
+            kafka = message.write.format("kafka").option("kafka.bootstrap.servers", options.bootstrap)
+            kafka.option("topic", options.output_topic).save()
+        else:
+            totals.write.mode("overwrite").parquet(f"{options.output_path}/batch={batch_id}")
+
+    return write
+
+
+def main() -> None:
+    options = arguments()
+    spark = riffle_spark.configure(SparkSession.builder.appName("running-totals")).getOrCreate()
+    settings = riffle_spark.Settings(root=options.root) if options.root else None
+    totals = riffle_spark.Stateful(
+        "totals", key="user_id", compute=aggregate(count=count(), total=sum_("amount")), settings=settings
+    )
+    stream = events(spark, options).writeStream.foreachBatch(totals.into(writer(options)))
+    stream = stream.option("checkpointLocation", options.checkpoint)
+    stream = (
+        stream.trigger(availableNow=True)
+        if options.available_now
+        else stream.trigger(processingTime=f"{options.trigger_seconds} seconds")
+    )
+    query = stream.start()
+    signal.signal(signal.SIGTERM, lambda *_: query.stop())
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
