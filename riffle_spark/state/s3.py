@@ -181,7 +181,7 @@ class S3Store:
 class _Sending(threading.local):
     """Whose requests this thread is sending, and how many it has sent for the call at hand."""
 
-    requests: RequestCounts | None = None
+    requests = RequestCounts()
     sent = 0
 
 
@@ -219,20 +219,25 @@ def _made(options: StoreOptions) -> BaseClient:
         raise ConfigError(f"there is no S3 client to be had: {error}", remedy=remedy, where="s3_endpoint") from error
     client.meta.events.register("before-send.s3", _count)
     client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
+    client.meta.events.register_last("before-call.s3", _drop_expect)
     return client
 
 
 def _count(event_name: str, **_: object) -> None:
     """Count a request that goes out now; botocore tells this for every retry too."""
     _SENDING.sent += 1
-    if _SENDING.requests is not None:
-        _SENDING.requests.add(_KINDS.get(event_name.rpartition(".")[2], "get"))
+    _SENDING.requests.add(_KINDS.get(event_name.rpartition(".")[2], "get"))
 
 
 def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
     """Add the checksum that many S3-compatible servers demand of a bulk delete; botocore sends only a newer one."""
     body = cast("bytes", params["body"])
     params["headers"]["Content-MD5"] = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:
+    """Send a body at once: to wait for leave is one more round trip, and a second where a server gives none."""
+    params["headers"].pop("Expect", None)
 
 
 def _status(answer: Answer) -> int:

@@ -21,6 +21,7 @@ from riffle_spark.state.faulty import Fault, FaultyStore
 from riffle_spark.state.memory import MemoryStore
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.root import StoreOptions, normalised, open_store, root_id
+from tests.state.object_server import ObjectServer
 
 BODY = bytes(range(256))
 STRANGE_NAMES = ["a b/c+d", "a%20b", "key=ü&x/é", "<tag>/'quoted\"", "log;v/#1?x=y", "~/a\\b"]
@@ -30,7 +31,7 @@ STRANGE_NAMES = ["a b/c+d", "a%20b", "key=ü&x/é", "<tag>/'quoted\"", "log;v/#1
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
     """A function that opens the same, at first empty, root anew at each call."""
     if request.param == "s3":
-        server = request.getfixturevalue("s3_server")
+        server = request.getfixturevalue("object_server")
         url, options = server.new_root(), server.options
     else:
         url = f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"file://{tmp_path}/root"
@@ -200,9 +201,9 @@ def test_a_store_works_on_both_sides_of_a_fork(forked: ObjectStore) -> None:
 
 
 @pytest.mark.cluster
-def test_more_than_a_thousand_objects_are_listed_and_deleted_in_pages(s3_server: object) -> None:
+def test_more_than_a_thousand_objects_are_listed_and_deleted_in_pages(object_server: ObjectServer) -> None:
     """S3 gives and takes a thousand names at a time; two pages are two requests."""
-    store = open_store(s3_server.new_root(), s3_server.options)  # type: ignore[attr-defined]
+    store = open_store(object_server.new_root(), object_server.options)
     names = sorted(f"delta/{number}" for number in range(1001))
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(lambda name: store.put_if_absent(name, b""), names))

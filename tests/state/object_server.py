@@ -1,0 +1,83 @@
+"""A real S3 server that can be made to check credentials, or to speak TLS: a process, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from riffle_spark.state.options import StoreOptions
+
+START_SECONDS = 60.0
+BUCKET = "riffle"
+
+
+@dataclass(frozen=True)
+class ObjectServer:
+    """A running server with one bucket."""
+
+    endpoint: str
+    bucket: str = BUCKET
+
+    @property
+    def options(self) -> StoreOptions:
+        """Options to reach the server with."""
+        return StoreOptions(s3_endpoint=self.endpoint, s3_region="us-east-1", s3_max_attempts=2)
+
+    def new_root(self) -> str:
+        """Return the URL of a root that nobody has used."""
+        return f"s3://{self.bucket}/{uuid.uuid4().hex}"
+
+    @contextlib.contextmanager
+    def checking_credentials(self) -> Iterator[None]:
+        """Have the server verify signatures and rights, which it does not do otherwise."""
+        self._reset_auth("0")
+        try:
+            yield
+        finally:
+            self._reset_auth("inf")
+
+    def _reset_auth(self, unchecked_calls: str) -> None:
+        request = urllib.request.Request(f"{self.endpoint}/moto-api/reset-auth", unchecked_calls.encode())
+        request.add_header("Content-Type", "text/plain")  # else the server takes the body for a form
+        urllib.request.urlopen(request, timeout=10).close()
+
+
+@contextlib.contextmanager
+def running_server(log: Path, scheme: str = "http") -> Iterator[str]:
+    """Run a server process on a free loopback port; yield its endpoint. It ends with the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command + ["--ssl"] * (scheme == "https"), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        _await(process, port, log)
+        yield f"{scheme}://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the S3 server ended at once:\n{log.read_text()}"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the S3 server did not listen within {START_SECONDS} s:\n{log.read_text()}")
