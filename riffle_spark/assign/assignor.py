@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from riffle_spark.assign.model import Assignment, AssignSettings, MemberId, Move, TaskId, View
+from riffle_spark.assign.available import high_availability
+from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.errors import ConfigError
 
 __all__ = ["assign"]
@@ -13,27 +14,11 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
 
     Raises ``ConfigError`` if there is a task and no member.
 
-    >>> from riffle_spark.assign.model import Member, Task
+    >>> from riffle_spark.assign.model import Member, Task, TaskId
     >>> view = View((Member("a"), Member("b")), (Task(TaskId("counts", 0)), Task(TaskId("counts", 1))))
     >>> dict(assign(view, AssignSettings()).owners)
     {TaskId(group='counts', key_group=0): 'a', TaskId(group='counts', key_group=1): 'b'}
     """
     if view.tasks and not view.members:
         raise ConfigError("there is no live member to place tasks on", remedy="start an executor, then assign again")
-    members = sorted(view.members, key=lambda member: member.id)
-    load = {member.id: 0 for member in members}
-    slots = {member.id: member.slots for member in members}
-    share = len(view.tasks) / max(1, sum(slots.values()))
-    owners: dict[TaskId, MemberId] = {}
-    for task in sorted(task.id for task in view.tasks):
-        owner = view.owners.get(task)
-        if owner not in load or load[owner] + 1 > -(-share * slots[owner] // 1):
-            owner = min(load, key=lambda member: (load[member] / slots[member], member))
-        owners[task] = owner
-        load[owner] += 1
-    moves = [
-        Move(task, "owner", view.owners.get(task), owner, "balance", "placed where there is most room")
-        for task, owner in owners.items()
-        if view.owners.get(task) != owner
-    ]
-    return Assignment(owners, target=owners, moves=tuple(moves))
+    return high_availability(view, settings)

@@ -1,4 +1,4 @@
-"""What a valid assignment is. Knows invariant I6 and the bounds a placement must keep. Does not know how one is found."""
+"""What a valid assignment is. Knows invariant I6 and what a placement must keep. Does not know how one is found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ __all__ = ["violations"]
 def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
     """Name everything about ``assignment`` that no placement may have; empty means valid.
 
-    With ``settings`` the number of warm-ups is checked, too. Used by tests, for users' assignors and before a placement.
+    With ``settings`` the number of warm-ups is checked, too. Used by tests, for users' assignors and before
+    each placement.
     """
     found = [*_owners(view, assignment), *_copies(view, assignment)]
     if settings is not None:

@@ -32,7 +32,7 @@ __all__ = [
 
 MemberId: TypeAlias = str
 Lag: TypeAlias = int | None
-"""Changed records a copy lacks; ``None`` is a copy whose lag is unknown. A member without a copy is simply not listed."""
+"""Changed records a copy lacks; ``None`` is a copy of unknown lag. A member without a copy is not listed."""
 Kind: TypeAlias = Literal["stateful", "unlogged", "stateless"]
 """``stateful`` has durable state and a lag; ``unlogged`` has state that nobody can restore, so every member is equal;
 ``stateless`` has none and is placed last."""
@@ -143,10 +143,10 @@ UserCost: TypeAlias = Callable[[Task, Member], int | None]
 class AssignSettings:
     """The settings that concern assignment, with their defaults.
 
-    ``include`` and ``exclude`` are (tag, value) pairs; the tag ``id`` is the member's id and ``rack`` its rack, unless a
-    member has tags of those names. ``forced_awareness`` maps a tag to all values it should have. ``instance_balance`` and
-    ``store_balance`` weigh the two balances against each other; 0 switches one off. ``moves_at_once`` bounds the owner
-    moves of one assignment that nothing forces.
+    ``include`` and ``exclude`` are (tag, value) pairs; the tag ``id`` is the member's id and ``rack`` its rack, unless
+    a member has tags of those names. ``forced_awareness`` maps a tag to all the values it should have.
+    ``instance_balance`` and ``store_balance`` weigh the two balances against each other; 0 switches one off.
+    ``moves_at_once`` bounds the owner moves of one assignment that nothing forces.
     """
 
     acceptable_recovery_lag: int = 10_000

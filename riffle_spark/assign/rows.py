@@ -1,0 +1,157 @@
+"""Tasks that are alike, and where each would rather be. Knows groups, pins and allowed members. Does not place any.
+
+A row is a group, or the part of a group that may go to the same members. The *free set* of a task are the members that
+can take it without a stop beyond the one that is due anyway: its owner, or, without one that may keep it, the most
+caught-up members. ``None`` is everyone alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from riffle_spark.assign.board import NOBODY, Board
+from riffle_spark.assign.counts import Demand
+from riffle_spark.assign.model import AssignSettings
+from riffle_spark.assign.seats import fair_range
+
+__all__ = ["FreeSet", "Rows", "demand_of", "free_sets", "rows_of"]
+
+FreeSet = tuple[int, ...] | None
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Each task's row, each row's group, and where each row may go; ``costs`` are the user's, by task and member."""
+
+    of: tuple[int, ...]
+    group: tuple[str, ...]
+    allowed: npt.NDArray[np.bool_]
+    costs: tuple[tuple[int | None, ...], ...]
+
+
+def rows_of(board: Board, settings: AssignSettings) -> Rows:
+    """Sort the tasks into rows; only a user's rule can split a group."""
+    costs = _user_costs(board, settings)
+    keys: dict[tuple[str, tuple[bool, ...]], int] = {}
+    of = []
+    for t, task in enumerate(board.tasks):
+        allowed = _allowed(board, costs[t]) if costs else board.placeable
+        of.append(keys.setdefault((task.id.group, allowed), len(keys)))
+    matrix = np.array([allowed for _, allowed in keys], bool).reshape(len(keys), len(board.members))
+    return Rows(tuple(of), tuple(group for group, _ in keys), matrix, costs)
+
+
+def _user_costs(board: Board, settings: AssignSettings) -> tuple[tuple[int | None, ...], ...]:
+    rule = settings.user_cost
+    if rule is None:
+        return ()
+    return tuple(tuple(rule(task, member) for member in board.members) for task in board.tasks)
+
+
+def _allowed(board: Board, costs: tuple[int | None, ...]) -> tuple[bool, ...]:
+    """Return where the rule lets a task go; a rule that lets it go nowhere is not followed."""
+    allowed = tuple(may and cost is not None for may, cost in zip(board.placeable, costs, strict=True))
+    return allowed if any(allowed) else board.placeable
+
+
+def free_sets(board: Board, rows: Rows) -> list[FreeSet]:
+    """Return the free set of every task."""
+    everyone = [live and may for live, may in zip(board.live, board.placeable, strict=True)]
+    single = {m: (m,) for m in range(len(board.members))}
+    sets: list[FreeSet] = []
+    for t, home in enumerate(board.homes):
+        if board.pins[t] != NOBODY:
+            sets.append(single[board.pins[t]])
+        elif home != NOBODY and rows.allowed[rows.of[t], home] and _may_stay(board, t, home):
+            sets.append(single[home])
+        else:
+            sets.append(_best_elsewhere(board, t, everyone, rows))
+    return sets
+
+
+def _may_stay(board: Board, task: int, home: int) -> bool:
+    """Tell whether the home is awaited, has just returned, or is as caught up as any."""
+    ranks = board.ranks[task]
+    if home != board.owners[task] or ranks.get(home, 1) == 0:
+        return True
+    own = board.rank(task, home)
+    return all(rank >= own or not board.placeable[m] for m, rank in ranks.items())
+
+
+def _best_elsewhere(board: Board, task: int, everyone: list[bool], rows: Rows) -> FreeSet:
+    among = everyone
+    if rows.costs:
+        among = [may and bool(rows.allowed[rows.of[task], m]) for m, may in enumerate(everyone)]
+    return board.most_caught_up(task, among) if any(among) else None
+
+
+def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, settings: AssignSettings) -> Demand:
+    """Count tasks by row and the member they would rather be on, and add the fair ranges."""
+    slots = [member.slots if may else 0 for member, may in zip(board.members, board.placeable, strict=True)]
+    owned, held, free = _seated(board, rows, sets, slots)
+    totals = owned.sum(axis=1) + free
+    member_low, member_high = fair_range(int(totals.sum() + base.sum()), slots)
+    low, high = _row_ranges(rows, totals, slots, member_low, member_high)
+    return Demand(
+        owned=owned,
+        held=held,
+        free=free,
+        allowed=rows.allowed,
+        low=low,
+        high=high,
+        base=base,
+        member_low=np.array(member_low, np.int64),
+        member_high=np.array(member_high, np.int64),
+        slots=np.array(slots, np.int64),
+        store_weight=round(100 * settings.store_balance),
+        instance_weight=round(100 * settings.instance_balance),
+    )
+
+
+def _seated(board: Board, rows: Rows, sets: list[FreeSet], slots: list[int]) -> tuple[Ints, Ints, Ints]:
+    """Count the tasks that have a place to be; one with several goes to the least loaded, and its set is narrowed."""
+    owned = np.zeros(rows.allowed.shape, np.int64)
+    held, free = np.zeros_like(owned), np.zeros(len(owned), np.int64)
+    several = []
+    for t, wanted in enumerate(sets):
+        row = rows.of[t]
+        if wanted is None:
+            free[row] += 1
+        elif len(wanted) > 1:
+            several.append(t)
+        else:
+            owned[row, wanted[0]] += 1
+            held[row, wanted[0]] += board.pins[t] != NOBODY
+    load = owned.sum(axis=0)
+    for t in sorted(several, key=lambda t: (len(sets[t] or ()), t)):
+        row, wanted = rows.of[t], sets[t] or ()
+        member = min(wanted, key=lambda m: (load[m] / max(slots[m], 1), owned[row, m] / max(slots[m], 1), m))
+        sets[t] = (member,)
+        owned[row, member] += 1
+        load[member] += 1
+    return owned, held, free
+
+
+def _row_ranges(
+    rows: Rows, totals: Ints, slots: list[int], member_low: list[int], member_high: list[int]
+) -> tuple[Ints, Ints]:
+    """Return how many units of each row each member should have, wide enough for every fair total."""
+    low, high = np.zeros(rows.allowed.shape, np.int64), np.zeros(rows.allowed.shape, np.int64)
+    uniform = len({slot for slot in slots if slot}) == 1
+    count = max(1, int(totals.sum()))
+    for row, total in enumerate(totals.tolist()):
+        allowed = rows.allowed[row].tolist()
+        if not any(slot for slot, may in zip(slots, allowed, strict=True) if may):
+            continue
+        fair = fair_range(total, [slot if may else 0 for slot, may in zip(slots, allowed, strict=True)])
+        low[row], high[row] = fair
+        if not uniform:
+            low[row] = np.minimum(low[row], np.array(member_low) * total // count)
+            high[row] = np.maximum(high[row], -(-np.array(member_high) * total // count))
+        if rows.group.count(rows.group[row]) > 1:
+            low[row] = 0
+    return low, high

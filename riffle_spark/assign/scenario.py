@@ -1,0 +1,144 @@
+"""A cluster as a JSON file: members, tasks, settings and events. Knows the field names. Does not know the assignor.
+
+The format is engine-neutral (clients, threads, subtopologies, offsets) so that other assignors can be fed the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Strategy, Task, TaskId, Traffic
+from riffle_spark.errors import ConfigError
+
+__all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of"]
+
+Json = Mapping[str, object]
+RUNNING, UNKNOWN = -2, -3
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A member with what it ran and the lag of the state it holds."""
+
+    member: Member
+    owned: tuple[TaskId, ...] = ()
+    standbys: tuple[TaskId, ...] = ()
+    lags: Mapping[TaskId, Lag] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happens to a settled group: members leave, join, or return some records behind."""
+
+    drop: tuple[MemberId, ...] = ()
+    add: tuple[Client, ...] = ()
+    resurrect: tuple[tuple[MemberId, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One file; ``names`` are the task ids as the file has them."""
+
+    name: str
+    family: str
+    settings: AssignSettings
+    clients: tuple[Client, ...]
+    tasks: tuple[Task, ...]
+    events: tuple[Event, ...]
+    names: Mapping[TaskId, str]
+
+
+def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
+    """Read a scenario, ``.json`` or ``.json.gz``; ``strategy`` replaces the file's own."""
+    data = path.read_bytes()
+    try:
+        content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        return scenario_of(content, strategy)
+    except (KeyError, TypeError, ValueError, gzip.BadGzipFile) as broken:
+        raise ConfigError(
+            f"not a scenario: {broken!r}", remedy="see docs/assignor.md for the format", where=str(path)
+        ) from broken
+
+
+def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
+    """Turn the parsed content of a file into a scenario."""
+    tasks = {cast(str, each["id"]): _task(each) for each in _list(content, "tasks")}
+    ids = {name: task.id for name, task in tasks.items()}
+    return Scenario(
+        name=cast(str, content["name"]),
+        family=cast(str, content.get("family") or ""),
+        settings=_settings(cast(Json, content["config"]), strategy),
+        clients=tuple(_client(each, tasks) for each in _list(content, "clients")),
+        tasks=tuple(tasks.values()),
+        events=tuple(_event(each, tasks) for each in _list(content, "events")),
+        names={task: name for name, task in ids.items()},
+    )
+
+
+def _list(content: Json, name: str) -> list[Json]:
+    return cast("list[Json]", content.get(name) or [])
+
+
+def _settings(config: Json, strategy: str | None) -> AssignSettings:
+    def number(name: str, otherwise: int) -> int:
+        value = config.get(name)
+        return otherwise if value is None else int(cast(int, value))
+
+    return AssignSettings(
+        acceptable_recovery_lag=number("acceptable_recovery_lag", 10_000),
+        num_standbys=number("num_standby", 0),
+        max_warmup_replicas=number("max_warmup", 2),
+        rack_aware_assignment_strategy=cast(Strategy, strategy or config.get("strategy") or "none"),
+        rack_aware_assignment_traffic_cost=number("traffic_cost", 10),
+        rack_aware_assignment_non_overlap_cost=number("non_overlap_cost", 1),
+        rack_aware_assignment_tags=tuple(cast("list[str]", config.get("rack_aware_tags") or [])),
+    )
+
+
+def _task(each: Json) -> Task:
+    stateful = bool(each["stateful"]) and any(part["role"] == "changelog" for part in _list(each, "partitions"))
+    return Task(
+        id=TaskId(str(each["subtopology"]).zfill(4), int(cast(int, each["partition"]))),
+        kind="stateful" if stateful else "stateless",
+        size=int(cast(int, each.get("end_offset_sum") or 0)),
+        owner_traffic=_traffic(each, "source"),
+        standby_traffic=_traffic(each, "changelog"),
+    )
+
+
+def _traffic(each: Json, role: Literal["source", "changelog"]) -> Traffic:
+    parts = [part for part in _list(each, "partitions") if part["role"] == role]
+    local: dict[str, int] = {}
+    for part in parts:
+        for rack in sorted(set(cast("list[str]", part.get("replica_racks") or []))):
+            local[rack] = local.get(rack, 0) + 1
+    return Traffic(len(parts), local)
+
+
+def _client(each: Json, tasks: Mapping[str, Task]) -> Client:
+    owned = [tasks[name] for name in cast("list[str]", each.get("prev_active") or [])]
+    standbys = [tasks[name] for name in cast("list[str]", each.get("prev_standby") or [])]
+    lags: dict[TaskId, Lag] = {task.id: 0 for task in (*owned, *standbys) if task.kind == "stateful"}
+    for name, lag in cast("dict[str, int]", each.get("lags") or {}).items():
+        lags[tasks[name].id] = None if lag == UNKNOWN else 0 if lag == RUNNING else lag
+    member = Member(
+        id=cast(str, each["id"]),
+        slots=int(cast(int, each.get("threads", 1))),
+        rack=cast("str | None", each.get("rack")),
+        tags=cast("dict[str, str]", each.get("tags") or {}),
+    )
+    return Client(member, tuple(task.id for task in owned), tuple(task.id for task in standbys), lags)
+
+
+def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
+    back = [(cast(str, one["id"]), int(cast(int, one.get("lag", 0)))) for one in _list(each, "resurrect")]
+    return Event(
+        drop=tuple(cast("list[str]", each.get("drop") or [])),
+        add=tuple(_client(client, tasks) for client in _list(each, "add")),
+        resurrect=tuple(back),
+    )

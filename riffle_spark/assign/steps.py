@@ -1,0 +1,142 @@
+"""The owners' way from the present to the target. Knows who is caught up. Does not choose the target, nor standbys.
+
+Theory of operation (KIP-441). A task goes to its target as soon as the target is among the most caught-up members;
+until then whoever is caught up keeps it, the present owner first, and the target warms up. Two rules keep the way
+smooth:
+
+* the load per slot never spreads wider than it was: moves that only exchange tasks between equally loaded members
+  are made together;
+* warm-ups start with the moves that level most. An exchange longer than ``max_warmup_replicas`` is begun only where the
+  copies that are ready first can be kept as standbys; otherwise the tasks stay, for it could never be completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from riffle_spark.assign.board import NOBODY, Board
+from riffle_spark.assign.model import AssignSettings
+from riffle_spark.assign.smooth import Loads, Step, first_smooth, shortest_cycle
+
+__all__ = ["OwnerPlan", "plan_owners"]
+
+FAR = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerPlan:
+    """Owners from now on, the target as far as it can be reached, and the tasks whose target warms up from now on.
+
+    ``forced`` tasks had to move at once; ``held`` ones are ready at their target but wait for others.
+    """
+
+    owners: list[int]
+    target: list[int]
+    warm: list[int]
+    forced: frozenset[int]
+    held: frozenset[int]
+
+
+def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
+    """Decide who owns each task now and which targets to warm up."""
+    owners, forced, ready, pending = _sort_out(board, target)
+    loads = Loads(board, owners)
+    made = _make(loads, ready, settings.moves_at_once)
+    for step in made:
+        owners[step.task] = step.target
+    held = [step for step in ready if step not in set(made)]
+    warm, stuck = _warm(board, loads, held, pending, settings)
+    reached = list(target)
+    if stuck and not made:
+        for step in (*held, *pending):
+            reached[step.task] = owners[step.task]
+        held = []
+    return OwnerPlan(owners, reached, warm, frozenset(forced), frozenset(step.task for step in held))
+
+
+def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[int], list[Step], list[Step]]:
+    """Return the owners after what cannot wait, the tasks that could not, and the ready and the pending moves."""
+    owners: list[int] = []
+    forced, ready, pending = [], [], []
+    for t, goal in enumerate(target):
+        owner = board.owners[t]
+        if owner == goal:
+            lowest = _lowest_rank(board, t, goal)
+            now = goal if board.rank(t, goal) <= lowest else _stand_in(board, t, lowest)
+        else:
+            lowest = _lowest_rank(board, t, owner)
+            reachable = board.live[goal] and board.rank(t, goal) <= lowest
+            stays = owner != NOBODY and board.rank(t, owner) <= lowest
+            now = owner if stays else goal if reachable else _stand_in(board, t, lowest)
+            if stays and reachable:
+                ready.append(Step(t, owner, goal))
+        owners.append(now)
+        if now != owner:
+            forced.append(t)
+        if now != goal and board.live[goal] and not (ready and ready[-1].task == t):
+            pending.append(Step(t, now, goal))
+    return owners, forced, ready, pending
+
+
+def _lowest_rank(board: Board, task: int, owner: int) -> int:
+    """Return the rank of the most caught-up member that may own the task now."""
+    ranks = board.ranks[task]
+    if ranks.get(owner, 1) == 0:
+        return 0
+    known = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
+    able = board.owning + (owner != NOBODY and not board.placeable[owner])
+    return min([*known, board.absent[task]]) if len(known) < able else min(known)
+
+
+def _stand_in(board: Board, task: int, lowest: int) -> int:
+    """Return the member that owns the task until its target can: a standby before others, then by id."""
+    may = [m for m in range(len(board.members)) if board.live[m] and board.rank(task, m) <= lowest]
+    placeable = [m for m in may if board.placeable[m]] or may
+    return min(placeable, key=lambda m: (m not in board.standbys[task], m))
+
+
+def _make(loads: Loads, ready: Sequence[Step], most: int | None) -> list[Step]:
+    """Return the ready moves that can be made now, all at once if that is smooth."""
+    if (most is None or len(ready) <= most) and loads.are_smooth(ready):
+        loads.make(ready)
+        return list(ready)
+    left = list(ready)
+    made: list[Step] = []
+    while left and (most is None or len(made) < most):
+        step = first_smooth(loads, left, lambda _: 0)
+        steps = [step] if step is not None else shortest_cycle(left, [])
+        if not steps or (most is not None and len(made) + len(steps) > max(most, len(steps) if not made else most)):
+            break
+        loads.make(steps)
+        made += steps
+        left = [step for step in left if step not in steps]
+    return made
+
+
+def _warm(
+    board: Board, loads: Loads, held: Sequence[Step], pending: Sequence[Step], settings: AssignSettings
+) -> tuple[list[int], bool]:
+    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed."""
+    left = sorted(pending)
+    ready = list(held)
+    chosen: list[int] = []
+    budget = settings.max_warmup_replicas
+    if settings.num_standbys == 0:
+        budget -= len(ready)
+    while left and len(chosen) < budget:
+        step = first_smooth(loads, left, lambda step: board.rank(step.task, step.target))
+        steps = [step] if step is not None else shortest_cycle(ready, left)
+        fresh = [step for step in steps if step not in ready]
+        if not steps or len(chosen) + len(fresh) > budget:
+            break
+        loads.make(steps)
+        chosen += [step.task for step in fresh]
+        left = [step for step in left if step not in steps]
+        ready = [step for step in ready if step not in steps]
+    if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
+        return chosen, False
+    if settings.num_standbys > 0:
+        steps = [step for step in shortest_cycle(ready, left) if step not in ready] or left
+        return [step.task for step in steps[: settings.max_warmup_replicas]], False
+    return [], True

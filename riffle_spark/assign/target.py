@@ -1,0 +1,153 @@
+"""Where owners should be if every copy were warm. Knows the order of the goals. Does not know who is caught up now.
+
+Goals in order: valid, allowed, balanced, groups spread, racks and stickiness (`min_cost` puts racks before spread).
+The counts come first (`counts`), then names (`seat`); where places differ in cost, both come from one flow (`flow`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from riffle_spark.assign.board import NOBODY, Board
+from riffle_spark.assign.counts import Demand, balanced_counts
+from riffle_spark.assign.flow import Network, TaskClass, solve
+from riffle_spark.assign.model import AssignSettings
+from riffle_spark.assign.racks import Zones, rack_cost, zones_of
+from riffle_spark.assign.rows import FreeSet, Rows, demand_of, free_sets, rows_of
+from riffle_spark.assign.seat import seat_tasks, with_copies_first
+
+__all__ = ["owner_target"]
+
+Ints = npt.NDArray[np.int64]
+
+
+def owner_target(board: Board, base: Ints, settings: AssignSettings, *, racks: bool) -> list[int]:
+    """Return the member each task should be owned by in the end; ``base`` is what members carry already."""
+    if not board.tasks:
+        return []
+    rows = rows_of(board, settings)
+    sets = free_sets(board, rows)
+    seated = list(sets)
+    demand = demand_of(board, rows, seated, base, settings)
+    counts = balanced_counts(demand)
+    if not racks and not rows.costs:
+        return seat_tasks(board, rows, seated, counts)
+    if not racks:
+        settings = replace(settings, rack_aware_assignment_traffic_cost=0)
+    return _cheapest(board, rows, sets, _Bounds.of(demand, counts, settings), settings)
+
+
+class _Bounds:
+    """The fair ranges, widened to the counts that are known to be possible; by row, or for all rows together."""
+
+    def __init__(self, low: Ints, high: Ints, member_low: Ints, member_high: Ints, *, by_row: bool) -> None:
+        self.low, self.high, self.member_low, self.member_high = low, high, member_low, member_high
+        self.by_row = by_row
+
+    @classmethod
+    def of(cls, demand: Demand, counts: Ints, settings: AssignSettings) -> _Bounds:
+        total = counts.sum(axis=0)
+        member_low = np.minimum(np.maximum(demand.member_low - demand.base, 0), total)
+        member_high = np.maximum(demand.member_high - demand.base, total)
+        if settings.rack_aware_assignment_strategy == "min_cost" or settings.store_balance == 0:
+            return cls(member_low[None, :], member_high[None, :], member_low, member_high, by_row=False)
+        low, high = np.minimum(demand.low, counts), np.maximum(demand.high, counts)
+        return cls(low, high, member_low, member_high, by_row=True)
+
+
+def _cheapest(board: Board, rows: Rows, sets: list[FreeSet], bounds: _Bounds, settings: AssignSettings) -> list[int]:
+    zones = zones_of(board, single=bool(rows.costs))
+    classes = _classes(board, rows, sets, zones, bounds, settings)
+    network = Network(
+        [each for each, _ in classes], zones.of, bounds.low, bounds.high, bounds.member_low, bounds.member_high
+    )
+    flow = solve(network)
+    placed = [NOBODY] * len(board.tasks)
+    waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for c, (each, tasks) in enumerate(classes):
+        rest = _place_directly(placed, tasks, {m: flow.direct.get((c, m), 0) for m, _ in each.direct})
+        for zone, _, _ in each.edges:
+            count = flow.to_zone.get((c, zone), 0)
+            waiting[each.row, zone] += rest[:count]
+            rest = rest[count:]
+        assert not rest, "the flow places every task"
+    for (row, zone), tasks in sorted(waiting.items()):
+        room = {m: flow.from_zone.get((row, m), 0) for m, of in enumerate(zones.of) if of == zone}
+        _spread_in_zone(board, placed, sorted(tasks), room)
+    return placed
+
+
+def _classes(
+    board: Board, rows: Rows, sets: list[FreeSet], zones: Zones, bounds: _Bounds, settings: AssignSettings
+) -> list[tuple[TaskClass, list[int]]]:
+    members: dict[TaskClass, list[int]] = defaultdict(list)
+    scale = 2 * len(board.tasks) + 1
+    stay = settings.rack_aware_assignment_non_overlap_cost * scale
+    for t in range(len(board.tasks)):
+        costs = _zone_costs(board, rows, t, zones, settings)
+        moved = tuple(None if cost is None else cost * scale + stay + 2 for cost in costs)
+        free = sets[t] or ()
+        if sets[t] is None:
+            moved = tuple(None if cost is None else cost * scale + 2 for cost in costs)
+        direct = {m: (costs[zones.of[m]] or 0) * scale for m in free if zones.of[m] >= 0}
+        for m in _warm_members(board, t):
+            of = zones.of[m]
+            if m not in direct and of >= 0 and moved[of] is not None:
+                direct[m] = (moved[of] or 0) - 1
+        edges = tuple((zone, cost, 1) for zone, cost in enumerate(moved) if cost is not None)
+        if board.pins[t] != NOBODY and direct:
+            edges = ()
+        row = rows.of[t] if bounds.by_row else 0
+        members[TaskClass(row, edges, tuple(sorted(direct.items())))].append(t)
+    return [(replace(each, count=len(tasks)), tasks) for each, tasks in members.items()]
+
+
+def _warm_members(board: Board, task: int) -> list[int]:
+    if board.absent[task] == 0:
+        return []
+    return [m for m, rank in board.ranks[task].items() if rank == 0 and board.placeable[m]]
+
+
+def _zone_costs(board: Board, rows: Rows, task: int, zones: Zones, settings: AssignSettings) -> tuple[int | None, ...]:
+    traffic = board.tasks[task].owner_traffic
+    weight = settings.rack_aware_assignment_traffic_cost
+    by_zone = [rack_cost(traffic, rack, weight) for rack in zones.racks]
+    if not rows.costs:
+        return tuple(by_zone)
+    own: list[int | None] = [None] * len(by_zone)
+    for m, zone in enumerate(zones.of):
+        if zone >= 0 and rows.allowed[rows.of[task], m]:
+            own[zone] = by_zone[zone] + (rows.costs[task][m] or 0)
+    return tuple(own)
+
+
+def _place_directly(placed: list[int], tasks: list[int], room: dict[int, int]) -> list[int]:
+    """Place as many tasks of a class on its single members as the flow says; return the others."""
+    rest = sorted(tasks)
+    for m, count in sorted(room.items()):
+        for t in rest[:count]:
+            placed[t] = m
+        rest = rest[count:]
+    return rest
+
+
+def _spread_in_zone(board: Board, placed: list[int], tasks: list[int], room: dict[int, int]) -> None:
+    """Share tasks out among the members of one zone: to a copy where there is one, else groups apart."""
+    for t, m in with_copies_first(board, tasks, {m: count for m, count in room.items() if count}):
+        if placed[t] == NOBODY and room[m]:
+            placed[t] = m
+            room[m] -= 1
+    crowd: dict[tuple[str, int], int] = defaultdict(int)
+    for t in tasks:
+        if placed[t] != NOBODY:
+            crowd[board.tasks[t].id.group, placed[t]] += 1
+    for t in tasks:
+        if placed[t] == NOBODY:
+            group = board.tasks[t].id.group
+            placed[t] = min((m for m in room if room[m]), key=lambda m: (crowd[group, m], -room[m], m))
+            room[placed[t]] -= 1
+            crowd[group, placed[t]] += 1
