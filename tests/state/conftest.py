@@ -8,6 +8,7 @@ import boto3
 import pytest
 
 from tests.state.object_server import BUCKET, ObjectServer, running_server
+from tests.state.scripted_server import ScriptedServer, scripted_server
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,10 @@ def object_server(aws_environment: None, tmp_path_factory: pytest.TempPathFactor
             Bucket=BUCKET
         )
         yield ObjectServer(endpoint)
+
+
+@pytest.fixture
+def scripted(aws_environment: None) -> Iterator[ScriptedServer]:
+    """A server that gives the answers it is told."""
+    with scripted_server() as server:
+        yield server

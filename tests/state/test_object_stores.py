@@ -1,26 +1,20 @@
-"""What every object store promises, on memory, on files and on a real S3 server; then what is particular to files."""
+"""What every object store promises, on memory, on files and on a real S3 server."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
-import resource
-import subprocess
-import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.faulty import Fault, FaultyStore
-from riffle_spark.state.memory import MemoryStore
+from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.root import StoreOptions, normalised, open_store, root_id
+from riffle_spark.state.root import StoreOptions, open_store
 from tests.state.object_server import ObjectServer
 
 BODY = bytes(range(256))
@@ -211,210 +205,3 @@ def test_more_than_a_thousand_objects_are_listed_and_deleted_in_pages(object_ser
     store.delete(names)
     assert store.list("") == []
     assert store.requests == {"put": 1001, "get": 0, "head": 0, "list": 3, "delete": 2}
-
-
-class TestDirectory:
-    """What is particular to files."""
-
-    @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        """A root that is not there yet."""
-        return tmp_path / "root"
-
-    @pytest.fixture
-    def store(self, root: Path) -> ObjectStore:
-        """A store on it."""
-        return open_store(f"file://{root}")
-
-    def test_an_object_is_a_file_of_its_name(self, store: ObjectStore, root: Path) -> None:
-        """State can be read without us."""
-        store.put_if_absent("totals/key_group=0042/snapshot/7", b"abc")
-        assert (root / "totals/key_group=0042/snapshot/7").read_bytes() == b"abc"
-
-    def test_what_a_crash_left_is_never_listed_and_goes_after_a_day(self, store: ObjectStore, root: Path) -> None:
-        """A write that was cut short is no object; a young one may still be under way and stays."""
-        store.put_if_absent("log/1", b"abc")
-        old, young = root / ".unfinished/old", root / ".unfinished/young"
-        for leftover in (old, young):
-            leftover.write_bytes(b"ab")
-        os.utime(old, (0, time.time() - 25 * 3600))
-        assert store.list("") == ["log/1"]
-        open_store(f"file://{root}").put_if_absent("log/2", b"abc")
-        assert (old.exists(), young.exists()) == (False, True)
-
-    def test_puts_leave_nothing_behind(self, store: ObjectStore, root: Path) -> None:
-        """Neither a put that won nor one that lost leaves a file of its own."""
-        for _ in range(2):
-            store.put_if_absent("log/1", b"abc")
-        assert [str(path.relative_to(root)) for path in sorted(root.rglob("*"))] == [".unfinished", "log", "log/1"]
-
-    def test_empty_directories_go_with_their_last_object(self, store: ObjectStore, root: Path) -> None:
-        """A million versions do not leave a million directories."""
-        store.put_if_absent("delta/1/a", b"")
-        store.put_if_absent("delta/2/a", b"")
-        store.delete(["delta/1/a"])
-        assert [path.name for path in (root / "delta").iterdir()] == ["2"]
-        store.delete(["delta/2/a"])
-        assert root.exists()
-        assert not (root / "delta").exists()
-
-    def test_puts_and_deletes_of_one_directory_do_not_disturb_each_other(self, store: ObjectStore) -> None:
-        """A put does not fail because a delete has just taken its directory away."""
-
-        def come_and_go(thread: int) -> bool:
-            names = [f"delta/1/{thread}-{number}" for number in range(60)]
-            return all(store.put_if_absent(name, b"") and not store.delete([name]) for name in names)
-
-        with ThreadPoolExecutor(4) as pool:
-            assert all(pool.map(come_and_go, range(4)))
-        assert store.list("") == []
-
-    def test_processes_exclude_each_other(self, store: ObjectStore, root: Path) -> None:
-        """Of three processes that put the same fifty names, one alone is told that it wrote each."""
-        program = (
-            "import sys; from riffle_spark.state.root import open_store\n"
-            "store = open_store(sys.argv[1]); input()\n"
-            "print(*(n for n in range(50) if store.put_if_absent(f'log/{n}', sys.argv[2].encode())))"
-        )
-        command = [sys.executable, "-c", program, f"file://{root}"]
-        processes = [
-            subprocess.Popen([*command, str(i)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for i in range(3)
-        ]
-        for process in processes:
-            assert process.stdin
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-        outputs = [process.communicate(timeout=60)[0].split() for process in processes]
-        won = {int(number): i for i, output in enumerate(outputs) for number in output}
-        assert sum(map(len, outputs)) == len(won) == 50
-        assert {n: int(store.get(f"log/{n}") or b"") for n in range(50)} == won
-
-    def test_a_file_in_the_way_is_a_wrong_root(self, root: Path) -> None:
-        """A root that cannot be a directory is refused with its name, not with a traceback of the file system."""
-        root.write_bytes(b"")
-        with pytest.raises(ConfigError, match="root") as caught:
-            open_store(f"file://{root}/below").put_if_absent("log/1", b"")
-        assert str(root) in caught.value.where
-        assert caught.value.remedy
-
-    def test_a_name_that_is_a_directory_is_refused(self, store: ObjectStore) -> None:
-        """A put never says that an object was there where there is only a directory."""
-        store.put_if_absent("log/1", b"")
-        with pytest.raises(ConfigError):
-            store.put_if_absent("log", b"")
-        assert store.get("log") is None
-        assert not store.exists("log")
-
-    def test_a_full_disk_leaves_no_object(self, store: ObjectStore) -> None:
-        """Bytes that do not fit are an error that says so, and are not listed; smaller ones still go in."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        try:
-            with pytest.raises(UnavailableError) as caught:
-                store.put_if_absent("log/1", b"x" * 200_000)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert "disk" in caught.value.remedy
-        assert store.list("") == []
-        assert store.put_if_absent("log/1", b"x")
-
-
-class TestRoots:
-    """Which URLs name a root."""
-
-    @pytest.mark.parametrize(
-        "url",
-        ["", "s3", "s3://", "s3:///a", "s3a://b/p", "/tmp/a", "file://a/b", "file://", "file:///", "file:/a", "memory://",
-         "memory:///a", " memory://a", "memory://a ", "s3://b/../c", "file:///a/./b", "s3://b\n/c", "http://a/b", "s3://b_%/p",
-         "S3://bucket/p", "gs://b/p"],
-    )  # fmt: skip
-    def test_any_other_url_is_refused_with_what_is_allowed(self, url: str) -> None:
-        """The error names the three kinds of root there are."""
-        with pytest.raises(ConfigError) as caught:
-            open_store(url)
-        assert all(kind in caught.value.remedy for kind in ("s3://bucket/prefix", "file:///path", "memory://name"))
-
-    def test_a_url_with_a_password_is_not_repeated(self) -> None:
-        """An error about a URL does not spread what is secret in it."""
-        with pytest.raises(ConfigError) as caught:
-            open_store("s3://someone:hunter2@bucket/prefix")
-        assert "hunter2" not in str(caught.value)
-
-    def test_spellings_of_one_root_have_one_id(self) -> None:
-        """The id depends on the place, not on slashes, and differs between places."""
-        assert normalised("s3://bucket//a///b/") == "s3://bucket/a/b"
-        assert normalised("file:////tmp//a/") == "file:///tmp/a"
-        assert root_id("s3://bucket/a/") == root_id("s3://bucket//a")
-        assert len({root_id(url) for url in ("s3://bucket/a", "s3://bucket/a/b", "memory://bucket/a")}) == 3
-
-    def test_an_id_is_the_same_on_every_machine(self) -> None:
-        """Folders that an older version named are found again."""
-        assert root_id("s3://bucket/prefix") == "9737a7d8f5fcd8b8"
-
-    def test_a_memory_store_without_a_name_stays_where_it_is(self) -> None:
-        """It is private, so it cannot be sent elsewhere."""
-        MemoryStore().put_if_absent("log/1", b"")
-        assert MemoryStore().list("") == []
-        with pytest.raises(TypeError):
-            pickle.dumps(MemoryStore())
-
-
-@pytest.fixture
-def faulty() -> Iterator[FaultyStore]:
-    """A faulty store with one object, and nothing scripted yet."""
-    store = FaultyStore(MemoryStore())
-    store.inner.put_if_absent("log/0", b"abcdef")
-    return store
-
-
-class TestFaultyStore:
-    """The scripted faults that other tests rely on."""
-
-    @pytest.mark.parametrize(("kind", "there"), [("answer_lost", True), ("request_lost", False), ("late", False)])
-    def test_an_unclear_put(self, faulty: FaultyStore, kind: str, there: bool) -> None:
-        """The caller sees the same error, whether the bytes arrived, never will, or will later."""
-        faulty.script(Fault(kind))  # type: ignore[arg-type]
-        with pytest.raises(UnavailableError):
-            faulty.put_if_absent("log/1", b"x")
-        assert faulty.exists("log/1") == there
-        assert faulty.land() == ([True] if kind == "late" else [])
-        assert faulty.put_if_absent("log/1", b"y") == (kind == "request_lost")
-
-    @pytest.mark.parametrize(("kind", "data"), [("truncated", b"abc"), ("flipped", b"abceef"), ("missing", None)])
-    def test_a_damaged_get(self, faulty: FaultyStore, kind: str, data: bytes | None) -> None:
-        """One get is damaged, the next is whole."""
-        faulty.script(Fault(kind, name="log/"))  # type: ignore[arg-type]
-        assert [faulty.get("log/0"), faulty.get("log/0")] == [data, b"abcdef"]
-
-    def test_a_fault_befalls_the_calls_it_names(self, faulty: FaultyStore) -> None:
-        """Method, name, how many first and how many then are all heeded."""
-        faulty.script(Fault("unavailable", method="get", name="log/", skip=1, times=2))
-        outcomes = []
-        for name in ("log/0", "other", "log/0", "log/0", "log/0"):
-            assert faulty.exists("log/0")
-            try:
-                outcomes.append(faulty.get(name))
-            except UnavailableError:
-                outcomes.append(b"failed")
-        assert outcomes == [b"abcdef", None, b"failed", b"failed", b"abcdef"]
-        assert faulty.calls[:2] == [("head", "log/0"), ("get", "log/0")]
-
-    def test_a_slow_call_waits_and_works(self) -> None:
-        """It waits with the given clock, not the machine's."""
-        waited: list[float] = []
-        store = FaultyStore(MemoryStore(), [Fault("slow", seconds=30)], sleep=waited.append)
-        assert store.put_if_absent("log/1", b"")
-        assert waited == [30]
-
-    def test_heal_ends_the_script(self, faulty: FaultyStore) -> None:
-        """After it everything goes through."""
-        faulty.script(Fault("unavailable", times=None))
-        with pytest.raises(UnavailableError):
-            faulty.list("")
-        faulty.heal()
-        assert faulty.list("") == ["log/0"]
-
-    def test_a_fault_that_cannot_be_is_refused(self) -> None:
-        """A script that would never happen is a mistake in the test."""
-        with pytest.raises(ConfigError):
-            Fault("truncated", method="put")

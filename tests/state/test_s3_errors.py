@@ -1,209 +1,26 @@
-"""What a user is told when S3 cannot be used, and what is sent again: by a real server where it can be made to say so.
-
-The other answers (5xx, a body that breaks off, 409) come from ``ScriptedServer``, over HTTP too.
-"""
+"""What a user is told when S3 cannot be used: by a real server where it can be made to say so."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import socket
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
 import pytest
 
-from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
-from riffle_spark.state.objects import ObjectStore
+from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.state.root import StoreOptions, open_store
 from tests.state.object_server import ObjectServer, running_server
+from tests.state.s3_calls import CALLS, error_of
+from tests.state.scripted_server import Answer, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
-CALLS: dict[str, Callable[[ObjectStore], object]] = {
-    "put": lambda store: store.put_if_absent("log/1", b"abc"),
-    "get": lambda store: store.get("log/1"),
-    "head": lambda store: store.exists("log/1"),
-    "list": lambda store: store.list("log/"),
-    "delete": lambda store: store.delete(["log/1"]),
-}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the scripted server says to one request; ``broken``: it announces more bytes than it sends."""
-
-    status: int
-    body: bytes = b""
-    broken: bool = False
-    silent_seconds: float = 0.0
-
-
-def refusal(status: int, code: str) -> Answer:
-    """Return an S3 server's answer with an error code."""
-    return Answer(status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode())
-
-
-@dataclass
-class ScriptedServer:
-    """An HTTP server that gives the answers of a list, the last one for ever, and keeps what it was asked."""
-
-    answers: list[Answer] = field(default_factory=list)
-    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
-    endpoint: str = ""
-
-    def store(self, *answers: Answer, attempts: int = 2) -> ObjectStore:
-        """Return a store that will be given these answers."""
-        self.answers[:] = answers
-        return open_store(
-            "s3://riffle/root",
-            StoreOptions(s3_endpoint=self.endpoint, s3_max_attempts=attempts, s3_read_timeout_seconds=0.3),
-        )
-
-    def next(self) -> Answer:
-        """Return the answer to the request at hand."""
-        return self.answers[min(len(self.requests), len(self.answers)) - 1]
-
-
-@pytest.fixture
-def scripted() -> Iterator[ScriptedServer]:
-    """A scripted server on a free loopback port."""
-    script = ScriptedServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            script.requests.append((self.command, self.path, dict(self.headers)))
-            answer = script.next()
-            time.sleep(answer.silent_seconds)
-            with contextlib.suppress(OSError):
-                self.send_response(answer.status)
-                self.send_header("Content-Length", str(len(answer.body) + 10 * answer.broken))
-                self.end_headers()
-                self.wfile.write(answer.body)
-
-        do_GET = do_PUT = do_POST = do_HEAD = handle_any  # noqa: N815
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            """Stay silent."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    script.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield script
-    server.shutdown()
-    server.server_close()
-
-
-def error_of(call: Callable[[], object]) -> RiffleError:
-    """Return riffle's error that the call raises."""
-    with pytest.raises(RiffleError) as caught:
-        call()
-    return caught.value
-
-
-class TestSentAgain:
-    """Requests that are repeated, and how they are counted."""
-
-    @pytest.mark.parametrize("trouble", [refusal(500, "InternalError"), refusal(503, "SlowDown"), Answer(502)])
-    def test_a_failure_that_passes_is_not_seen(self, scripted: ScriptedServer, trouble: Answer) -> None:
-        """A call is repeated after a 5xx answer, and both requests are counted."""
-        store = scripted.store(trouble, Answer(200))
-        assert store.put_if_absent("log/1", b"abc")
-        assert store.requests["put"] == len(scripted.requests) == 2
-
-    @pytest.mark.parametrize("call", CALLS)
-    @pytest.mark.parametrize("trouble", [refusal(503, "SlowDown"), Answer(500), refusal(429, "TooManyRequests")])
-    def test_a_failure_that_stays_is_named(self, scripted: ScriptedServer, call: str, trouble: Answer) -> None:
-        """After its bounded attempts a call raises an error with endpoint, call and attempts; all requests count."""
-        store = scripted.store(trouble)
-        error = error_of(lambda: CALLS[call](store))
-        assert isinstance(error, UnavailableError)
-        assert scripted.endpoint in error.where
-        assert scripted.endpoint in error.remedy
-        assert "2 attempts" in error.problem
-        assert call in error.problem
-        assert {kind: count for kind, count in store.requests.items() if count} == {call: 2}
-        assert len(scripted.requests) == 2
-
-    def test_more_attempts_are_as_many_requests(self, scripted: ScriptedServer) -> None:
-        """The setting counts the first attempt too."""
-        store = scripted.store(Answer(500), attempts=3)
-        assert "3 attempts" in error_of(lambda: store.list("")).problem
-        assert store.requests["list"] == len(scripted.requests) == 3
-
-    def test_one_attempt_is_not_repeated(self, scripted: ScriptedServer) -> None:
-        """With a single attempt the first failure is the last."""
-        store = scripted.store(Answer(500), attempts=1)
-        assert "1 attempt:" in error_of(lambda: store.list("")).problem
-        assert len(scripted.requests) == 1
-
-    def test_every_put_is_conditional_and_a_repeated_one_may_meet_itself(self, scripted: ScriptedServer) -> None:
-        """A 412 after a lost answer reads as "not by this call": the caller has to look whose bytes are there."""
-        store = scripted.store(Answer(500), refusal(412, "PreconditionFailed"))
-        assert not store.put_if_absent("log/1", b"abc")
-        assert [headers["If-None-Match"] for _, _, headers in scripted.requests] == ["*", "*"]
-
-    def test_a_put_is_one_round_trip(self, scripted: ScriptedServer) -> None:
-        """The body goes with the headers, without waiting for leave to send it."""
-        scripted.store(Answer(200)).put_if_absent("log/1", b"abc")
-        assert "Expect" not in scripted.requests[0][2]
-
-    def test_a_put_that_meets_another_under_way_is_sent_again(self, scripted: ScriptedServer) -> None:
-        """409 is neither success nor failure."""
-        conflict = refusal(409, "ConditionalRequestConflict")
-        assert scripted.store(conflict, Answer(200)).put_if_absent("log/1", b"abc")
-        scripted.requests.clear()
-        assert not scripted.store(conflict, refusal(412, "PreconditionFailed")).put_if_absent("log/1", b"abc")
-
-    def test_a_put_that_never_gets_its_turn_is_unavailable(self, scripted: ScriptedServer) -> None:
-        """Conflicts are bounded like every other failure."""
-        store = scripted.store(refusal(409, "ConditionalRequestConflict"), attempts=3)
-        error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
-        assert isinstance(error, UnavailableError)
-        assert "3 attempts" in error.problem
-        assert len(scripted.requests) == 3
-
-    def test_a_body_that_breaks_off_is_read_again(self, scripted: ScriptedServer) -> None:
-        """Half an object is never returned."""
-        store = scripted.store(Answer(200, b"abc", broken=True), Answer(200, b"abcdef"))
-        assert store.get("log/1") == b"abcdef"
-        assert store.requests["get"] == 2
-
-    def test_a_body_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
-        """Nor is it tried for ever."""
-        error = error_of(lambda: scripted.store(Answer(200, b"abc", broken=True)).get("log/1"))
-        assert isinstance(error, UnavailableError)
-        assert "broke off" in error.problem
-
-    def test_a_server_that_knows_no_ranges_is_cut_to_the_range(self, scripted: ScriptedServer) -> None:
-        """A whole object in answer to a range is not taken for the range."""
-        assert scripted.store(Answer(200, b"abcdef")).get("log/1", 2, 3) == b"cde"
-
-    def test_objects_that_a_bulk_delete_missed_are_sent_again(self, scripted: ScriptedServer) -> None:
-        """A success may hold failures; only what failed is repeated."""
-        missed = b"<DeleteResult><Error><Key>root/log/2</Key><Code>SlowDown</Code></Error></DeleteResult>"
-        store = scripted.store(Answer(200, missed), Answer(200, b"<DeleteResult></DeleteResult>"))
-        store.delete(["log/1", "log/2"])
-        assert store.requests["delete"] == 2
-        lengths = [int(headers["Content-Length"]) for _, _, headers in scripted.requests]
-        assert lengths[1] < lengths[0]
-        assert all("Content-MD5" in headers for _, _, headers in scripted.requests)
-
-    @pytest.mark.parametrize(("code", "kind"), [("SlowDown", UnavailableError), ("AccessDenied", ConfigError)])
-    def test_objects_that_stay_undeleted_are_an_error(
-        self, scripted: ScriptedServer, code: str, kind: type[RiffleError]
-    ) -> None:
-        """A success that deleted nothing is not one."""
-        missed = f"<DeleteResult><Error><Key>root/log/1</Key><Code>{code}</Code></Error></DeleteResult>"
-        assert isinstance(error_of(lambda: scripted.store(Answer(200, missed.encode())).delete(["log/1"])), kind)
 
 
 class TestNoAnswer:

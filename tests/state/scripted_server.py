@@ -1,0 +1,83 @@
+"""An HTTP server that answers as a test wrote it: for what a real S3 server cannot be made to say."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.root import StoreOptions, open_store
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the scripted server says to one request; ``broken``: it announces more bytes than it sends."""
+
+    status: int
+    body: bytes = b""
+    broken: bool = False
+    silent_seconds: float = 0.0
+
+
+def refusal(status: int, code: str) -> Answer:
+    """Return an S3 server's answer with an error code."""
+    return Answer(status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+
+
+@dataclass
+class ScriptedServer:
+    """An HTTP server that gives the answers of a list, the last one for ever, and keeps what it was asked."""
+
+    answers: list[Answer] = field(default_factory=list)
+    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    endpoint: str = ""
+
+    def store(self, *answers: Answer, attempts: int = 2) -> ObjectStore:
+        """Return a store that will be given these answers."""
+        self.answers[:] = answers
+        return open_store(
+            "s3://riffle/root",
+            StoreOptions(s3_endpoint=self.endpoint, s3_max_attempts=attempts, s3_read_timeout_seconds=0.3),
+        )
+
+    def next(self) -> Answer:
+        """Return the answer to the request at hand."""
+        return self.answers[min(len(self.requests), len(self.answers)) - 1]
+
+
+@contextlib.contextmanager
+def scripted_server() -> Iterator[ScriptedServer]:
+    """Run a scripted server on a free loopback port, in a thread; it ends with the block."""
+    script = ScriptedServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            script.requests.append((self.command, self.path, dict(self.headers)))
+            answer = script.next()
+            time.sleep(answer.silent_seconds)
+            with contextlib.suppress(OSError):
+                self.send_response(answer.status)
+                self.send_header("Content-Length", str(len(answer.body) + 10 * answer.broken))
+                self.end_headers()
+                self.wfile.write(answer.body)
+
+        do_GET = do_PUT = do_POST = do_HEAD = handle_any  # noqa: N815
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            """Stay silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    script.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield script
+    finally:
+        server.shutdown()
+        server.server_close()

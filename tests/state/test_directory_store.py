@@ -1,0 +1,123 @@
+"""What is particular to objects kept as files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.root import open_store
+
+
+class TestDirectory:
+    """What is particular to files."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        """A root that is not there yet."""
+        return tmp_path / "root"
+
+    @pytest.fixture
+    def store(self, root: Path) -> ObjectStore:
+        """A store on it."""
+        return open_store(f"file://{root}")
+
+    def test_an_object_is_a_file_of_its_name(self, store: ObjectStore, root: Path) -> None:
+        """State can be read without us."""
+        store.put_if_absent("totals/key_group=0042/snapshot/7", b"abc")
+        assert (root / "totals/key_group=0042/snapshot/7").read_bytes() == b"abc"
+
+    def test_what_a_crash_left_is_never_listed_and_goes_after_a_day(self, store: ObjectStore, root: Path) -> None:
+        """A write that was cut short is no object; a young one may still be under way and stays."""
+        store.put_if_absent("log/1", b"abc")
+        old, young = root / ".unfinished/old", root / ".unfinished/young"
+        for leftover in (old, young):
+            leftover.write_bytes(b"ab")
+        os.utime(old, (0, time.time() - 25 * 3600))
+        assert store.list("") == ["log/1"]
+        open_store(f"file://{root}").put_if_absent("log/2", b"abc")
+        assert (old.exists(), young.exists()) == (False, True)
+
+    def test_puts_leave_nothing_behind(self, store: ObjectStore, root: Path) -> None:
+        """Neither a put that won nor one that lost leaves a file of its own."""
+        for _ in range(2):
+            store.put_if_absent("log/1", b"abc")
+        assert [str(path.relative_to(root)) for path in sorted(root.rglob("*"))] == [".unfinished", "log", "log/1"]
+
+    def test_empty_directories_go_with_their_last_object(self, store: ObjectStore, root: Path) -> None:
+        """A million versions do not leave a million directories."""
+        store.put_if_absent("delta/1/a", b"")
+        store.put_if_absent("delta/2/a", b"")
+        store.delete(["delta/1/a"])
+        assert [path.name for path in (root / "delta").iterdir()] == ["2"]
+        store.delete(["delta/2/a"])
+        assert root.exists()
+        assert not (root / "delta").exists()
+
+    def test_puts_and_deletes_of_one_directory_do_not_disturb_each_other(self, store: ObjectStore) -> None:
+        """A put does not fail because a delete has just taken its directory away."""
+
+        def come_and_go(thread: int) -> bool:
+            names = [f"delta/1/{thread}-{number}" for number in range(60)]
+            return all(store.put_if_absent(name, b"") and not store.delete([name]) for name in names)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(come_and_go, range(4)))
+        assert store.list("") == []
+
+    def test_processes_exclude_each_other(self, store: ObjectStore, root: Path) -> None:
+        """Of three processes that put the same fifty names, one alone is told that it wrote each."""
+        program = (
+            "import sys; from riffle_spark.state.root import open_store\n"
+            "store = open_store(sys.argv[1]); input()\n"
+            "print(*(n for n in range(50) if store.put_if_absent(f'log/{n}', sys.argv[2].encode())))"
+        )
+        command = [sys.executable, "-c", program, f"file://{root}"]
+        processes = [
+            subprocess.Popen([*command, str(i)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for i in range(3)
+        ]
+        for process in processes:
+            assert process.stdin
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        outputs = [process.communicate(timeout=60)[0].split() for process in processes]
+        won = {int(number): i for i, output in enumerate(outputs) for number in output}
+        assert sum(map(len, outputs)) == len(won) == 50
+        assert {n: int(store.get(f"log/{n}") or b"") for n in range(50)} == won
+
+    def test_a_file_in_the_way_is_a_wrong_root(self, root: Path) -> None:
+        """A root that cannot be a directory is refused with its name, not with a traceback of the file system."""
+        root.write_bytes(b"")
+        with pytest.raises(ConfigError, match="root") as caught:
+            open_store(f"file://{root}/below").put_if_absent("log/1", b"")
+        assert str(root) in caught.value.where
+        assert caught.value.remedy
+
+    def test_a_name_that_is_a_directory_is_refused(self, store: ObjectStore) -> None:
+        """A put never says that an object was there where there is only a directory."""
+        store.put_if_absent("log/1", b"")
+        with pytest.raises(ConfigError):
+            store.put_if_absent("log", b"")
+        assert store.get("log") is None
+        assert not store.exists("log")
+
+    def test_a_full_disk_leaves_no_object(self, store: ObjectStore) -> None:
+        """Bytes that do not fit are an error that says so, and are not listed; smaller ones still go in."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            with pytest.raises(UnavailableError) as caught:
+                store.put_if_absent("log/1", b"x" * 200_000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "disk" in caught.value.remedy
+        assert store.list("") == []
+        assert store.put_if_absent("log/1", b"x")
