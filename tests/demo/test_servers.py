@@ -49,13 +49,7 @@ def test_what_is_produced_is_read_back(kafka_broker: KafkaBroker) -> None:
 
 def test_an_object_is_put_only_if_absent(s3_server: S3Server) -> None:
     """The S3 server refuses a second conditional put of one name."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3_server.endpoint,
-        aws_access_key_id=s3_server.environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=s3_server.environment["AWS_SECRET_ACCESS_KEY"],
-        region_name="us-east-1",
-    )
+    client = boto3.client("s3", **s3_server.client_arguments)
     client.put_object(Bucket=s3_server.bucket, Key="servers/once", Body=b"1", IfNoneMatch="*")
     with pytest.raises(client.exceptions.ClientError, match="PreconditionFailed"):
         client.put_object(Bucket=s3_server.bucket, Key="servers/once", Body=b"2", IfNoneMatch="*")

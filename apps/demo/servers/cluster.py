@@ -116,10 +116,11 @@ class StandaloneCluster(Server):
 
     def _spark_class(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> Child:
         command = [str(spark_home() / "bin" / "spark-class"), *arguments]
-        return Child(Launch(name, command, self._folder / f"{name}.log", {**self._environment(), **environment}))
+        return Child(Launch(name, command, self._folder / f"{name}.log", {**self.environment, **environment}))
 
-    def _environment(self) -> dict[str, str]:
-        """Nothing of the machine's own Spark: an empty configuration folder, this Python, small daemons."""
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its processes and its clients run with: nothing of the machine's own Spark, and small daemons."""
         configuration = self._folder / "spark-conf"
         configuration.mkdir(parents=True, exist_ok=True)
         return {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import TypedDict
 
 import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from apps.demo.servers.child import Child, Launch, free_port, listens
@@ -16,6 +17,15 @@ __all__ = ["S3Server"]
 
 START_TIMEOUT_SECONDS = 60.0
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo-secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+class ClientArguments(TypedDict):
+    """How boto3 spells an address and credentials."""
+
+    endpoint_url: str
+    aws_access_key_id: str
+    aws_secret_access_key: str
+    region_name: str
 
 
 class S3Server(Server):
@@ -44,21 +54,29 @@ class S3Server(Server):
         if self._child is not None:
             self._child.stop()
 
+    @property
+    def client_arguments(self) -> ClientArguments:
+        """What ``boto3.client("s3", ...)`` needs to reach it."""
+        return {
+            "endpoint_url": self.endpoint,
+            "aws_access_key_id": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            "aws_secret_access_key": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            "region_name": CREDENTIALS["AWS_DEFAULT_REGION"],
+        }
+
+    def measure(self, prefix: str) -> tuple[int, int]:
+        """How many objects lie below a prefix, and their bytes."""
+        with closing(boto3.client("s3", **self.client_arguments)) as client:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{prefix}/")
+            sizes = [found["Size"] for page in pages for found in page.get("Contents", ())]
+        return len(sizes), sum(sizes)
+
     def _has_made_bucket(self) -> bool:
         if not listens(self._port):
             return False
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-            region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
-            config=Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5),
-        )
-        try:
-            client.create_bucket(Bucket=self.bucket)
-        except (BotoCoreError, ClientError):
-            return False
-        finally:
-            client.close()
+        with closing(boto3.client("s3", **self.client_arguments)) as client:
+            try:
+                client.create_bucket(Bucket=self.bucket)
+            except (BotoCoreError, ClientError):
+                return False
         return True

@@ -1,0 +1,99 @@
+"""The streaming job as the demo runs it, and its output. Knows spark-submit. Does not know riffle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from apps.demo.jars import connector_jars, spark_home
+from apps.demo.ledger import Ledger
+from apps.demo.servers import Child, KafkaBroker, Launch, S3Server, StandaloneCluster
+
+__all__ = ["APP", "Job", "counted_by"]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+APP = CHECKOUT / "apps" / "running_totals.py"
+PREFIX = "running-totals"
+BATCHES_WANTED = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the job reads and writes, and where it runs."""
+
+    folder: Path
+    topic: str
+    events: int
+    app: Path = APP
+
+    @property
+    def report_file(self) -> Path:
+        """Where the job appends its batch reports."""
+        return self.folder / "reports.jsonl"
+
+    @property
+    def output(self) -> Path:
+        """Where the job writes each batch's totals."""
+        return self.folder / "totals"
+
+    def submit(self, broker: KafkaBroker, store: S3Server, cluster: StandaloneCluster) -> Child:
+        """Start the job with the connector's jars at hand, so that starting downloads nothing."""
+        command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url]
+        command += ["--jars", ",".join(map(str, connector_jars()))]
+        for name, value in self._configuration(store).items():
+            command += ["--conf", f"{name}={value}"]
+        command += [str(self.app), "--bootstrap", broker.bootstrap, "--topic", self.topic]
+        command += ["--checkpoint", str(self.folder / "checkpoint"), "--output-path", str(self.output)]
+        command += [
+            "--max-offsets",
+            str(max(-(-self.events // BATCHES_WANTED), 1000)),
+            "--trigger-seconds",
+            "0",
+        ]
+        return Child(Launch("the job", command, self.folder / "job.log", self._environment(cluster, store)))
+
+    def _configuration(self, store: S3Server) -> dict[str, str]:
+        credentials = {f"spark.executorEnv.{name}": value for name, value in store.environment.items()}
+        return {
+            "spark.app.name": "running totals",
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            "spark.executor.cores": "1",
+            "spark.executor.memory": "768m",
+            "spark.riffle.conf_file": str(CHECKOUT / "conf" / "demo.toml"),
+            "spark.riffle.root": f"s3://{store.bucket}/{PREFIX}",
+            "spark.riffle.s3_endpoint": store.endpoint,
+            "spark.riffle.report_file": str(self.report_file),
+            **credentials,
+        }
+
+    def _environment(self, cluster: StandaloneCluster, store: S3Server) -> Mapping[str, str]:
+        return {**cluster.environment, **store.environment, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def counted_by(output: Path, keys: int) -> Ledger:
+    """Each key's last count and sum, over the folders ``batch=<id>`` in order of batch."""
+    counted = Ledger(np.zeros(keys, np.int64), np.zeros(keys, np.int64))
+    folders = [folder for folder in output.glob("batch=*") if (folder / "_SUCCESS").exists()]
+    for folder in sorted(folders, key=lambda each: int(each.name.removeprefix("batch="))):
+        totals = pa.concat_tables(
+            [pq.ParquetFile(file).read(["user_id", "count", "total"]) for file in sorted(folder.glob("*.parquet"))]
+            or [_NOTHING]
+        )
+        numbers = pc.cast(pc.utf8_slice_codeunits(totals["user_id"], 1), pa.int64()).to_numpy()
+        counted.counts[numbers] = totals["count"].to_numpy()
+        counted.sums[numbers] = totals["total"].to_numpy()
+    return counted
+
+
+_NOTHING = pa.table(
+    {"user_id": pa.array([], pa.string()), "count": pa.array([], pa.int64()), "total": pa.array([], pa.int64())}
+)

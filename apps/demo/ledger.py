@@ -1,0 +1,71 @@
+"""What was produced, by key, against what was counted. Knows events. Does not know Kafka or Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Difference", "Events", "Ledger", "compare", "make_events"]
+
+Integers = npt.NDArray[np.int64]
+SEED = 20_250_101
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events in order: the number of each one's key, and its amount."""
+
+    keys: Integers
+    amounts: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """For every key, by its number: how many events it has, and the sum of their amounts."""
+
+    counts: Integers
+    sums: Integers
+
+    @staticmethod
+    def of(events: Events, keys: int) -> Ledger:
+        """Count and sum events over ``keys`` keys."""
+        sums = np.zeros(keys, np.int64)
+        np.add.at(sums, events.keys, events.amounts)
+        return Ledger(np.bincount(events.keys, minlength=keys).astype(np.int64), sums)
+
+    @staticmethod
+    def read(path: Path) -> Ledger:
+        """Read what ``write`` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            return Ledger(file["counts"], file["sums"])
+
+    def write(self, path: Path) -> None:
+        """Write it to one file, whole or not at all."""
+        partial = path.with_suffix(".partial.npz")
+        np.savez(partial, counts=self.counts, sums=self.sums)
+        partial.rename(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a count of events is from the ledger: events lost, events doubled, keys whose count or sum is wrong."""
+
+    lost: int
+    doubled: int
+    wrong_keys: int
+
+
+def make_events(events: int, keys: int) -> Events:
+    """Events with uniform keys and amounts of 1 to 100; the same for the same numbers."""
+    random = np.random.default_rng(SEED)
+    return Events(random.integers(0, keys, events), random.integers(1, 101, events))
+
+
+def compare(ledger: Ledger, counted: Ledger) -> Difference:
+    """Compare every key's count and sum."""
+    missing = ledger.counts - counted.counts
+    wrong = (missing != 0) | (ledger.sums != counted.sums)
+    return Difference(int(missing.clip(min=0).sum()), int((-missing).clip(min=0).sum()), int(wrong.sum()))

@@ -1,0 +1,152 @@
+"""The demo: a job on real servers loses a worker, and no event. Knows the order of things. Does not know details.
+
+./run demo [--events 1000000] [--keys 50000] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from apps.demo.job import APP, PREFIX, Job, counted_by
+from apps.demo.ledger import Ledger, compare
+from apps.demo.live import LiveView
+from apps.demo.outcome import Outcome, outcome_of
+from apps.demo.reports import ReportFile, Run
+from apps.demo.servers import Child, KafkaBroker, Launch, S3Server, StandaloneCluster
+from riffle_spark.errors import RiffleError, UnavailableError
+
+TOPIC = "events"
+PARTITIONS = 6
+VICTIM = 1
+POLL_SECONDS = 0.2
+STALL_SECONDS = 120.0
+INTERRUPTED = 130
+
+
+class Demo:
+    """One run in one folder. What it starts is stopped with the stack."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, console: Console) -> None:
+        self._events: int = options.events
+        self._keys: int = options.keys
+        self._console = console
+        self._folder = folder
+        self._broker = KafkaBroker(folder / "kafka")
+        self._store = S3Server(folder / "s3")
+        self._cluster = StandaloneCluster(folder / "cluster")
+        self._job = Job(folder, TOPIC, self._events, options.app)
+        self._ledger_file = folder / "ledger.npz"
+
+    def run(self) -> Outcome:
+        """Start everything, lose a worker, and compare."""
+        started = time.monotonic()
+        with ExitStack() as stack:
+            self._start_servers(stack)
+            producer = self._start_producer(stack)
+            self._store.wait_until_ready()
+            self._cluster.wait_until_ready()
+            job = self._job.submit(self._broker, self._store, self._cluster)
+            stack.callback(job.stop)
+            self._console.print(f"The job runs on {', '.join(self._cluster.hosts)}; its log: {job.log}")
+            run = self._follow(job, producer)
+            ledger = Ledger.read(self._ledger_file)
+            difference = compare(ledger, counted_by(self._job.output, self._keys))
+            outcome = outcome_of(run, ledger, difference, time.monotonic() - started)
+            outcome.print_on(self._console, self._where_the_state_lies())
+        return outcome
+
+    def _start_servers(self, stack: ExitStack) -> None:
+        """Start them side by side, and wait for the broker alone."""
+        self._console.print("Starting a Kafka broker, an S3 server, a Spark master and three workers")
+        for server in (self._broker, self._store, self._cluster):
+            stack.callback(server.stop)
+            server.start()
+        self._broker.wait_until_ready()
+        self._broker.create_topic(TOPIC, PARTITIONS)
+
+    def _start_producer(self, stack: ExitStack) -> Child:
+        command = [sys.executable, "-m", "apps.demo.producer", self._broker.bootstrap, TOPIC]
+        command += [str(self._events), str(self._keys), str(self._ledger_file)]
+        producer = Child(Launch("the producer", command, self._folder / "producer.log"))
+        stack.callback(producer.stop)
+        return producer
+
+    def _follow(self, job: Child, producer: Child) -> Run:
+        """Watch the reports until all events are in, and kill a worker halfway."""
+        reports = ReportFile(self._job.report_file)
+        run, killed, last_news = Run(), False, time.monotonic()
+        with LiveView(self._console, self._events) as view:
+            while run.rows < self._events or not self._ledger_file.exists():
+                rows, run = run.rows, reports.read()
+                view.show(run)
+                last_news = time.monotonic() if run.rows > rows else last_news
+                if not killed and run.rows * 2 >= self._events:
+                    view.say(f"SIGKILL to the worker on {self._cluster.hosts[VICTIM]} and its executor")
+                    self._cluster.kill_worker(VICTIM)
+                    killed = True
+                self._check(job, producer, time.monotonic() - last_news)
+                time.sleep(POLL_SECONDS)
+        return run
+
+    def _check(self, job: Child, producer: Child, silent_seconds: float) -> None:
+        job.check_alive()
+        if not self._ledger_file.exists():
+            producer.check_alive()
+        if silent_seconds > STALL_SECONDS:
+            raise UnavailableError(f"no batch for {STALL_SECONDS:g} s:\n{job.log_tail()}", where=str(job.log))
+
+    def _where_the_state_lies(self) -> str:
+        objects, size = self._store.measure(PREFIX)
+        place = f"s3://{self._store.bucket}/{PREFIX} at {self._store.endpoint}"
+        return f"{place}: {objects} objects, {size / 1e6:.1f} MB; copies in {self._cluster.local_folder(0).parents[1]}"
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./run demo", description="A job on real servers loses a worker, and no event."
+    )
+    parser.add_argument("--events", type=int, default=1_000_000, help="how many events are produced (%(default)s)")
+    parser.add_argument("--keys", type=int, default=50_000, help="over how many keys (%(default)s)")
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as one JSON object; the rest goes to stderr"
+    )
+    parser.set_defaults(app=APP)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo; 0 if every key's count and sum is right, 1 if not or if it failed, 130 if interrupted."""
+    options = _options(arguments)
+    console = Console(stderr=options.json)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    folder = Path(tempfile.mkdtemp(prefix="riffle-demo-"))
+    try:
+        outcome = Demo(options, folder, console).run()
+    except KeyboardInterrupt:
+        console.print("Interrupted; everything it started has ended")
+        shutil.rmtree(folder, ignore_errors=True)
+        return INTERRUPTED
+    except RiffleError as error:
+        console.print(f"{error}\nThe logs are in {folder}", highlight=False, markup=False)
+        return 1
+    if options.json:
+        print(outcome.to_json())
+    if not outcome.is_exact:
+        console.print(f"The logs are in {folder}", highlight=False)
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

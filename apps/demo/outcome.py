@@ -1,0 +1,60 @@
+"""How the demo ended: figures, and where the state lies. Knows what is reported. Does not know how it came about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+
+from apps.demo.ledger import Difference, Ledger
+from apps.demo.reports import Run
+
+__all__ = ["Outcome", "outcome_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The figures of ``--json``, in its order, and how many keys have a wrong count or sum."""
+
+    events: int
+    keys: int
+    lost: int
+    doubled: int
+    wrong_keys: int
+    batches: int
+    rows_per_s: int
+    requests_per_batch: float
+    seconds: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every key's count and sum equals the producer's ledger."""
+        return self.lost == self.doubled == self.wrong_keys == 0
+
+    def to_json(self) -> str:
+        """Return the figures as one JSON object."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "wrong_keys"})
+
+    def print_on(self, console: Console, state: str) -> None:
+        """Print one figure a line, then where the state lies."""
+        for name, value in asdict(self).items():
+            console.print(f"{name.replace('_', ' '):>20}  {value:,}", highlight=False, soft_wrap=True)
+        console.print(f"{'state':>20}  {state}", highlight=False, soft_wrap=True)
+        verdict = "every key's count and sum equals the ledger" if self.is_exact else "DIFFERENT from the ledger"
+        console.print(f"{'verdict':>20}  {verdict}", highlight=False, soft_wrap=True)
+
+
+def outcome_of(run: Run, ledger: Ledger, difference: Difference, seconds: float) -> Outcome:
+    """Put the figures together."""
+    return Outcome(
+        events=int(ledger.counts.sum()),
+        keys=len(ledger.counts),
+        lost=difference.lost,
+        doubled=difference.doubled,
+        wrong_keys=difference.wrong_keys,
+        batches=len(run.filled),
+        rows_per_s=round(run.rows_per_second),
+        requests_per_batch=round(run.requests_per_batch, 1),
+        seconds=round(seconds, 1),
+    )

@@ -1,0 +1,124 @@
+"""The job's batch reports, as read from its file. Knows a line's fields. Does not know who writes or shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Batch", "ReportFile", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the demo shows of one batch that ran."""
+
+    version: int
+    rows: int
+    started_seconds: float
+    seconds: float
+    requests: int
+    upkeep_requests: int
+    slots: int
+    misses: int
+    moves: int
+    restores: int
+    owners: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows over the batch's own time."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All batches of a run so far."""
+
+    batches: tuple[Batch, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many rows the committed batches held."""
+        return sum(batch.rows for batch in self.batches)
+
+    @property
+    def filled(self) -> tuple[Batch, ...]:
+        """The batches that had rows."""
+        return tuple(batch for batch in self.batches if batch.rows)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows over the time from the first such batch's start to the last one's end."""
+        if not self.filled:
+            return 0.0
+        first, last = self.filled[0], self.filled[-1]
+        return self.rows / max(last.started_seconds + last.seconds - first.started_seconds, 1e-9)
+
+    @property
+    def requests_per_batch(self) -> float:
+        """Requests to the object store that the batches themselves made, on average over those with rows."""
+        return sum(batch.requests for batch in self.filled) / max(len(self.filled), 1)
+
+
+class ReportFile:
+    """A file that a job appends one JSON line a batch to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._batches: dict[int, Batch] = {}
+
+    def read(self) -> Run:
+        """Return the run with what was appended since the last call; a line still being written waits."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                appended = file.read()
+            whole = appended[: appended.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            self._take(whole.splitlines())
+        return Run(tuple(self._batches.values()))
+
+    def _take(self, lines: list[bytes]) -> None:
+        for line in lines:
+            report = json.loads(line)
+            if report["decision"] == "run":
+                batch = _batch_of(report)
+                self._batches[batch.version] = batch
+
+
+def _batch_of(report: Mapping[str, object]) -> Batch:
+    seconds = _numbers(report, "seconds")
+    return Batch(
+        version=_whole(report, "version"),
+        rows=_whole(report, "rows"),
+        started_seconds=_whole(report, "started_ms") / 1000,
+        seconds=seconds.get("total", 0.0),
+        requests=int(sum(_numbers(report, "requests").values())),
+        upkeep_requests=int(sum(_numbers(report, "upkeep_requests").values())),
+        slots=_whole(report, "slots"),
+        misses=_whole(report, "misses"),
+        moves=_length(report, "moves"),
+        restores=_whole(report, "restores"),
+        owners={member: int(count) for member, count in _numbers(report, "owners").items()},
+    )
+
+
+def _whole(report: Mapping[str, object], name: str) -> int:
+    value = report.get(name, 0)
+    assert isinstance(value, int), f"{name} is {value!r}"
+    return value
+
+
+def _length(report: Mapping[str, object], name: str) -> int:
+    value = report.get(name, ())
+    assert isinstance(value, (list, tuple)), f"{name} is {value!r}"
+    return len(value)
+
+
+def _numbers(report: Mapping[str, object], name: str) -> dict[str, float]:
+    value = report.get(name, {})
+    assert isinstance(value, dict), f"{name} is {value!r}"
+    return {str(key): float(number) for key, number in value.items()}
