@@ -1,8 +1,7 @@
-"""This process's store and folder for a root, kept between batches. Knows how to get them. Does not know what they hold."""
+"""This process's store and folder for a root, kept between batches. Knows how to get them, not what they hold."""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 from riffle_spark.settings import Settings
@@ -11,9 +10,11 @@ from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.root import StoreOptions, open_store, root_id
 from riffle_spark.worker.order import Home
 
-__all__ = ["folder_of", "options_of", "store_of"]
+__all__ = ["folder_of", "options_of", "store_of", "use_store"]
 
+_STORES_KEPT = 16
 _folders: dict[tuple[Path, str], Folder] = {}
+_stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 
 
 def folder_of(home: Home, executor: str) -> Folder:
@@ -26,14 +27,18 @@ def folder_of(home: Home, executor: str) -> Folder:
     return folder
 
 
-@functools.lru_cache(maxsize=16)
-def _store(root: str, options: StoreOptions) -> ObjectStore:
-    return open_store(root, options)
-
-
 def store_of(home: Home) -> ObjectStore:
     """Return the store of the root, one a process: its connections are kept between batches."""
-    return _store(home.root, home.options)
+    store = _stores.get((home.root, home.options))
+    return use_store(home, open_store(home.root, home.options)) if store is None else store
+
+
+def use_store(home: Home, store: ObjectStore) -> ObjectStore:
+    """Make ``store`` this process's store of the root: for simulations, whose stores fail on purpose."""
+    if len(_stores) >= _STORES_KEPT:
+        _stores.pop(next(iter(_stores)))
+    _stores[home.root, home.options] = store
+    return store
 
 
 def options_of(settings: Settings) -> StoreOptions:

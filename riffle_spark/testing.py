@@ -1,0 +1,258 @@
+"""A query without Spark, in one process: executors, batches, clock. Knows the protocol's ports. Does not know chance.
+
+Everything that decides about state is the project's own code: slots run ``worker.slot.run_slot`` on real local copies,
+the driver is ``protocol.driver.Driver``. Simulated are only Spark's parts: which rows are routed where, which attempt
+runs when, and whose answer counts.
+
+    cluster = SimCluster(home_of("memory://mine", folder), store)
+    cluster.add("1"), cluster.add("2")
+    driver = Driver(settings, cluster.home, Surroundings(store, cluster, ManualClock(), InlineBackground()))
+    driver.process(incoming, [operator], SimWork(cluster, rows, sinks={"totals": sink}))
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark import keygroups
+from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.state.manifest import Link
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.options import StoreOptions
+from riffle_spark.state.parts import Reader
+from riffle_spark.worker.homes import use_store
+from riffle_spark.worker.order import ATTEMPT, KEY_GROUP, RECEIPT, SLOT, Home, Order, Receipt
+from riffle_spark.worker.slot import run_slot
+from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt, take_snapshots
+
+__all__ = ["Attempt", "InlineBackground", "ManualClock", "SimCluster", "SimSink", "SimWork", "home_of", "routed"]
+
+RandomBytes = Callable[[int], bytes]
+Sink = Callable[[pa.Table, Delivery], object]
+
+
+class ManualClock:
+    """A clock that goes on only when it is told to. Implements ``protocol.ports.Clock``."""
+
+    def __init__(self, ms: int = 1_700_000_000_000) -> None:
+        self._ms = ms
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._ms += int(seconds * 1000)
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch."""
+        return self._ms
+
+    def seconds(self) -> float:
+        """Return seconds of a clock that never goes back."""
+        return self._ms / 1000
+
+
+class InlineBackground:
+    """Upkeep on the caller's thread: at once or, if ``deferred``, when ``run`` is called.
+
+    Implements ``protocol.ports.Background``.
+    """
+
+    def __init__(self, *, deferred: bool = False) -> None:
+        self._deferred = deferred
+        self._waiting: list[Callable[[], object]] = []
+        self._results: list[object] = []
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Take one piece of work."""
+        self._waiting.append(work)
+        if not self._deferred:
+            self.run()
+
+    def run(self) -> None:
+        """Do all work that waits."""
+        while self._waiting:
+            work = self._waiting.pop(0)
+            try:
+                self._results.append(work())
+            except Exception as error:  # noqa: BLE001 - as on a real background: the driver looks at it
+                self._results.append(error)
+
+    def collect(self) -> Sequence[object]:
+        """Return the results since the last call; failures as exceptions."""
+        found, self._results = self._results, []
+        return found
+
+    def busy(self) -> bool:
+        """Tell whether submitted work has not finished yet."""
+        return bool(self._waiting)
+
+
+def home_of(root: str, local_dir: Path, application: str = "app") -> Home:
+    """Return where a simulated query keeps its state."""
+    return Home(root, StoreOptions(), str(local_dir), application, frozenset())
+
+
+class SimCluster:
+    """Executors that live in this process, each with a folder of its own. Implements ``protocol.ports.Cluster``.
+
+    ``store`` is what their slots read and write, ``random_bytes`` names their attempts.
+    """
+
+    def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
+        self.store = use_store(home, store)
+        self.home = home
+        self.random_bytes = random_bytes
+        self._live: dict[str, Executor] = {}
+
+    def add(self, name: str, cores: int = 1) -> None:
+        """Start an executor; it takes a folder that a lost one left behind, if there is one."""
+        self._live[name] = Executor(name, f"host-{name}", cores)
+
+    def lose(self, name: str, *, disk: bool = False) -> None:
+        """Lose an executor; with ``disk``, its folder too."""
+        del self._live[name]
+        if disk:
+            for owner in Path(self.home.local_dir or "").glob("*/*/owner"):
+                if owner.read_text() == f"{self.home.application}/{name}":
+                    shutil.rmtree(owner.parent)
+
+    def executors(self) -> tuple[Executor, ...]:
+        """Return the live executors, sorted by id."""
+        return tuple(sorted(self._live.values()))
+
+    def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
+        """Run each live executor's snapshot orders and return what was taken."""
+        return [
+            take_snapshots(mine, executor, self.random_bytes)
+            for executor, mine in sorted(orders.items())
+            if executor in self._live
+        ]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One execution of one slot: where, and with what order and rows. ``run`` may be called at any later time."""
+
+    order: Order
+    slot: int
+    executor: str
+    rows: pa.Table
+    random_bytes: RandomBytes
+
+    def run(self) -> pa.Table:
+        """Run the slot; return its answer."""
+        return run_slot(self.order, self.slot, self.executor, self.rows, self.random_bytes)
+
+
+class SimSink:
+    """A sink that remembers each delivery's rows by its id; the same id again replaces them: it is idempotent."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, pa.Table] = {}
+        self.calls: list[Delivery] = []
+
+    def __call__(self, rows: pa.Table, delivery: Delivery) -> None:
+        """Take a delivery."""
+        self.calls.append(delivery)
+        self.by_id[delivery.id] = rows
+
+
+def routed(order: Order, rows: pa.Table) -> dict[int, pa.Table]:
+    """Return each slot's rows with the routing columns, as Spark's shuffle would bring them."""
+    needed = rows.select(order.rows.names)
+    groups = keygroups.key_groups([needed.column(name) for name in order.schema.key.names], order.total)
+    slot_of = np.zeros(order.total, dtype=np.int32)
+    for slot, owned in order.slots.items():
+        slot_of[list(owned)] = slot
+    numbers = pa.array(slot_of[groups], pa.int32())
+    table = pa.table([numbers, pa.array(groups, pa.int32()), *needed.columns], [SLOT, KEY_GROUP, *needed.column_names])
+    return {slot: table.filter(pc.equal(numbers, slot)) for slot in order.slots}
+
+
+class SimWork:
+    """One micro-batch's rows on a ``SimCluster``. Implements ``protocol.ports.Work``.
+
+    ``perform(attempt)`` executes a slot and returns the answer that counts: a test may run the attempt twice, elsewhere,
+    later or not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it.
+    """
+
+    def __init__(
+        self, cluster: SimCluster, rows: pa.Table, sinks: Mapping[str, Sink],
+        perform: Callable[[Attempt], pa.Table] = Attempt.run, lose_block: str | None = None,
+    ) -> None:  # fmt: skip
+        self._cluster = cluster
+        self._rows = rows
+        self._sinks = sinks
+        self._perform = perform
+        self._lose_block = lose_block
+        self._attempts: dict[str, list[Attempt]] = {}
+        self._answers: dict[str, list[pa.Table]] = {}
+        self.drained = 0
+
+    def executors(self) -> Sequence[Executor]:
+        """Return the live executors, sorted by id."""
+        return self._cluster.executors()
+
+    def placed(self) -> bool:
+        """Tell that slots are placed by name."""
+        return True
+
+    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+        """Run every slot of every order, keep the result once, and return all receipts."""
+        executor_of = {place.number: place.executor for place in layout.slots}
+        receipts: list[Receipt] = []
+        for order in orders:
+            attempts = [
+                Attempt(order, slot, executor_of[slot], part, self._cluster.random_bytes)
+                for slot, part in sorted(routed(order, self._rows).items())
+            ]
+            answers = [self._perform(attempt) for attempt in attempts]
+            self._attempts[order.schema.store], self._answers[order.schema.store] = attempts, answers
+            told = pa.concat_tables(answers).column(RECEIPT).drop_null().to_pylist()
+            receipts += [Receipt.from_json(text) for text in told]
+        return receipts
+
+    def routed(self) -> Mapping[str, int | None]:
+        """Return how many rows were routed, per store."""
+        return dict.fromkeys(self._answers, self._rows.num_rows)
+
+    def recount(self, store: str) -> int:  # noqa: ARG002 - every store gets every row
+        """Return how many rows were routed to a store."""
+        return int(self._rows.num_rows)
+
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
+        """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts'."""
+        if self._lose_block in self._attempts:
+            store, self._lose_block = self._lose_block, None
+            self._answers[store][0] = self._perform(self._attempts[store][0])
+        for store, answers in self._answers.items():
+            rows = pa.concat_tables(answers)
+            ours = pa.array([receipt.attempt for receipt in receipts if receipt.store == store], pa.string())
+            if pc.any(pc.invert(pc.is_in(rows.column(ATTEMPT), ours))).as_py():
+                raise StaleRows(store)
+            output = rows.filter(rows.column(RECEIPT).is_null()).drop_columns([ATTEMPT, RECEIPT])
+            self._sinks[store](output, delivery)
+
+    def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
+        """Give the sinks the output rows that were sealed with a committed batch."""
+        reader = Reader(self._cluster.store, None)
+        for store, sink in self._sinks.items():
+            tables = reader.links(link for owner, link in outputs if owner == store)
+            if tables:
+                sink(pa.concat_tables(tables.values()), delivery)
+
+    def drain(self) -> None:
+        """Read the input to its end, for a batch that is skipped."""
+        self.drained += 1
+
+    def release(self) -> None:
+        """Drop the kept result."""
+        self._attempts.clear()
+        self._answers.clear()
