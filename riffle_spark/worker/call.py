@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from riffle_spark.process.compute import Batch, BoolArray, Update
 from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
-from riffle_spark.worker.touched import Touched
+from riffle_spark.worker.touched import Touched, spans_of
 
 __all__ = ["Result", "as_declared", "in_declared_order", "run"]
 
@@ -65,9 +65,8 @@ def _by_key_group(
 ) -> Iterator[tuple[int, Batch]]:
     by_group = np.argsort(touched.key_groups[touched.codes], kind="stable")
     rows, codes = rows.take(by_group), touched.codes[by_group]
-    cuts = np.searchsorted(touched.key_groups[codes], [group for group, _, _ in touched.spans], side="left")
-    ends = [*cuts[1:].tolist(), len(codes)]
-    for (group, start, end), first, last in zip(touched.spans, cuts.tolist(), ends, strict=True):
+    spans = zip(touched.spans, spans_of(touched.key_groups[codes]), strict=True)
+    for (group, start, end), (_, first, last) in spans:
         part = rows.slice(first, last - first)
         keys, old = touched.keys.slice(start, end - start), state.slice(start, end - start)
         yield start, _batch(order, part, codes[first:last] - start, keys, old, found[start:end], group)

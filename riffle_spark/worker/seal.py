@@ -13,7 +13,7 @@ from riffle_spark.state import codec, paths
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.worker.call import Result
 from riffle_spark.worker.order import Order, Part
-from riffle_spark.worker.touched import Touched
+from riffle_spark.worker.touched import Touched, spans_of
 
 __all__ = ["Sealed", "seal"]
 
@@ -54,11 +54,7 @@ def seal(order: Order, touched: Touched, result: Result, attempt: str) -> Sealed
 
 def _parts(order: Order, touched: Touched, result: Result) -> Iterator[tuple[int, pa.Table]]:
     table, indices = _changes(order, touched, result)
-    of_row = touched.key_groups[indices]
-    groups, starts = np.unique(of_row, return_index=True)
-    for key_group, start, end in zip(
-        groups.tolist(), starts.tolist(), [*starts[1:].tolist(), len(of_row)], strict=True
-    ):
+    for key_group, start, end in spans_of(touched.key_groups[indices]):
         yield key_group, table.slice(start, end - start)
 
 

@@ -17,7 +17,7 @@ from riffle_spark.state.manifest import Entry
 from riffle_spark.state.schema import StoreSchema, shortened
 from riffle_spark.worker.order import KEY_GROUP, Order
 
-__all__ = ["Touched", "read_state", "touch"]
+__all__ = ["Touched", "read_state", "spans_of", "touch"]
 
 _CHECKED_KEYS = 256
 
@@ -46,10 +46,14 @@ def touch(order: Order, slot: int, rows: pa.Table) -> Touched:
     first, of_key = first[by_group], of_key[by_group]
     keys = rows.select(order.schema.key.names).take(first)
     _check_hash(order, keys, of_key)
-    groups, starts = np.unique(of_key, return_index=True)
-    ends = [*starts[1:].tolist(), len(of_key)]
-    spans = tuple(zip(groups.tolist(), starts.tolist(), ends, strict=True))
-    return Touched(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans)
+    return Touched(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans_of(of_key))
+
+
+def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ...]:
+    """Return (key-group, start, end) of each run of equal key-groups; nothing for nothing."""
+    groups, starts = np.unique(ascending, return_index=True)
+    ends = np.append(starts[1:], len(ascending))[: len(groups)]
+    return tuple(zip(groups.tolist(), starts.tolist(), ends.tolist(), strict=True))
 
 
 def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:

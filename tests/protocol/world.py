@@ -1,0 +1,188 @@
+"""A simulated query: batches, a sink, executors and driver restarts, with an oracle to compare with."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark.process.aggregates import aggregate, count, sum_
+from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.protocol.driver import Driver, Surroundings
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.ports import Incoming
+from riffle_spark.protocol.report import BatchReport
+from riffle_spark.settings import Settings
+from riffle_spark.state.faulty import FaultyStore
+from riffle_spark.state.fold import Keeper
+from riffle_spark.state.folder import claim
+from riffle_spark.state.log import Log
+from riffle_spark.state.memory import MemoryStore
+from riffle_spark.state.parts import Reader
+from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+
+ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
+SETTINGS = {"key_groups": 8, "retained_versions": 2, "retained_for": 0, "snapshot_chain_links": 3}
+
+
+class Crash(BaseException):
+    """The driver's process is gone."""
+
+
+def rows_of(*triples: tuple[str | None, int | None, int]) -> pa.Table:
+    """Make input rows."""
+    return pa.table([pa.array([t[i] for t in triples], ROWS.field(i).type) for i in range(3)], schema=ROWS)
+
+
+def totals() -> Operator:
+    """Count and sum per key."""
+    return operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS)
+
+
+def last_three(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Keep each key's last three values in their order; forget a key at a negative one. Order matters."""
+    kept: dict[str, list[int]] = dict(zip(state["k"].to_pylist(), state["last"].to_pylist(), strict=True))
+    gone: set[str] = set()
+    for key, value in zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True):
+        if value < 0:
+            kept.pop(key, None)
+            gone.add(key)
+        else:
+            gone.discard(key)
+            kept[key] = [*kept.get(key, []), value][-3:]
+    schema = pa.schema([("k", pa.string()), ("last", pa.list_(pa.int64()))])
+    new = pa.table([list(kept), list(kept.values())], schema=schema)
+    return new, new, pa.table([sorted(gone)], schema=pa.schema([("k", pa.string())]))
+
+
+def tails() -> Operator:
+    """Keep the last three values per key."""
+    schema = pa.schema([("last", pa.list_(pa.int64()))])
+    output = pa.schema([("k", pa.string()), *schema])
+    return operator_of("tails", ["k"], arrow_function(last_three, state=schema, output=output), ("at",), ROWS)
+
+
+def drawn_batch(chance: random.Random, version: int) -> pa.Table:
+    """Draw a batch: several keys, values that sometimes delete, order columns out of order; sometimes empty."""
+    keys = [f"key-{chance.randrange(12)}" for _ in range(chance.choice([0, 1, 6, 15]))]
+    triples = [(k, chance.choice([-1, *range(9)]), version * 1000 + i) for i, k in enumerate(keys)]
+    chance.shuffle(triples)
+    return rows_of(*triples)
+
+
+class Oracle:
+    """The state after each batch, as plain Python computes it."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, tuple[int, int]] = {}
+        self.tails: dict[str, list[int]] = {}
+
+    def feed(self, rows: pa.Table) -> None:
+        """Add a batch."""
+        for row in sorted(rows.to_pylist(), key=lambda row: row["at"]):
+            key, value = row["k"], row["v"]
+            seen, total = self.totals.get(key, (0, 0))
+            self.totals[key] = (seen + 1, total + value)
+            if value < 0:
+                self.tails.pop(key, None)
+            else:
+                self.tails[key] = [*self.tails.get(key, []), value][-3:]
+
+
+class World:
+    """One query over simulated executors. ``crash_at`` names a step at which the driver's process dies, once."""
+
+    def __init__(
+        self, local_dir: Path, *, executors: Sequence[str] = ("1", "2"), operators: Sequence[Operator] = (),
+        seed: int = 0, **settings: object,
+    ) -> None:  # fmt: skip
+        self.chance = random.Random(seed)
+        self.local_dir = local_dir
+        self.settings = Settings(**{**SETTINGS, **settings})  # type: ignore[arg-type]
+        self.memory = MemoryStore()
+        self.store = FaultyStore(self.memory, sleep=lambda _: None)
+        self.home = home_of(f"memory://{uuid.uuid4().hex}", local_dir)
+        self.cluster = SimCluster(self.home, self.store, self.chance.randbytes)
+        for name in executors:
+            self.cluster.add(name)
+        self.operators = list(operators) or [totals(), tails()]
+        self.clock = ManualClock()
+        self.sinks = {operator.store: SimSink() for operator in self.operators}
+        self.query_id = "query"
+        self.steps: list[str] = []
+        self.crash_at: str | None = None
+        self.at_step: Mapping[str, Callable[[], object]] = {}
+        self.runs = 0
+        self.background = InlineBackground()
+        self.start()
+
+    def start(self, background: InlineBackground | None = None) -> Driver:
+        """Start a driver: a new process, or a query started again."""
+        self.runs += 1
+        self.run_id = f"run-{self.runs}"
+        self.background = background or InlineBackground()
+        surroundings = Surroundings(
+            self.store, self.cluster, self.clock, self.background,
+            new_id=lambda: self.chance.randbytes(16).hex(), reached=self._reached,
+        )  # fmt: skip
+        self.driver = Driver(self.settings, self.home, surroundings)
+        return self.driver
+
+    def _reached(self, step: str) -> None:
+        self.steps.append(step)
+        if step in self.at_step:
+            self.at_step[step]()
+        if step == self.crash_at:
+            self.crash_at = None
+            raise Crash(step)
+
+    def incoming(self, version: int, **changes: object) -> Incoming:
+        """Return what Spark would say of a batch."""
+        said = {
+            "version": version, "query_id": self.query_id, "run_id": self.run_id, "offsets": f"offsets-{version}",
+            "input_digest": None, "time_ms": 1_000 * version, "watermark_ms": None, **changes,
+        }  # fmt: skip
+        return Incoming(**said)  # type: ignore[arg-type]
+
+    def batch(
+        self, version: int, rows: pa.Table, perform: Callable[[Attempt], pa.Table] = Attempt.run,
+        lose_block: str | None = None, **changes: object,
+    ) -> BatchReport:  # fmt: skip
+        """Hand one batch to the driver."""
+        self.work = SimWork(self.cluster, rows, self.sinks, perform, lose_block)
+        self.clock.advance(1)
+        return self.driver.process(self.incoming(version, **changes), self.operators, self.work)
+
+    def log(self) -> Log:
+        """Return the log as a reader without faults sees it."""
+        log = Log(self.memory, self.home.root)
+        log.open()
+        return log
+
+    def state(self, store: str) -> dict[object, tuple[object, ...]]:
+        """Return a store's state by key, restored from the objects alone into a folder of its own."""
+        schema = next(operator.schema for operator in self.operators if operator.store == store)
+        manifest = self.log().manifest
+        entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
+        folder = claim(self.local_dir / f"read-{uuid.uuid4().hex}", "reader", ())
+        copies, _ = Keeper(folder, schema, Reader(self.memory, None), epoch=1 << 30).bring(entries)
+        found: dict[object, tuple[object, ...]] = {}
+        for copy in copies.values():
+            with copy:
+                _, pairs, longs = copy.scan()
+            for key, *values in zip(*schema.table(pairs, longs).to_pydict().values(), strict=True):
+                assert key not in found
+                found[key] = tuple(values)
+        return found
+
+    def delivered(self, store: str) -> list[dict[str, object]]:
+        """Return all rows a store's sink holds, in an order of their own."""
+        rows = [
+            {"delivery": delivery, **row}
+            for delivery, table in self.sinks[store].by_id.items()
+            for row in table.to_pylist()
+        ]
+        return sorted(rows, key=repr)
