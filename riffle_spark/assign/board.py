@@ -27,7 +27,7 @@ class Board:
     ``ranks[t]`` holds the rank of every member with a copy of t, ``absent[t]`` that of all others: how far from caught
     up, 0 being caught up (KIP-441). ``owning`` counts the members that are live and
     placeable. ``homes[t]`` is the member the task belongs to: its owner, or the awaited or returned member that it was
-    taken from.
+    taken from; ``aims[t]`` the target the assignment before this one had for it.
     """
 
     members: tuple[Member, ...]
@@ -37,6 +37,7 @@ class Board:
     owners: tuple[int, ...]
     homes: tuple[int, ...]
     pins: tuple[int, ...]
+    aims: tuple[int, ...]
     standbys: tuple[tuple[int, ...], ...]
     warmups: tuple[tuple[int, ...], ...]
     ranks: tuple[dict[int, int], ...]
@@ -84,6 +85,7 @@ def board_of(view: View, tasks: Iterable[Task], settings: AssignSettings) -> Boa
         tasks=ordered,
         owners=owners,
         homes=tuple(index.get(view.homes.get(task.id, ""), owners[t]) for t, task in enumerate(ordered)),
+        aims=tuple(index.get(view.target.get(task.id, ""), NOBODY) for task in ordered),
         pins=tuple(index.get(view.pins.get(task.id, ""), NOBODY) for task in ordered),
         standbys=_copies(ordered, view.standbys, index, here),
         warmups=_copies(ordered, view.warmups, index, here),

@@ -3,7 +3,7 @@
 Theory of operation. Tasks of one row (a group, or the part of it that may go to the same members) are alike, so the
 whole question is a flow of units from rows to members with convex costs:
 
-    cost of x[row, member]   store_weight x excess outside [low, high]  +  tasks lost to others, max(0, owned - x)
+    cost of x[row, member]   store_weight x excess outside [low, high]  +  stops made, for each task lost to others
     cost of n[member]        instance_weight x excess outside [low, high]
 
 One unit of excess outweighs all moves together. Units without an owner are dealt out first, then moves from the fullest
@@ -31,10 +31,13 @@ class Demand:
     """The question: rows x members matrices, and vectors over rows or members.
 
     ``owned`` units are there already, of which ``held`` may not leave; ``free`` units of a row have no place yet.
+    ``strays`` of the owned ones lost their owner and only stop here if they have to go on. The two prices are those of
+    moving an owned unit and, beyond it, a stray one (less than zero: strays are moved first).
     ``base`` is what members carry beside these rows. ``allowed`` says where a row may go.
     """
 
     owned: Ints
+    strays: Ints
     held: Ints
     free: Ints
     allowed: npt.NDArray[np.bool_]
@@ -46,6 +49,18 @@ class Demand:
     slots: Ints
     store_weight: int
     instance_weight: int
+    move_price: int = 1
+    stray_price: int = 0
+
+    @property
+    def last_price(self) -> int:
+        """Return the lower of the two prices: units lost first are the cheaper ones."""
+        return self.move_price + min(self.stray_price, 0)
+
+    @property
+    def kept_first(self) -> Ints:
+        """Return how many of the owned units are the dearer ones."""
+        return self.strays if self.stray_price > 0 else self.owned - self.strays
 
 
 def balanced_counts(demand: Demand) -> Ints:
@@ -66,7 +81,7 @@ class _State:
         self.x: Ints = demand.owned.copy()
         self.free: Ints = demand.free.copy()
         self.n: Ints = demand.base + self.x.sum(axis=0)
-        units = int(demand.owned.sum() + demand.free.sum()) + 1
+        units = (int(demand.owned.sum() + demand.free.sum()) + 1) * (demand.move_price + abs(demand.stray_price))
         self.store_price = demand.store_weight * units
         self.instance_price = demand.instance_weight * units
         self.up, self.down = _store_marginals(self.x, demand, self.store_price)
@@ -143,9 +158,11 @@ class _State:
 
 def _store_marginals(x: Ints, d: Demand, price: int, cell: tuple[slice, slice] = np.s_[:, :]) -> tuple[Ints, Ints]:
     """Return what one unit more and one unit less cost in each place."""
-    low, high, owned = d.low[cell], d.high[cell], d.owned[cell]
-    up = np.where(x >= high, x - high + 1, np.where(x < low, x - low, 0)) * price - (x < owned)
-    down = np.where(x <= low, low - x + 1, np.where(x > high, high - x, 0)) * price + (x <= owned)
+    low, high, owned, first, step = d.low[cell], d.high[cell], d.owned[cell], d.kept_first[cell], d.stray_price
+    up = np.where(x >= high, x - high + 1, np.where(x < low, x - low, 0)) * price
+    down = np.where(x <= low, low - x + 1, np.where(x > high, high - x, 0)) * price
+    up = up - (x < owned) * d.last_price - (x < first) * abs(step)
+    down = down + (x <= owned) * d.last_price + (x <= first) * abs(step)
     return np.where(d.allowed[cell], up, FORBIDDEN), np.where(x > d.held[cell], down, FORBIDDEN)
 
 

@@ -90,14 +90,20 @@ def _best_elsewhere(board: Board, task: int, everyone: list[bool], rows: Rows) -
 
 
 def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, settings: AssignSettings) -> Demand:
-    """Count tasks by row and the member they would rather be on, and add the fair ranges."""
+    """Count tasks by row and the member they would rather be on, and add the fair ranges.
+
+    A task that has several such members is seated at one of them, and its set in ``sets`` narrowed to it.
+    """
     slots = [member.slots if may else 0 for member, may in zip(board.members, board.placeable, strict=True)]
-    owned, held, free = _seated(board, rows, sets, slots)
-    totals = owned.sum(axis=1) + free
+    totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group)).astype(np.int64)
     member_low, member_high = fair_range(int(totals.sum() + base.sum()), slots)
     low, high = _row_ranges(rows, totals, slots, member_low, member_high)
+    owned, held, free = _seated(board, rows, sets)
+    fewest_first = settings.store_balance == 0
+    _seat_several(rows, sets, owned, (high, np.array(member_high) - base, slots))
     return Demand(
         owned=owned,
+        strays=_strays(board, rows, sets, owned),
         held=held,
         free=free,
         allowed=rows.allowed,
@@ -108,32 +114,49 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
         member_high=np.array(member_high, np.int64),
         slots=np.array(slots, np.int64),
         store_weight=round(100 * settings.store_balance),
-        instance_weight=round(100 * settings.instance_balance),
+        instance_weight=round(10_000 * settings.instance_balance),
+        move_price=len(board.tasks) + 1 if fewest_first else 8,
+        stray_price=-len(board.tasks) if fewest_first else 1,
     )
 
 
-def _seated(board: Board, rows: Rows, sets: list[FreeSet], slots: list[int]) -> tuple[Ints, Ints, Ints]:
-    """Count the tasks that have a place to be; one with several goes to the least loaded, and its set is narrowed."""
+def _seated(board: Board, rows: Rows, sets: list[FreeSet]) -> tuple[Ints, Ints, Ints]:
+    """Count the tasks with one place to be, those of them that are pinned there, and those that may be anywhere."""
     owned = np.zeros(rows.allowed.shape, np.int64)
     held, free = np.zeros_like(owned), np.zeros(len(owned), np.int64)
-    several = []
     for t, wanted in enumerate(sets):
         row = rows.of[t]
         if wanted is None:
             free[row] += 1
-        elif len(wanted) > 1:
-            several.append(t)
-        else:
+        elif len(wanted) == 1:
             owned[row, wanted[0]] += 1
             held[row, wanted[0]] += board.pins[t] != NOBODY
+    return owned, held, free
+
+
+def _strays(board: Board, rows: Rows, sets: list[FreeSet], owned: Ints) -> Ints:
+    """Count the seated tasks that have no living owner."""
+    strays = np.zeros_like(owned)
+    for t, wanted in enumerate(sets):
+        if wanted is not None and board.homes[t] == NOBODY:
+            strays[rows.of[t], wanted[0]] += 1
+    return strays
+
+
+def _seat_several(
+    rows: Rows, sets: list[FreeSet], owned: Ints, limits: tuple[Ints, npt.NDArray[np.int64], list[int]]
+) -> None:
+    """Seat the tasks with several places where there is room, those with the fewest places first."""
+    high, member_high, slots = limits
     load = owned.sum(axis=0)
-    for t in sorted(several, key=lambda t: (len(sets[t] or ()), t)):
-        row, wanted = rows.of[t], sets[t] or ()
-        member = min(wanted, key=lambda m: (load[m] / max(slots[m], 1), owned[row, m] / max(slots[m], 1), m))
+    several = [(len(wanted), t, wanted) for t, wanted in enumerate(sets) if wanted is not None and len(wanted) > 1]
+    for _, t, wanted in sorted(several):
+        row = rows.of[t]
+        full = {m: bool(load[m] >= member_high[m]) + bool(owned[row, m] >= high[row, m]) for m in wanted}
+        member = min(wanted, key=lambda m: (full[m], load[m] / max(slots[m], 1), owned[row, m] - high[row, m], m))
         sets[t] = (member,)
         owned[row, member] += 1
         load[member] += 1
-    return owned, held, free
 
 
 def _row_ranges(

@@ -37,6 +37,7 @@ def _seat_row(board: Board, placed: list[int], stay: dict[int, list[int]], room:
     leaving = {m: len(here) - room.get(m, 0) for m, here in stay.items() if len(here) > room.get(m, 0)}
     seats = {m: count - len(stay.get(m, ())) for m, count in room.items() if count > len(stay.get(m, ()))}
     movable = [t for m in sorted(leaving) for t in stay[m] if board.pins[t] == NOBODY]
+    movable.sort(key=lambda t: (placed[t] != NOBODY and board.owners[t] == NOBODY, t))
     seated = set()
     for t, m in with_copies_first(board, movable, seats):
         if t not in seated and leaving[placed[t]] and seats[m]:
@@ -59,6 +60,7 @@ def with_copies_first(board: Board, tasks: Iterable[int], seats: dict[int, int])
     for t in tasks:
         for m, rank in board.ranks[t].items():
             if m in seats and rank < max(board.absent[t], 1):
-                found.append((rank, m not in board.warmups[t], t, m))
+                free = rank == 0 and board.owners[t] == NOBODY
+                found.append((not free, rank, m not in board.warmups[t], t, m))
     found.sort()
-    return [(t, m) for _, _, t, m in found]
+    return [(t, m) for *_, t, m in found]

@@ -27,6 +27,7 @@ class Group:
     owners: Mapping[TaskId, MemberId] = field(default_factory=dict)
     standbys: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=dict)
     warmups: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=dict)
+    target: Mapping[TaskId, MemberId] = field(default_factory=dict)
     lags: Mapping[MemberId, Mapping[TaskId, Lag]] = field(default_factory=dict)
     gone: Mapping[MemberId, Client] = field(default_factory=dict)
 
@@ -37,7 +38,7 @@ class Group:
             for task, lag in self.lags.get(member, {}).items():
                 lags.setdefault(task, {})[member] = lag
         members = tuple(self.members[m] for m in sorted(self.members))
-        return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags)
+        return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags, target=self.target)
 
     def after(self, assignment: Assignment, *, keep: bool) -> Group:
         """Return the group once everything assigned has caught up."""
@@ -51,7 +52,12 @@ class Group:
                 for member in members:
                     lags[member][task] = 0
         return replace(
-            self, owners=assignment.owners, standbys=assignment.standbys, warmups=assignment.warmups, lags=lags
+            self,
+            owners=assignment.owners,
+            standbys=assignment.standbys,
+            warmups=assignment.warmups,
+            target=assignment.target,
+            lags=lags,
         )
 
     def struck_by(self, event: Event) -> Group:

@@ -8,6 +8,7 @@ smooth:
   are made together;
 * warm-ups start with the moves that level most. An exchange longer than ``max_warmup_replicas`` is begun only where the
   copies that are ready first can be kept as standbys; otherwise the tasks stay, for it could never be completed.
+  Nor is a target approached that is less level than the present.
 """
 
 from __future__ import annotations
@@ -136,7 +137,6 @@ def _warm(
         ready = [step for step in ready if step not in steps]
     if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
         return chosen, False
-    if settings.num_standbys > 0:
-        steps = [step for step in shortest_cycle(ready, left) if step not in ready] or left
-        return [step.task for step in steps[: settings.max_warmup_replicas]], False
-    return [], True
+    cycle = shortest_cycle(ready, left) if settings.num_standbys > 0 else []
+    begun = [step.task for step in cycle if step not in ready]
+    return begun[: settings.max_warmup_replicas], not begun

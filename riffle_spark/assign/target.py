@@ -33,12 +33,40 @@ def owner_target(board: Board, base: Ints, settings: AssignSettings, *, racks: b
     sets = free_sets(board, rows)
     seated = list(sets)
     demand = demand_of(board, rows, seated, base, settings)
-    counts = balanced_counts(demand)
+    kept = _still_good(board, rows, demand)
     if not racks and not rows.costs:
-        return seat_tasks(board, rows, seated, counts)
+        return kept or seat_tasks(board, rows, seated, balanced_counts(demand))
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
-    return _cheapest(board, rows, sets, _Bounds.of(demand, counts, settings), settings)
+    bounds = _Bounds.of(demand, balanced_counts(demand), settings)
+    found = _cheapest(board, rows, sets, bounds, settings)
+    if kept and _read_cost(board, rows, kept, settings) <= _read_cost(board, rows, found, settings):
+        return kept
+    return found
+
+
+def _still_good(board: Board, rows: Rows, demand: Demand) -> list[int] | None:
+    """Return the last assignment's target if nothing speaks against it: then no plan is changed half-way."""
+    counts = np.zeros(rows.allowed.shape, np.int64)
+    for t, aim in enumerate(board.aims):
+        wanted = board.pins[t] if board.pins[t] != NOBODY else aim
+        returned = board.homes[t] != board.owners[t]
+        if aim == NOBODY or aim != wanted or (returned and aim != board.homes[t]) or not rows.allowed[rows.of[t], aim]:
+            return None
+        counts[rows.of[t], aim] += 1
+    total = counts.sum(axis=0) + demand.base
+    fair = (total >= demand.member_low).all() and (total <= demand.member_high).all()
+    apart = demand.store_weight == 0 or ((counts >= demand.low).all() and (counts <= demand.high).all())
+    return list(board.aims) if fair and apart else None
+
+
+def _read_cost(board: Board, rows: Rows, placed: list[int], settings: AssignSettings) -> int:
+    """Return what a target costs but for the moves it takes."""
+    weight, total = settings.rack_aware_assignment_traffic_cost, 0
+    for t, m in enumerate(placed):
+        total += rack_cost(board.tasks[t].owner_traffic, board.members[m].rack, weight)
+        total += (rows.costs[t][m] or 0) if rows.costs else 0
+    return total
 
 
 class _Bounds:
