@@ -18,38 +18,46 @@ from riffle_spark.assign.rows import FreeSet, Rows
 __all__ = ["seat_tasks", "with_copies_first"]
 
 
-def seat_tasks(board: Board, rows: Rows, sets: list[FreeSet], counts: npt.NDArray[np.int64]) -> list[int]:
-    """Return a member for every task, so that each row has its counts; free sets are singletons or ``None`` here."""
+def seat_tasks(
+    board: Board, rows: Rows, sets: list[FreeSet], counts: npt.NDArray[np.int64], *, strays_first: bool
+) -> list[int]:
+    """Return a member for every task, so that each row has its counts; free sets are singletons or ``None`` here.
+
+    ``strays_first`` lets tasks that lost their owner leave before any other.
+    """
     placed = [wanted[0] if wanted is not None else NOBODY for wanted in sets]
     by_row: dict[int, list[int]] = defaultdict(list)
     for t, row in enumerate(rows.of):
         by_row[row].append(t)
     for row, tasks in by_row.items():
-        room = {m: int(count) for m, count in enumerate(counts[row].tolist()) if count}
-        stay: dict[int, list[int]] = defaultdict(list)
+        here: dict[int, int] = defaultdict(int)
         for t in tasks:
-            stay[placed[t]].append(t)
-        _seat_row(board, placed, stay, room)
+            here[placed[t]] += 1
+        change = {m: int(count) - here.get(m, 0) for m, count in enumerate(counts[row].tolist())}
+        change[NOBODY] = -here.get(NOBODY, 0)
+        movable = [t for t in tasks if change[placed[t]] < 0 and board.pins[t] == NOBODY]
+        movable.sort(key=lambda t: (placed[t] != NOBODY and board.homes[t] == NOBODY, placed[t], t))
+        strays = [t for t in movable if board.homes[t] == NOBODY] if strays_first else movable
+        for part in (strays, [t for t in movable if t not in set(strays)]):
+            _move(board, placed, part, change)
     return placed
 
 
-def _seat_row(board: Board, placed: list[int], stay: dict[int, list[int]], room: dict[int, int]) -> None:
-    leaving = {m: len(here) - room.get(m, 0) for m, here in stay.items() if len(here) > room.get(m, 0)}
-    seats = {m: count - len(stay.get(m, ())) for m, count in room.items() if count > len(stay.get(m, ()))}
-    movable = [t for m in sorted(leaving) for t in stay[m] if board.pins[t] == NOBODY]
-    movable.sort(key=lambda t: (placed[t] != NOBODY and board.owners[t] == NOBODY, t))
-    seated = set()
-    for t, m in with_copies_first(board, movable, seats):
-        if t not in seated and leaving[placed[t]] and seats[m]:
-            leaving[placed[t]] -= 1
-            seats[m] -= 1
+def _move(board: Board, placed: list[int], movable: list[int], change: dict[int, int]) -> None:
+    """Move tasks from members with too many (``change`` below 0) to members with too few."""
+    left = set(movable)
+    for t, m in with_copies_first(board, movable, {m: by for m, by in change.items() if by > 0}):
+        if t in left and change[placed[t]] < 0 < change[m]:
+            change[placed[t]] += 1
+            change[m] -= 1
             placed[t] = m
-            seated.add(t)
-    open_seats = iter([m for m in sorted(seats) for _ in range(seats[m])])
+            left.remove(t)
+    seats = iter([m for m in sorted(change) for _ in range(change[m])])
     for t in movable:
-        if t not in seated and leaving[placed[t]]:
-            leaving[placed[t]] -= 1
-            placed[t] = next(open_seats)
+        if t in left and change[placed[t]] < 0:
+            change[placed[t]] += 1
+            placed[t] = next(seats)
+            change[placed[t]] -= 1
 
 
 def with_copies_first(board: Board, tasks: Iterable[int], seats: dict[int, int]) -> list[tuple[int, int]]:
@@ -60,7 +68,7 @@ def with_copies_first(board: Board, tasks: Iterable[int], seats: dict[int, int])
     for t in tasks:
         for m, rank in board.ranks[t].items():
             if m in seats and rank < max(board.absent[t], 1):
-                free = rank == 0 and board.owners[t] == NOBODY
+                free = rank == 0 and board.homes[t] == NOBODY
                 found.append((not free, rank, m not in board.warmups[t], t, m))
     found.sort()
     return [(t, m) for *_, t, m in found]

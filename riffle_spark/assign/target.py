@@ -35,7 +35,7 @@ def owner_target(board: Board, base: Ints, settings: AssignSettings, *, racks: b
     demand = demand_of(board, rows, seated, base, settings)
     kept = _still_good(board, rows, demand)
     if not racks and not rows.costs:
-        return kept or seat_tasks(board, rows, seated, balanced_counts(demand))
+        return kept or seat_tasks(board, rows, seated, balanced_counts(demand), strays_first=demand.stray_price < 0)
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
     bounds = _Bounds.of(demand, balanced_counts(demand), settings)
