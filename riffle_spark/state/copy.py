@@ -8,8 +8,10 @@ Opening is cheap (0.1 ms), so copies are opened for a task and closed at its end
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +19,11 @@ from typing import TypeVar
 
 import lmdb
 
-from riffle_spark.errors import CorruptStateError, OutOfDate, UnavailableError
+from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError, UnavailableError
+from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
 
-__all__ = ["Copy", "Rows", "boot_id"]
+__all__ = ["Copy", "DamagedCopy", "Rows", "boot_id"]
 
 _INITIAL_MAP_BYTES = 1 << 20
 _MAX_MAP_BYTES = 1 << 44
@@ -28,7 +31,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _META = b"meta"
 _STATE = b"state"
 _LONG = b"long"
-_DAMAGE = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.PanicError)
+_DISK_SAYS = ("No space left", "Input/output", "File too large", "quota exceeded", "Read-only", "Permission denied")
 _Result = TypeVar("_Result")
 
 
@@ -45,6 +48,7 @@ class Rows:
         return Rows(self.keys[start:stop], self.values[start:stop], self.longs[start:stop] if self.longs else None)
 
 
+@functools.cache
 def boot_id() -> str:
     """Return the kernel's boot id ('' where there is none, as outside Linux)."""
     try:
@@ -53,27 +57,40 @@ def boot_id() -> str:
         return ""
 
 
+class DamagedCopy(CorruptStateError):
+    """A local copy cannot be read. Nothing is lost: ``where`` is its folder, and it is rebuilt from the store."""
+
+
 class Copy:
     """An open copy; a context manager. Not for use after a fork, nor twice in one process at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, new: bool = False) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        size = (folder / "data.mdb").stat().st_size if (folder / "data.mdb").exists() else 0
         try:
+            if new:
+                folder.mkdir(parents=True)
+            data = folder / "data.mdb"
             self._environment = lmdb.open(
-                str(folder), map_size=max(_INITIAL_MAP_BYTES, size), max_dbs=4,
-                sync=False, metasync=False, readahead=False, max_readers=512,
+                str(folder), map_size=max(_INITIAL_MAP_BYTES, data.stat().st_size if data.exists() else 0), max_dbs=4,
+                sync=False, metasync=False, readahead=False, max_readers=512, create=new,
             )  # fmt: skip
-        except _DAMAGE as error:
-            raise _damaged(folder, error) from error
-        except (lmdb.DiskError, OSError) as error:
-            raise _disk_trouble(folder, error) from error
-        self._environment.reader_check()
-        self._state, self._meta, self._long = map(self._database, (_STATE, _META, _LONG))
+        except (lmdb.Error, OSError) as error:
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise _trouble(folder, error) from error
+        try:
+            self._growing(self._environment.reader_check)
+            self._state, self._meta, self._long = self._growing(lambda: self._databases(create=new))
+        except BaseException:
+            self._environment.close()
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
-    def _database(self, name: bytes) -> lmdb._Database:
-        return self._growing(lambda: self._environment.open_db(name))
+    def _databases(self, *, create: bool) -> list[lmdb._Database]:
+        """Open all three in one transaction, a reading one where they are there already."""
+        with self._environment.begin(write=create) as transaction:
+            return [self._environment.open_db(name, transaction, create=create) for name in (_STATE, _META, _LONG)]
 
     def __enter__(self) -> Copy:
         return self
@@ -99,14 +116,8 @@ class Copy:
                 if size > _MAX_MAP_BYTES:
                     break
                 self._environment.set_mapsize(size)
-            except _DAMAGE as error:
-                raise _damaged(self.folder, error) from error
-            except (lmdb.DiskError, OSError) as error:
-                raise _disk_trouble(self.folder, error) from error
-            except lmdb.Error as error:
-                if "No space left" in str(error) or "Input/output" in str(error):
-                    raise _disk_trouble(self.folder, error) from error
-                raise
+            except (lmdb.Error, OSError) as error:
+                raise _trouble(self.folder, error) from error
         raise UnavailableError(f"a local copy outgrew {_MAX_MAP_BYTES} bytes", where=str(self.folder))
 
     def head(self) -> Head | None:
@@ -118,8 +129,8 @@ class Copy:
             stored = transaction.get(b"head")
             if stored is None:
                 return EMPTY_HEAD
-            version, attempt, boot = json.loads(bytes(stored))
-            return Head(version, attempt) if boot == boot_id() else None
+            head, boot = self._parsed(stored)
+            return head if boot == boot_id() else None
 
     def get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
         """Return (key, value) of those keys that are there, in the order of ``keys``, all as of ``at``.
@@ -134,17 +145,19 @@ class Copy:
             with transaction.cursor() as cursor:
                 return cursor.getmulti(keys)
 
-    def fold(self, base: Head, head: Head, rows: Rows) -> None:
+    def fold(self, base: Head, head: Head, rows: Rows, later: Collection[Head] = ()) -> None:
         """Apply one committed delta in one transaction: from ``base`` to ``head``.
 
-        Raises ``OutOfDate`` if the copy is not at ``base`` (unless it is at ``head`` already: then another process was quicker), and
-        ``UnavailableError`` if the disk is full; the copy is then as it was.
+        Does nothing if the copy is at ``head`` already, or at one of the ``later`` ones on the way to where the caller
+        brings it: then another process was quicker. Raises ``OutOfDate`` if the copy is anywhere else than at ``base``,
+        and ``UnavailableError`` if the disk is full; the copy is then as it was.
         """
-        self._growing(lambda: self._fold(base, head, rows))
+        self._growing(lambda: self._fold(base, head, rows, later))
 
-    def _fold(self, base: Head, head: Head, rows: Rows) -> None:
+    def _fold(self, base: Head, head: Head, rows: Rows, later: Collection[Head]) -> None:
         with self._environment.begin(write=True, db=self._state) as transaction:
-            if self._stored(transaction) == head:
+            found = self._stored(transaction)
+            if found == head or found in later:
                 return
             self._expect(transaction, base)
             puts = [(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None]
@@ -158,6 +171,8 @@ class Copy:
     def _remove(self, transaction: lmdb.Transaction, keys: list[bytes]) -> None:
         for key in keys:
             transaction.delete(key)
+            if len(key) > LOCAL_KEY_BYTES_MAX:
+                transaction.delete(key, db=self._long)
 
     def _put_long(self, transaction: lmdb.Transaction, rows: Rows) -> None:
         if rows.longs:
@@ -173,7 +188,9 @@ class Copy:
         with self._environment.begin(write=True, db=self._state) as transaction:
             self._expect(transaction, EMPTY_HEAD)
             with transaction.cursor() as cursor:
-                cursor.putmulti([(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None], append=True)
+                rows_of_it = [(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None]
+                _, added = cursor.putmulti(rows_of_it, append=True)
+                assert added == len(rows_of_it), "a snapshot is sorted by key, each key once"
             self._put_long(transaction, rows)
             self._write_head(transaction, head)
 
@@ -195,8 +212,14 @@ class Copy:
         stored = transaction.get(b"head", db=self._meta)
         if stored is None:
             return EMPTY_HEAD
-        version, attempt, _ = json.loads(bytes(stored))
-        return Head(version, attempt)
+        return self._parsed(stored)[0]
+
+    def _parsed(self, stored: bytes | memoryview) -> tuple[Head, str]:
+        try:
+            version, attempt, boot = json.loads(bytes(stored))
+        except (ValueError, TypeError) as error:
+            raise _damaged(self.folder, error) from error
+        return Head(version, attempt), boot
 
     def _expect(self, transaction: lmdb.Transaction, base: Head) -> None:
         found = self._stored(transaction)
@@ -207,7 +230,10 @@ class Copy:
         transaction.put(b"head", json.dumps([head.version, head.attempt, boot_id()]).encode(), db=self._meta)
 
 
-def _disk_trouble(folder: Path, error: Exception) -> UnavailableError:
+def _trouble(folder: Path, error: Exception) -> RiffleError:
+    """Return what an error of the file means: a disk that refuses, else damage, as a copy can always be rebuilt."""
+    if not isinstance(error, lmdb.DiskError) and not any(phrase in str(error) for phrase in _DISK_SAYS):
+        return _damaged(folder, error)
     return UnavailableError(
         f"the local disk refused a write: {error}",
         remedy="free space below `local_dir` or point it at a larger disk; no state is lost, copies are rebuilt from the store",
@@ -215,7 +241,7 @@ def _disk_trouble(folder: Path, error: Exception) -> UnavailableError:
     )
 
 
-def _damaged(folder: Path, error: Exception) -> CorruptStateError:
-    return CorruptStateError(
+def _damaged(folder: Path, error: Exception) -> DamagedCopy:
+    return DamagedCopy(
         f"a local copy is damaged: {error}", remedy="nothing: it is rebuilt from the store", where=str(folder)
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from riffle_spark.errors import CorruptStateError, OutOfDate
-from riffle_spark.state.copy import Copy, Rows
+from riffle_spark.errors import OutOfDate
+from riffle_spark.state.copy import Copy, DamagedCopy, Rows
 from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.parts import Reader
@@ -58,55 +58,74 @@ class Keeper:
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], Brought]:
         """Return an open copy at exactly the entry's head for each key-group that was ever touched.
 
-        The caller closes them. Raises ``OutOfDate`` if a copy is beyond its entry, ``CorruptStateError`` if an object is damaged or
+        A copy that turns out damaged is dropped and restored. The caller closes them. Raises ``OutOfDate`` if a copy is beyond its entry, ``CorruptStateError`` if an object is damaged or
         missing, ``UnavailableError`` if the store or the local disk refuses.
         """
         started = time.perf_counter()
-        opened: dict[int, Copy] = {}
         try:
-            work = [w for w in (self._plan(kg, entry, opened) for kg, entry in sorted(entries.items())) if w]
+            opened, work = self._brought(entries)
+        except DamagedCopy:
+            self.forget(entries)
+            opened, work = self._brought(entries)
+        restores = sum(w.restore for w in work)
+        folds = sum(len(w.links) for w in work)
+        return opened, Brought(restores, folds, time.perf_counter() - started)
+
+    def _brought(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], list[_Work]]:
+        opened: dict[int, Copy] = {}
+        work: list[_Work] = []
+        try:
+            work += filter(None, (self._plan(kg, entry, opened) for kg, entry in sorted(entries.items())))
             for group in _groups(work):
                 self._advance(group, opened)
         except BaseException:
             for copy in opened.values():
                 copy.close()
+            for fresh in (item.copy.folder for item in work if item.restore):
+                self._folder.discard(self._schema.store, fresh)
             raise
-        restores = sum(w.restore for w in work)
-        folds = sum(len(w.links) for w in work)
-        return opened, Brought(restores, folds, time.perf_counter() - started)
+        return opened, work
 
-    def lags_behind(self, key_group: int) -> bool:
-        """Tell whether there is a copy of a key-group here at all."""
-        return self._folder.link(self._schema.store, key_group).exists()
+    def bring_or_beyond(self, key_group: int, entry: Entry) -> Copy:
+        """Return an open copy at the entry's head, or where it is if that is beyond: a copy holds committed effects only."""
+        try:
+            return self.bring({key_group: entry})[0][key_group]
+        except OutOfDate:
+            return Copy(self._folder.link(self._schema.store, key_group).resolve())
+
+    def forget(self, key_groups: Iterable[int]) -> None:
+        """Drop the copies of these key-groups: the next ``bring`` restores them from the store."""
+        for key_group in key_groups:
+            self._folder.drop(self._schema.store, key_group)
 
     def _plan(self, key_group: int, entry: Entry, opened: dict[int, Copy]) -> _Work | None:
         copy, head = self._open(key_group)
         links = entry.after(head) if head is not None else None
-        if links is None and head is not None:
-            self._check_not_beyond(head, entry.head, key_group)
         if copy is not None and head is not None and links is not None:
             opened[key_group] = copy
             return _Work(key_group, copy, entry, head, links, restore=False) if links else None
         if copy is not None:
             copy.close()
+        if head is not None:
+            self._check_not_beyond(head, entry.head, key_group)
         if entry.head == EMPTY_HEAD:
             self._folder.drop(self._schema.store, key_group)
             return None
-        opened[key_group] = fresh = Copy(self._folder.fresh(self._schema.store, key_group))
+        opened[key_group] = fresh = Copy(self._folder.fresh(self._schema.store, key_group), new=True)
         base = entry.snapshot.head if entry.snapshot else EMPTY_HEAD
         return _Work(key_group, fresh, entry, base, entry.chain, restore=True)
 
     def _open(self, key_group: int) -> tuple[Copy | None, Head | None]:
-        link = self._folder.link(self._schema.store, key_group)
-        if not link.exists():
+        current = self._folder.current(self._schema.store, key_group)
+        if current is None:
             return None, None
         try:
-            copy = Copy(link.resolve())
-        except CorruptStateError:
+            copy = Copy(current)
+        except DamagedCopy:
             return None, None
         try:
             return copy, copy.head()
-        except CorruptStateError:
+        except DamagedCopy:
             return copy, None
 
     def _check_not_beyond(self, found: Head, wanted: Head, key_group: int) -> None:
@@ -125,9 +144,9 @@ class Keeper:
         for work, table in zip(restores, self._reader.snapshots(wanted), strict=True):
             work.copy.load(work.base, self._schema.encode(table))
         for work in group:
-            at = work.base
-            for link in work.links:
-                work.copy.fold(at, link.head, rows[link])
+            at, way = work.base, [link.head for link in work.links]
+            for place, link in enumerate(work.links):
+                work.copy.fold(at, link.head, rows[link], later=way[place + 1 :])
                 at = link.head
             if work.restore:
                 self._switch(work, opened)

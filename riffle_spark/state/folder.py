@@ -27,6 +27,8 @@ __all__ = ["Folder", "claim", "default_local_dir"]
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
 )
+_SEALED_FILES_MAX = 256
+_SEALED_BYTES_MAX = 256 << 20
 _MOUNTS = Path("/proc/mounts")
 
 
@@ -67,6 +69,14 @@ class Folder:
         """Return the path of the link to the current copy of a key-group."""
         return self.path / "copies" / store / f"{key_group:04d}"
 
+    def current(self, store: str, key_group: int) -> Path | None:
+        """Return the folder of the current copy of a key-group, if there is one."""
+        link = self.link(store, key_group)
+        try:
+            return link.with_name(os.readlink(link))
+        except OSError:
+            return None
+
     def fresh(self, store: str, key_group: int) -> Path:
         """Return a new path, never used before, for a copy of a key-group."""
         link = self.link(store, key_group)
@@ -82,6 +92,12 @@ class Folder:
         passing.replace(link)
         if before is not None and before != filled:
             shutil.rmtree(before, ignore_errors=True)
+
+    def discard(self, store: str, filled: Path) -> None:
+        """Remove a copy that was begun and not finished; one that was switched in stays."""
+        current = {path.resolve() for path in self.link(store, 0).parent.iterdir() if path.is_symlink()}
+        if filled.resolve() not in current:
+            shutil.rmtree(filled, ignore_errors=True)
 
     def drop(self, store: str, key_group: int) -> None:
         """Remove the current copy of a key-group, if there is one."""
@@ -106,12 +122,15 @@ class Folder:
         """Return where the sealed delta of an attempt lies, if it was kept."""
         return self.sealed / f"{version}-{attempt}"
 
-    def forget_sealed(self, before_version: int) -> None:
-        """Remove sealed deltas of versions below ``before_version``; they are in the store."""
-        with suppress(OSError):
-            for path in self.sealed.iterdir():
-                if int(path.name.split("-", 1)[0]) < before_version:
-                    path.unlink(missing_ok=True)
+    def forget_sealed(self) -> None:
+        """Remove the oldest sealed deltas beyond a number and a size; they are in the store."""
+        with suppress(OSError), os.scandir(self.sealed) as found:
+            kept = sorted(found, key=lambda entry: int(entry.name.split("-", 1)[0]), reverse=True)
+            size = 0
+            for number, entry in enumerate(kept):
+                size += entry.stat().st_size
+                if number >= _SEALED_FILES_MAX or size > _SEALED_BYTES_MAX:
+                    Path(entry.path).unlink(missing_ok=True)
 
 
 def claim(base: Path, owner: str, live: Collection[str]) -> Folder:

@@ -16,8 +16,10 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError
+from riffle_spark.process.compute import BoolArray
+from riffle_spark.state.copy import DamagedCopy
 from riffle_spark.state.fold import Keeper
-from riffle_spark.state.manifest import EMPTY
+from riffle_spark.state.manifest import EMPTY, Entry
 from riffle_spark.state.parts import Reader
 from riffle_spark.worker import call
 from riffle_spark.worker.homes import folder_of, store_of
@@ -27,7 +29,7 @@ from riffle_spark.worker.touched import Touched, read_state, touch
 
 __all__ = ["run_slot"]
 
-_SEALED_VERSIONS_KEPT = 2
+_FORGET_EVERY = 8
 
 
 class _Attempt:
@@ -62,7 +64,8 @@ class _Attempt:
         kept = not sealed.data or self.folder.keep_sealed(order.version, self.name, sealed.data)
         with self.step("put"):
             sealed.put(self.objects)
-        self.folder.forget_sealed(order.version - _SEALED_VERSIONS_KEPT)
+        if order.version % _FORGET_EVERY == 0:
+            self.folder.forget_sealed()
         self.facts.update(
             rows=rows.num_rows, keys=len(touched.local_keys), output_rows=result.output.num_rows, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), kept_locally=kept,
@@ -73,17 +76,24 @@ class _Attempt:
         order = self.order
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group, _, _ in touched.spans}
         keeper = Keeper(self.folder, order.schema, self.reader, order.epoch)
+        try:
+            state, found = self._read(keeper, touched, entries)
+        except DamagedCopy:
+            keeper.forget(entries)
+            state, found = self._read(keeper, touched, entries)
+        with self.step("compute"):
+            return call.run(order, rows, touched, state, found)
+
+    def _read(self, keeper: Keeper, touched: Touched, entries: dict[int, Entry]) -> tuple[pa.Table, BoolArray]:
         with self.step("fold"):
             copies, brought = keeper.bring(entries)
+        self.facts.update(restores=brought.restores, folds=brought.folds)
         try:
             with self.step("read"):
-                state, found = read_state(order.schema, touched, copies, entries)
+                return read_state(self.order.schema, touched, copies, entries)
         finally:
             for copy in copies.values():
                 copy.close()
-        self.facts.update(restores=brought.restores, folds=brought.folds)
-        with self.step("compute"):
-            return call.run(order, rows, touched, state, found)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
         """Return what the driver is told."""

@@ -22,7 +22,7 @@ __all__ = ["SnapshotOrder", "SnapshotReceipt", "take_snapshots"]
 
 @dataclass(frozen=True)
 class SnapshotOrder:
-    """One key-group of one store to snapshot, at its entry's head or, if its copy is already further on, not at all."""
+    """One key-group of one store to snapshot, at its entry's head or, if its copy is already further on, there."""
 
     home: Home
     schema: StoreSchema
@@ -65,8 +65,7 @@ def take_snapshots(
 
 
 def _take(order: SnapshotOrder, keeper: Keeper, objects, attempt: str) -> Snapshot:  # type: ignore[no-untyped-def]
-    copies, _ = keeper.bring({order.key_group: order.entry})
-    with copies[order.key_group] as copy:
+    with keeper.bring_or_beyond(order.key_group, order.entry) as copy:
         head, pairs, longs = copy.scan()
     table: pa.Table = order.schema.table(pairs, longs)
     data = codec.encode(table)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark import keygroups
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.process.grouping import group_keys
-from riffle_spark.state.copy import Copy
+from riffle_spark.state.copy import Copy, DamagedCopy
 from riffle_spark.state.manifest import Entry
 from riffle_spark.state.schema import StoreSchema, shortened
 from riffle_spark.worker.order import KEY_GROUP, Order
@@ -91,7 +91,10 @@ def read_state(
             pairs = copies[key_group].get(touched.local_keys[start:end], entries[key_group].head)
             found[start:end] = list(_are_found(touched.local_keys[start:end], pairs))
             values += [value for _, value in pairs]
-    state = schema.codec.decode(values)
+    try:
+        state = schema.codec.decode(values)
+    except CorruptStateError as error:
+        raise DamagedCopy(error.problem, remedy=error.remedy, where=schema.store) from error
     if found.all():
         return state, found
     index = np.cumsum(found) - 1
