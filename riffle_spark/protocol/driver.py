@@ -77,7 +77,7 @@ class Driver:
         the user's code or the sink raise, and ``UnavailableError``; in all these cases nothing of the batch is committed
         (or, where the error says "unclear", it is found out before anything runs again).
         """
-        if self._fenced:
+        if self._fenced and self._run_id == incoming.run_id:
             raise self._fenced
         batch = Measured(self._clock, self._objects)
         try:
@@ -93,10 +93,11 @@ class Driver:
             work.release()
 
     def _enter(self, incoming: Incoming, operators: Sequence[Operator]) -> Decision:
-        if self._log.unclear:
-            self._log.settle()
         fresh = self._run_id != incoming.run_id
+        if self._log.unclear:
+            self._settle(fresh)
         if fresh:
+            self._fenced = None
             self._log.open()
         tail = self._log.tail
         decision = decide(tail, incoming, self._home.root)
@@ -105,6 +106,16 @@ class Driver:
             self._claim(incoming)
             self._run_id = incoming.run_id
         return decision
+
+    def _settle(self, fresh: bool) -> None:
+        """Find out what became of an unclear append. A query that was started again takes over from whoever won."""
+        try:
+            tail = self._log.settle()
+        except FencedError:
+            if not fresh:
+                raise
+        else:
+            self._upkeep.start(self._log.first, tail, self._log.manifest, self._clock.wall_ms())
 
     def _check_fixed(self, tail: Record | None, operators: Sequence[Operator]) -> None:
         if tail is None:
@@ -186,6 +197,7 @@ class Driver:
             except (StaleRows, Misplaced, OutOfDate) as error:
                 work.release()
                 self._layout = None
+                self._check_not_fenced()
                 if last == 1:
                     raise UnavailableError(
                         f"batch {incoming.version} was run {batch.runs} times and each time lost its place: {error}",

@@ -38,6 +38,8 @@ class Upkeep:
         self._objects = objects
         self._background = background
         self._next_scan_ms = 0
+        self._next_sweep = 0
+        self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
         self._requests: Counter[str] = Counter()
         self._warnings: list[str] = []
@@ -45,8 +47,10 @@ class Upkeep:
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
         """Begin with the log as a claim found it. What was taken under an earlier epoch is forgotten."""
         self._retention.start(first, tail, manifest, now_ms)
+        self._epoch = tail.epoch
         self._taken.clear()
         self._next_scan_ms = 0
+        self._next_sweep = tail.sequence + _SWEEP_EVERY
 
     def snapshots(self, manifest: Manifest) -> dict[Address, Entry]:
         """Return the entries that list the snapshots which were taken since the last commit."""
@@ -72,7 +76,8 @@ class Upkeep:
         orders = self._due(record, log.manifest, operators, home, owners)
         if orders:
             self._background.submit(lambda: cluster.snapshot(orders))
-        if record.sequence % _SWEEP_EVERY == 0:
+        if record.sequence >= self._next_sweep:
+            self._next_sweep = record.sequence + _SWEEP_EVERY
             self._submit_deletes(self._retention.take_free(record.written_ms))
         if record.written_ms >= self._next_scan_ms:
             self._next_scan_ms = record.written_ms + self._orphan_scan_ms
@@ -117,7 +122,8 @@ class Upkeep:
                     self._take(receipt)
 
     def _take(self, receipt: SnapshotReceipt) -> None:
-        self._taken += [((store, key_group), snapshot) for store, key_group, snapshot in receipt.taken]
+        # One of an earlier epoch may come late, when a scan may already be deleting it.
+        self._taken += [((store, kg), taken) for store, kg, taken in receipt.taken if taken.epoch == self._epoch]
         self._requests.update(receipt.requests)
         if receipt.error:
             self._warnings.append(f"a snapshot failed and is tried again later: {receipt.error}")

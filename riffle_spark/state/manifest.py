@@ -54,6 +54,11 @@ class Snapshot:
     checksum: int
     rows: int
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the driver that ordered it."""
+        return int(self.id.split("-")[1])
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -44,7 +44,7 @@ def record(sequence: int) -> str:
 def record_sequence(name: str) -> int | None:
     """Return the sequence of a record's name, or ``None`` if the name is not one of a record."""
     digits = name.removeprefix(LOG)
-    return int(digits) if len(digits) == _DIGITS and digits.isdigit() else None
+    return int(digits) if len(digits) == _DIGITS and digits.isascii() and digits.isdigit() else None
 
 
 def delta(version: int, attempt: str) -> str:

@@ -85,7 +85,7 @@ def decode(data: bytes, name: str) -> Record:
     try:
         header = json.loads(head)
         assert header["magic"] == _MAGIC
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
         raise CorruptStateError("this object is not a riffle log record", remedy=_REMEDY_FOREIGN, where=name) from None
     if header.get("format") != FORMAT:
         raise CorruptStateError(
@@ -95,10 +95,13 @@ def decode(data: bytes, name: str) -> Record:
         )
     if header.get("xxh3") != f"{xxhash.xxh3_64_intdigest(packed):016x}":
         raise CorruptStateError("the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name)
-    body = json.loads(pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
-    body["entries"] = _entries_from_json(body["entries"])
-    body["outputs"] = tuple((store, _link_from_json(rest)) for store, *rest in body["outputs"])
-    return Record(**body)
+    try:
+        body = json.loads(pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
+        body["entries"] = _entries_from_json(body["entries"])
+        body["outputs"] = tuple((store, _link_from_json(rest)) for store, *rest in body["outputs"])
+        return Record(**body)
+    except (ValueError, KeyError, TypeError, IndexError, OSError, RecursionError) as error:
+        raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
 
 
 _REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"

@@ -50,8 +50,10 @@ class StoreSchema:
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
         """Return the schema of a snapshot, or of a delta's part."""
-        fields = [*self.key, *self.state, *([pa.field(DELETED, pa.bool_())] if delta else [])]
-        return pa.schema(fields)
+        if not delta:
+            return pa.schema([*self.key, *self.state])
+        state = [field.with_nullable(True) for field in self.state]  # a deleted key's are null
+        return pa.schema([*self.key, *state, pa.field(DELETED, pa.bool_())])
 
 
 def shortened(whole: pa.Array) -> tuple[list[bytes], list[bytes | None] | None]:
