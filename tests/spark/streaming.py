@@ -1,0 +1,100 @@
+"""What streaming tests are made of: a feed of files, a sink that remembers, state read back. Knows Spark and riffle's public names."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from riffle_spark import Settings, StatefulJob
+from riffle_spark.state.log import Log
+from riffle_spark.state.record import Record
+from riffle_spark.state.root import open_store
+
+QUERY_TIMEOUT_SECONDS = 60
+
+
+class Feed:
+    """A folder of JSON files, each of which is one micro-batch, in the order in which they were added."""
+
+    def __init__(self, folder: Path, schema: str) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.schema = schema
+        self._next = itertools.count()
+
+    def add(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Add one micro-batch of rows."""
+        number = next(self._next)
+        path = self.folder / f"{number:04d}.json"
+        hidden = path.with_name(f".{path.name}")
+        hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(hidden, (1_700_000_000 + number,) * 2)
+        hidden.replace(path)
+
+    def stream(self, spark: SparkSession) -> DataFrame:
+        """Read it as a stream, a file a batch."""
+        return spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1).json(str(self.folder))
+
+    def table(self, spark: SparkSession) -> DataFrame:
+        """Read all of it at once."""
+        return spark.read.schema(self.schema).json(str(self.folder))
+
+
+class Kept:
+    """A sink that keeps the rows of each delivery, by its id."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, str]] = []
+        self.deliveries: dict[str, list[Row]] = {}
+
+    def __call__(self, frame: DataFrame, batch_id: int, delivery_id: str) -> None:
+        """Take one delivery."""
+        self.calls.append((batch_id, delivery_id))
+        self.deliveries[delivery_id] = frame.collect()
+
+    def latest(self, *key: str) -> dict[object, dict[str, object]]:
+        """Return the newest row of each key, without the key; one key column gives plain keys."""
+        rows = [row.asDict() for delivery in self.deliveries.values() for row in delivery]
+        named = [(tuple(row.pop(name) for name in key), row) for row in rows]
+        return {at[0] if len(key) == 1 else at: row for at, row in named}
+
+
+def settings_in(folder: Path, **given: object) -> Settings:
+    """Return settings with root and local copies below ``folder`` and few key-groups."""
+    usual = {"root": f"file://{folder}/state", "local_dir": f"{folder}/local", "key_groups": 8}
+    return Settings(**{**usual, **given})
+
+
+def run_to_end(stream: DataFrame, job: StatefulJob, checkpoint: Path) -> StreamingQuery:
+    """Run a query over all that is there, and raise what it failed with."""
+    query = start(stream, job, checkpoint, availableNow=True)
+    if not query.awaitTermination(QUERY_TIMEOUT_SECONDS):
+        query.stop()
+        raise TimeoutError(f"the query did not end: {query.status}")
+    return query
+
+
+def start(stream: DataFrame, job: Callable[..., None], checkpoint: Path, **trigger: object) -> StreamingQuery:
+    """Start a query with a trigger."""
+    writer = stream.writeStream.foreachBatch(job).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(**trigger).start()
+
+
+def records(root: str) -> list[Record]:
+    """Return the newest records of a root's log, oldest first."""
+    log = Log(open_store(root), root)
+    newest = log.open()
+    return [log.read(sequence) for sequence in range(log.first, newest.sequence + 1)] if newest else []
+
+
+def committed(root: str) -> list[int]:
+    """Return the versions that a root's log has committed, in order."""
+    return [record.version for record in records(root) if record.kind == "batch"]
+
+

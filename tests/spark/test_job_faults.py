@@ -1,0 +1,187 @@
+"""What a job refuses: each with the place, the remedy, and nothing committed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from streaming import Feed, Kept, committed, run_to_end, settings_in
+
+import riffle_spark
+from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
+from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+COUNTED = aggregate(rows=count())
+SEEN = pa.schema([("k", pa.int64()), ("seen", pa.int64())])
+
+
+def raises(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Fail as users' code does."""
+    raise ZeroDivisionError("no page has a size of 0")
+
+
+def returns_text(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return text where a number was declared."""
+    answer = pa.table({"k": rows["k"], "seen": rows["k"].cast(pa.string())})
+    return answer, answer
+
+
+def returns_a_foreign_key(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return state of a key that belongs to another call."""
+    answer = pa.table({"k": pa.array([10**6]), "seen": pa.array([1])})
+    return answer, answer
+
+
+BROKEN = {
+    raises: "raises raised ZeroDivisionError:\n.*no page has a size of 0",
+    returns_text: "has not the declared columns",
+    returns_a_foreign_key: "holds a key that is not its own: {'k': 1000000}",
+}
+
+
+@pytest.mark.parametrize("function", BROKEN, ids=lambda function: function.__name__)
+def test_a_broken_function_fails_the_batch(
+    spark: SparkSession, tmp_path: Path, function: Callable[..., object]
+) -> None:
+    """The error holds what is wrong, the store, the key-group and the executor; a mended function goes on from there."""
+    settings = settings_in(tmp_path)
+    frame = spark.range(6).selectExpr("id k")
+    broken = arrow_function(function, state=pa.schema([("seen", pa.int64())]), output=SEEN)
+    sink = Kept()
+    with pytest.raises(UserFunctionError, match=r"(?s)" + BROKEN[function]) as caught:
+        Stateful("pages", "k", broken, settings=settings).into(sink)(frame, 0)
+    assert "store 'pages', key-group " in caught.value.where
+    assert "executor driver" in caught.value.where
+    assert sink.calls == []
+    assert committed(f"file://{tmp_path}/state") == []
+    mended = arrow_function(lambda rows, state: (state, state), state=pa.schema([("seen", pa.int64())]), output=SEEN)
+    Stateful("pages", "k", mended, settings=settings).into(sink)(frame, 0)
+    assert committed(f"file://{tmp_path}/state") == [0]
+
+
+def test_the_traceback_of_a_function_reaches_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """What a streaming query fails with shows the user's own line, the store and the key-group."""
+    feed = Feed(tmp_path / "in", "k long")
+    feed.add([{"k": 1}])
+    compute = arrow_function(raises, state=pa.schema([("seen", pa.int64())]), output=SEEN)
+    job = Stateful("pages", "k", compute, settings=settings_in(tmp_path)).into(Kept())
+    with pytest.raises(StreamingQueryException) as caught:
+        run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    told = str(caught.value)
+    assert "test_job_faults.py" in told
+    assert 'ZeroDivisionError("no page has a size of 0")' in told
+    assert "store 'pages', key-group" in told
+
+
+def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """The sink's own error comes out, and the batch comes again with the same delivery id."""
+    kept = Kept()
+
+    def failing(frame, batch, delivery) -> None:
+        kept(frame, batch, delivery)
+        if len(kept.calls) == 1:
+            raise OSError("the disk of the sink is full")
+
+    job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(failing)
+    frame = spark.range(5).selectExpr("id k")
+    with pytest.raises(OSError, match="disk of the sink"):
+        job(frame, 0)
+    assert committed(f"file://{tmp_path}/state") == []
+    job(frame, 0)
+    assert len(set(kept.calls)) == 1
+    assert kept.latest("k") == {k: {"rows": 1} for k in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("key", "order_by", "problem"),
+    [
+        ("nobody", (), "there is no column 'nobody' in the input.*use one of k, v, list"),
+        ("k", "nobody", "there is no column 'nobody' in the input"),
+        ("list", (), "list.*array|list.*type"),
+        (["k", "mapped"], (), "mapped"),
+    ],
+)
+def test_a_wrong_key_is_refused(
+    spark: SparkSession, tmp_path: Path, key: str | list[str], order_by: str, problem: str
+) -> None:
+    """A key or order column that is missing, or of a type that cannot be a key, is named."""
+    frame = spark.range(3).selectExpr("id k", "id v", "array(id) list", "map(id, id) mapped")
+    job = Stateful("totals", key, COUNTED, order_by=order_by, settings=settings_in(tmp_path)).into(Kept())
+    with pytest.raises(ConfigError, match=f"(?s){problem}"):
+        job(frame, 0)
+
+
+def test_an_operator_without_a_key_or_with_a_bad_name_is_refused() -> None:
+    """What can be told without an input is told at once."""
+    with pytest.raises(ConfigError, match="at least one key column"):
+        Stateful("totals", [], COUNTED)
+    for name in ("a/b", "..", "", "log"):
+        with pytest.raises(ConfigError):
+            Stateful(name, "k", COUNTED)
+
+
+def test_two_operators_of_one_name_are_refused() -> None:
+    """One query cannot have two operators with one store."""
+    one = Stateful("totals", "k", COUNTED).into(Kept())
+    two = Stateful("totals", "v", COUNTED).into(Kept())
+    with pytest.raises(ConfigError, match="two operators use the store 'totals'"):
+        riffle_spark.together(one, two)
+
+
+def test_another_number_of_key_groups_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The error names both numbers and the setting, and the state is not touched."""
+    frame = spark.range(3).selectExpr("id k")
+    Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())(frame, 0)
+    other = settings_in(tmp_path, key_groups=12)
+    with pytest.raises(ConfigError, match="key_groups = 12, but the state in .* has 8") as caught:
+        Stateful("totals", "k", COUNTED, settings=other).into(Kept())(frame, 1)
+    assert "set key_groups = 8" in caught.value.remedy
+
+
+def test_another_schema_of_the_state_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A changed aggregate or key column type shows what is stored beside what is declared."""
+    frame = spark.range(3).selectExpr("id k", "double(id) v")
+    settings = settings_in(tmp_path)
+    Stateful("totals", "k", COUNTED, settings=settings).into(Kept())(frame, 0)
+    with pytest.raises(ConfigError, match="(?s)has another schema.*stored: .*declared: "):
+        Stateful("totals", "k", aggregate(rows=sum_("v")), settings=settings).into(Kept())(frame, 1)
+    with pytest.raises(ConfigError, match="has another schema"):
+        Stateful("totals", "k", COUNTED, settings=settings).into(Kept())(frame.selectExpr("cast(k as int) k"), 1)
+
+
+def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch id that comes again with other rows is not taken for a repeat."""
+    job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())
+    job(spark.range(3).selectExpr("id k"), 0)
+    job(spark.range(3).selectExpr("id k"), 0)
+    assert [report.decision for report in job.reports] == ["run", "repeat"]
+    with pytest.raises(ConflictError, match="comes again with other input"):
+        job(spark.range(4).selectExpr("id k"), 0)
+
+
+@pytest.mark.parametrize("root", [None, "memory://here"])
+def test_a_root_that_executors_cannot_reach_is_refused(spark: SparkSession, root: str | None) -> None:
+    """No root, or one in memory, is an error that says what to set."""
+    job = Stateful("totals", "k", COUNTED, settings=riffle_spark.Settings(root=root)).into(Kept())
+    with pytest.raises(ConfigError, match="executors need a root they can all reach") as caught:
+        job(spark.range(1).selectExpr("id k"), 0)
+    assert "spark.riffle.root" in caught.value.remedy
+
+
+def test_a_root_of_somebody_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A folder with files that are not ours is left alone."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "thesis.txt").write_text("do not touch")
+    job = Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())
+    with pytest.raises(ConfigError, match="holds objects, but not a riffle log"):
+        job(spark.range(1).selectExpr("id k"), 0)
+    assert [path.name for path in (tmp_path / "state").rglob("*")] == ["thesis.txt"]

@@ -1,0 +1,199 @@
+"""What a job computes: equal to Spark's own answer over the same input, batch by batch."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from chispa import assert_df_equality
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from streaming import Feed, Kept, committed, run_to_end, settings_in
+
+import riffle_spark
+from riffle_spark import Settings, Stateful, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+RUNNING = aggregate(rows=count(), total=sum_("v"), least=min_("v"), greatest=max_("v"), average=mean("v"))
+SPARKS = {"rows": "count(1)", "total": "sum(v)", "least": "min(v)", "greatest": "max(v)", "average": "avg(v)"}
+
+
+def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSession, tmp_path: Path) -> None:
+    """After four batches the newest row of every key equals Spark's groupBy, types included; rows routed are counted."""
+    chance = random.Random(7)
+    feed = Feed(tmp_path / "in", "k string, v long")
+    for _ in range(4):
+        feed.add({"k": chance.choice(["a", "b", "é", "", "zz", None]), "v": chance.randint(-9, 9)} for _ in range(200))
+    sink = tmp_path / "out"
+    totals = Stateful("totals", key="k", compute=RUNNING, settings=settings_in(tmp_path))
+    job = totals.into(lambda rows, batch: rows.withColumn("batch", F.lit(batch)).write.parquet(f"{sink}/{batch}"))
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    newest = F.max_by(F.struct(*SPARKS), "batch")
+    ours = spark.read.parquet(f"{sink}/*").groupBy("k").agg(newest.alias("n")).select("k", "n.*")
+    theirs = feed.table(spark).groupBy("k").agg(*[F.expr(e).alias(n) for n, e in SPARKS.items()])
+    assert_df_equality(ours, theirs, ignore_row_order=True, ignore_nullable=True)
+    assert [report.rows for report in job.reports] == [200] * 4
+    assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
+
+
+def test_composite_keys_with_nulls_are_each_their_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Keys of several types, any of them null, are told apart as by Spark's groupBy, in another time zone too."""
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        texts = "case when id % 3 > 0 then concat('s', id % 3) end"
+        times = "case when id % 4 > 0 then timestamp'2024-03-10 01:30:00' + make_dt_interval(0, id % 4) end"
+        decimals = "cast(case when id % 2 > 0 then id % 5 end as decimal(20,3))"
+        frame = spark.range(300).selectExpr(f"{texts} `a b`", f"{times} t", f"{decimals} d", "id v")
+        kept = Kept()
+        compute = aggregate(rows=count(), total=sum_("v"))
+        job = Stateful("composite", ["a b", "t", "d"], compute, settings=settings_in(tmp_path)).into(kept)
+        job(frame.where("v < 150"), 0)
+        job(frame.where("v >= 150"), 1)
+        expected = frame.groupBy("a b", "t", "d").agg(F.count("*").alias("rows"), F.sum("v").alias("total")).collect()
+        ours = kept.latest("a b", "t", "d")
+        assert ours == {(row[0], row[1], row[2]): {"rows": row[3], "total": row[4]} for row in expected}
+        assert len(ours) == 36
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def sessions(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Count a user's pages until a row says that the session ends; then emit it and forget the user."""
+    before = {row["user"]: row["pages"] for row in state.to_pylist()}
+    ended = []
+    for row in rows.to_pylist():
+        before[row["user"]] = before.get(row["user"], 0) + 1
+        if row["ends"]:
+            ended.append({"user": row["user"], "pages": before.pop(row["user"])})
+    touched = pc.unique(rows["user"]).to_pylist()
+    output = pa.Table.from_pylist(ended, schema=pa.schema([("user", pa.int64()), ("pages", pa.int64())]))
+    kept = [{"user": user, "pages": pages} for user, pages in before.items()]
+    deleted = pa.table({"user": pa.array([user for user in touched if user not in before], pa.int64())})
+    return output, pa.Table.from_pylist(kept, schema=output.schema), deleted
+
+
+def test_an_arrow_function_keeps_and_forgets_state(spark: SparkSession, tmp_path: Path) -> None:
+    """A user's function sees the state of its keys, writes it, forgets it, and begins anew after that."""
+    output = pa.schema([("user", pa.int64()), ("pages", pa.int64())])
+    compute = arrow_function(sessions, state=pa.schema([("pages", pa.int64())]), output=output)
+    kept = Kept()
+    job = Stateful("sessions", "user", compute, settings=settings_in(tmp_path)).into(kept)
+    frame = spark.range(0, 40).selectExpr("id user", "false ends")
+    job(frame, 0)
+    job(frame.union(frame.where("user = 3")), 1)
+    job(frame.selectExpr("user", "user % 2 = 1 ends"), 2)
+    job(frame.where("user < 4").selectExpr("user", "true ends"), 3)
+    by_batch = [sorted((row.user, row.pages) for row in rows) for rows in kept.deliveries.values()]
+    odd = [(user, 4 if user == 3 else 3) for user in range(1, 40, 2)]
+    assert by_batch == [[], [], odd, [(0, 4), (1, 1), (2, 4), (3, 1)]]
+
+
+def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A sink may count, collect and write: the function does not run again and all actions see the same rows."""
+    runs = spark.sparkContext.accumulator(0)
+    seen: list[tuple[int, int, int]] = []
+
+    def sink(rows: DataFrame, batch: int) -> None:
+        rows.write.format("noop").mode("append").save()
+        total = rows.agg(F.sum("rows")).first()[0]
+        seen.append((rows.count(), total, rows.where("rows > 0").select("k").distinct().count()))
+
+    frame = spark.range(100).selectExpr("id % 10 k", "id v")
+    counted = frame.rdd.map(lambda row: (runs.add(1), (row.k, row.v))[1]).toDF("k long, v long")
+    job = Stateful("once", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
+    job(frame, 0)
+    job(counted, 1)
+    assert seen == [(10, 100, 10), (10, 200, 10)]
+    assert runs.value <= 2 * 100, "one reading for the digest, one for the batch"
+
+
+def test_two_stores_commit_together(spark: SparkSession, tmp_path: Path) -> None:
+    """Two operators of one query get the same rows, and one record holds the effects of both."""
+    users, pages = Kept(), Kept()
+    by_user = Stateful("users", "user", aggregate(rows=count()), settings=settings_in(tmp_path)).into(users)
+    by_page = Stateful("pages", "page", aggregate(rows=count(), users=max_("user"))).into(pages)
+    job = riffle_spark.together(by_user, by_page)
+    frame = spark.range(60).selectExpr("id % 6 user", "concat('p', id % 4) page")
+    job(frame, 0)
+    job(frame, 1)
+    assert users.latest("user") == {user: {"rows": 20} for user in range(6)}
+    assert pages.latest("page") == {f"p{n}": {"rows": 30, "users": 4 + n % 2} for n in range(4)}
+    assert list(users.deliveries) == list(pages.deliveries)
+    assert committed(f"file://{tmp_path}/state") == [0, 1]
+    assert job.reports[-1].rows == 120
+
+
+def test_order_columns_decide_which_row_is_first(spark: SparkSession, tmp_path: Path) -> None:
+    """``first`` and ``last`` follow the declared order, whatever order the rows arrive in."""
+    values = [(n % 3, n // 10, n % 10, f"v{n}") for n in range(60)]
+    random.Random(1).shuffle(values)
+    frame = spark.createDataFrame(values, "k long, partition int, offset int, v string").repartition(5)
+    kept = Kept()
+    compute = aggregate(first=first("v"), last=last("v"))
+    settings = settings_in(tmp_path)
+    job = Stateful("ordered", "k", compute, order_by=["partition", "offset"], settings=settings).into(kept)
+    job(frame.where("partition < 3"), 0)
+    job(frame.where("partition >= 3"), 1)
+    assert kept.latest("k") == {n: {"first": f"v{n}", "last": f"v{57 + n}"} for n in range(3)}
+
+
+def test_an_empty_batch_is_a_version_too(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch without rows delivers an empty frame, commits a record and leaves state as it was."""
+    kept = Kept()
+    job = Stateful("sparse", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    full = spark.range(20).selectExpr("id % 5 k")
+    for batch, frame in enumerate([full.where("false"), full, full.where("k > 100"), full]):
+        job(frame, batch)
+    assert [len(rows) for rows in kept.deliveries.values()] == [0, 5, 0, 5]
+    assert kept.latest("k") == {k: {"rows": 8} for k in range(5)}
+    assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
+    assert [report.slots_that_wrote for report in job.reports][::2] == [0, 0]
+
+
+def test_an_empty_batch_of_a_stream_ends(spark: SparkSession, tmp_path: Path) -> None:
+    """A micro-batch in which a filter leaves nothing is committed like any other."""
+    feed = Feed(tmp_path / "in", "k long")
+    for _ in range(2):
+        feed.add([{"k": 1}])
+    job = Stateful("filtered", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(Kept())
+    run_to_end(feed.stream(spark).where("k > 1"), job, tmp_path / "checkpoint")
+    assert [report.rows for report in job.reports] == [0, 0]
+
+
+def test_one_hot_key_is_one_key(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch of 50 000 rows of one key is computed in one slot."""
+    kept = Kept()
+    job = Stateful("hot", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(kept)
+    frame = spark.range(50_000).selectExpr("'hot' k", "id v")
+    job(frame, 0)
+    job(frame, 1)
+    assert kept.latest("k") == {"hot": {"rows": 100_000, "total": 2 * 50_000 * 49_999 // 2}}
+    assert (job.reports[-1].keys, job.reports[-1].slots_that_wrote) == (1, 1)
+
+
+def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> None:
+    """A state value of 10 MB survives a batch, an empty local folder and another batch."""
+    size = 10 * 1024 * 1024
+    big = spark.range(1).selectExpr("'big' k", f"repeat('x', {size}) v")
+    small = spark.range(3).selectExpr("concat('s', id) k", "'y' v")
+    settings = settings_in(tmp_path, local_dir=f"{tmp_path}/one")
+    kept = Kept()
+    operator = Stateful("large", "k", aggregate(rows=count(), least=min_("v")), settings=settings)
+    operator.into(kept)(big.union(small), 0)
+    moved = Settings(**{**settings.given(), "local_dir": f"{tmp_path}/two"})
+    again = Stateful("large", "k", operator.compute, settings=moved).into(kept)
+    again(big.selectExpr("k", "'z' v").union(small), 1)
+    latest = kept.latest("k")
+    assert latest["big"] == {"rows": 2, "least": "x" * size}
+    assert latest["s0"] == {"rows": 2, "least": "y"}
+    assert again.reports[-1].restores > 0
+
+

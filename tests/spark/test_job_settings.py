@@ -1,0 +1,99 @@
+"""Where a job's settings come from, and what importing and pickling a job costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from streaming import Kept, settings_in
+
+from riffle_spark import Settings, Stateful, aggregate, count
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.stream import settings_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@contextmanager
+def conf(spark: SparkSession, values: Mapping[str, object]) -> Iterator[None]:
+    """Set configuration of the session for a while."""
+    for name, value in values.items():
+        spark.conf.set(name, str(value))
+    try:
+        yield
+    finally:
+        for name in values:
+            spark.conf.unset(name)
+
+
+def test_settings_come_from_the_spark_configuration(spark: SparkSession, tmp_path: Path) -> None:
+    """``spark.riffle.*`` reaches a job that has no settings of its own."""
+    kept = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count())).into(kept)
+    named = {"root": f"file://{tmp_path}/state", "key_groups": 4, "local_dir": tmp_path / "local"}
+    with conf(spark, {f"spark.riffle.{name}": value for name, value in named.items()}):
+        job(spark.range(9).selectExpr("id % 3 k"), 0)
+    assert kept.latest("k") == {k: {"rows": 3} for k in range(3)}
+    assert sum(job.reports[0].owners.values()) == 4
+
+
+def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A TOML file named by ``spark.riffle.conf_file``, the configuration and code are applied in this order."""
+    file = tmp_path / "riffle.toml"
+    file.write_text('[riffle]\nroot = "file:///from/toml"\nkey_groups = 4\nnum_standbys = 1\nbatch_attempts = 2\n')
+    named = {"spark.riffle.conf_file": file, "spark.riffle.num_standbys": 2, "spark.riffle.batch_attempts": 3}
+    with conf(spark, named):
+        found = settings_of(spark, Settings(batch_attempts=4))
+    assert (found.root, found.key_groups, found.num_standbys, found.batch_attempts) == ("file:///from/toml", 4, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("key_groups", "0", r"key_groups = '0' is not allowed.*1 to 32768.*spark.riffle.key_groups"),
+        ("key_gruops", "8", r"no setting 'key_gruops'.*did you mean 'key_groups'"),
+        ("conf_file", "/nowhere/riffle.toml", r"cannot read settings.*/nowhere/riffle.toml"),
+        ("deliver_after_commit", "perhaps", r"deliver_after_commit = 'perhaps'.*true or false"),
+    ],
+)
+def test_a_wrong_setting_names_itself_and_its_source(spark: SparkSession, name: str, value: str, told: str) -> None:
+    """A value out of range, an unknown name and a missing file are refused before anything runs."""
+    job = Stateful("totals", "k", aggregate(rows=count())).into(Kept())
+    with conf(spark, {f"spark.riffle.{name}": value}), pytest.raises(ConfigError, match=f"(?s){told}"):
+        job(spark.range(1).selectExpr("id k"), 0)
+
+
+def test_a_batch_leaves_the_sessions_settings_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """A session's configuration is the same after a batch as before."""
+    before = dict(spark.conf.getAll)
+    Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(Kept())(
+        spark.range(3).selectExpr("id k"), 0
+    )
+    assert dict(spark.conf.getAll) == before
+
+
+def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """``report_file`` gets each report as a line of JSON, and ``on_report`` the report itself."""
+    heard = []
+    settings = settings_in(tmp_path, report_file=f"{tmp_path}/reports.jsonl")
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job.on_report = heard.append
+    for batch in range(2):
+        job(spark.range(3).selectExpr("id k"), batch)
+    assert (tmp_path / "reports.jsonl").read_text().splitlines() == [report.to_json() for report in heard]
+    assert list(job.reports) == heard
+
+
+def test_importing_riffle_imports_no_pyspark() -> None:
+    """A process that imports the package, and makes settings, has neither pyspark nor boto3 loaded."""
+    code = (
+        "import sys, riffle_spark; riffle_spark.Settings(num_standbys=1); dir(riffle_spark); "
+        "loaded = {'pyspark', 'py4j', 'boto3', 'pyarrow'} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,183 @@
+"""A job under Spark's triggers, stopped, started again, and started from elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, records, run_to_end, settings_in, start
+
+from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
+from riffle_spark.spark import placement
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+TOTALS = aggregate(rows=count(), total=sum_("v"))
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """Three micro-batches of ten rows, two keys each."""
+    made = Feed(tmp_path / "in", "k long, v long")
+    for batch in range(3):
+        made.add({"k": n % 2, "v": batch} for n in range(10))
+    return made
+
+
+ALL_THREE = {k: {"rows": 15, "total": 15} for k in range(2)}
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait, bounded, until something is so."""
+    deadline = time.monotonic() + QUERY_TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def totals(folder: Path, sink: Callable[..., object], **settings: object) -> StatefulJob:
+    """Return a new job, as a new process would make it."""
+    return Stateful("totals", "k", TOTALS, settings=settings_in(folder, **settings)).into(sink)
+
+
+def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """All batches that are there are run, one record each with its offsets, under one epoch."""
+    kept = Kept()
+    query = run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
+    assert kept.latest("k") == ALL_THREE
+    batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
+    assert [record.version for record in batches] == [0, 1, 2]
+    assert {record.query_id for record in batches} == {str(query.id)}
+    offsets = [(tmp_path / "checkpoint" / "offsets" / str(n)).read_text() for n in range(3)]
+    assert [record.offsets for record in batches] == offsets
+    assert [call for call in kept.calls] == [(n, f"{query.id}/0/{n}") for n in range(3)]
+
+
+def test_once_takes_a_batch_and_ends(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """The old trigger for one batch works, run after run, each a new epoch of the log."""
+    kept = Kept()
+    for _ in range(2):
+        query = start(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint", once=True)
+        assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+    assert kept.latest("k") == ALL_THREE
+    log = records(f"file://{tmp_path}/state")
+    assert [record.epoch for record in log if record.kind == "claim"] == [1, 2]
+
+
+def test_processing_time_builds_the_placed_frame_once(
+    spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches come as they are due, and as long as the assignment stands its frame is built once."""
+    built = []
+    place = placement.placed
+    monkeypatch.setattr(placement, "placed", lambda *given: built.append(given) or place(*given))
+    kept = Kept()
+    job = totals(tmp_path, kept)
+    query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
+    try:
+        wait_for(lambda: len(job.reports) == 3 or not query.isActive)
+        feed.add([{"k": 0, "v": 100}])
+        wait_for(lambda: len(job.reports) == 4 or not query.isActive)
+    finally:
+        query.stop()
+    assert query.exception() is None
+    assert kept.latest("k") == {0: {"rows": 16, "total": 115}, 1: ALL_THREE[1]}
+    assert len(built) == 1
+
+
+def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """A new job on the same checkpoint and root adds to the state, with the local copies or without."""
+    kept = Kept()
+    run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
+    for number, local in enumerate(("local", "elsewhere")):
+        feed.add([{"k": 0, "v": 1}])
+        job = totals(tmp_path, kept, local_dir=f"{tmp_path}/{local}")
+        run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+        assert kept.latest("k")[0] == {"rows": 16 + number, "total": 16 + number}
+        assert [report.restores for report in job.reports] == [number]
+
+
+def test_one_job_may_be_started_again(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """The same object serves a second run of its query: it claims the log anew."""
+    kept = Kept()
+    job = totals(tmp_path, kept)
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    feed.add([{"k": 1, "v": 5}])
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert kept.latest("k")[1] == {"rows": 16, "total": 20}
+    assert [report.epoch for report in job.reports] == [1, 1, 1, 2]
+
+
+def test_a_batch_that_spark_repeats_is_skipped(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """When Spark's commit log lost its last entry, that batch comes again and changes nothing."""
+    kept = Kept()
+    run_to_end(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint")
+    for lost in (tmp_path / "checkpoint" / "commits").glob("*2*"):
+        lost.unlink()
+    feed.add([{"k": 0, "v": 1}])
+    job = totals(tmp_path, kept)
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert [(report.version, report.decision) for report in job.reports] == [(2, "repeat"), (3, "run")]
+    assert kept.latest("k") == {0: {"rows": 16, "total": 16}, 1: ALL_THREE[1]}
+    assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
+
+
+def test_deliver_after_commit_delivers_again_on_a_repeat(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """Sealed output comes to the sink after the commit, and the very same rows come again when the batch does."""
+    kept, logged = Kept(), []
+
+    def sink(frame: DataFrame, batch: int, delivery: str) -> None:
+        logged.append(committed(f"file://{tmp_path}/state")[-1])
+        kept(frame, batch, delivery)
+
+    run_to_end(feed.stream(spark), totals(tmp_path, sink, deliver_after_commit=True), tmp_path / "checkpoint")
+    assert logged == [0, 1, 2]
+    assert kept.latest("k") == ALL_THREE
+    before = kept.deliveries
+    for lost in (tmp_path / "checkpoint" / "commits").glob("*2*"):
+        lost.unlink()
+    again = Kept()
+    run_to_end(feed.stream(spark), totals(tmp_path, again, deliver_after_commit=True), tmp_path / "checkpoint")
+    assert {name: sorted(rows) for name, rows in again.deliveries.items()} == {
+        name: sorted(rows) for name, rows in before.items() if name.endswith("/2")
+    }
+
+
+def slow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Take so long that the query is stopped first."""
+    time.sleep(20)
+    return state, state
+
+
+def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """After ``query.stop()`` while slots compute there is no new record; a restart runs the batch."""
+    state = pa.schema([("rows", pa.int64())])
+    output = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
+    kept = Kept()
+    job = Stateful("totals", "k", arrow_function(slow, state=state, output=output), settings=settings_in(tmp_path))
+    reached = []
+    running = job.into(kept)
+    running._reached = reached.append
+    query = start(feed.stream(spark), running, tmp_path / "checkpoint", processingTime="0 seconds")
+    wait_for(lambda: reached and spark.sparkContext.statusTracker().getActiveStageIds())
+    began = time.monotonic()
+    query.stop()
+    assert time.monotonic() - began < 15
+    assert reached == ["before run"]
+    assert kept.calls == []
+    assert committed(f"file://{tmp_path}/state") == []
+
+    def quick(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        keys = rows.group_by("k").aggregate([([], "count_all")]).rename_columns(["k", "rows"])
+        return keys, keys
+
+    mended = Stateful("totals", "k", arrow_function(quick, state=state, output=output), settings=job.settings)
+    run_to_end(feed.stream(spark), mended.into(kept), tmp_path / "checkpoint")
+    assert committed(f"file://{tmp_path}/state") == [0, 1, 2]
