@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from apps.demo.jars import connector_jars, spark_home
 from apps.demo.ledger import Ledger
-from apps.demo.servers import Child, KafkaBroker, Launch, S3Server, StandaloneCluster
+from apps.demo.servers import JVM_OPTIONS, Child, KafkaBroker, Launch, S3Server, StandaloneCluster
 
 __all__ = ["APP", "Job", "counted_by"]
 
@@ -66,6 +66,8 @@ class Job:
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": JVM_OPTIONS,
+            "spark.executor.extraJavaOptions": JVM_OPTIONS,
             "spark.executor.cores": "1",
             "spark.executor.memory": "768m",
             "spark.riffle.conf_file": str(CHECKOUT / "conf" / "demo.toml"),

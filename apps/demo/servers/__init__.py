@@ -1,9 +1,19 @@
 """Real servers as separate processes of this one, which end when it ends, however it ends."""
 
 from apps.demo.servers.child import Child, Launch, free_port
-from apps.demo.servers.cluster import StandaloneCluster, WorkerSize
+from apps.demo.servers.cluster import JVM_OPTIONS, StandaloneCluster, WorkerSize
 from apps.demo.servers.kafka import KafkaBroker
 from apps.demo.servers.s3 import S3Server
 from apps.demo.servers.server import Server
 
-__all__ = ["Child", "KafkaBroker", "Launch", "S3Server", "Server", "StandaloneCluster", "WorkerSize", "free_port"]
+__all__ = [
+    "JVM_OPTIONS",
+    "Child",
+    "KafkaBroker",
+    "Launch",
+    "S3Server",
+    "Server",
+    "StandaloneCluster",
+    "WorkerSize",
+    "free_port",
+]

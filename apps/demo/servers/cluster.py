@@ -15,10 +15,19 @@ from apps.demo.jars import spark_home
 from apps.demo.servers.child import Child, Launch, free_port
 from apps.demo.servers.server import Server
 
-__all__ = ["StandaloneCluster", "WorkerSize"]
+__all__ = ["JVM_OPTIONS", "StandaloneCluster", "WorkerSize"]
 
 START_TIMEOUT_SECONDS = 90.0
 MASTER_HOST = "127.0.0.1"
+# Short-lived JVMs on few cores: the second compiler costs them more than it gives.
+JVM_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+LOGGING = """rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +129,16 @@ class StandaloneCluster(Server):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes and its clients run with: nothing of the machine's own Spark, and small daemons."""
+        """What its processes and its clients run with: no settings of the machine, few log lines, small heaps."""
         configuration = self._folder / "spark-conf"
         configuration.mkdir(parents=True, exist_ok=True)
+        (configuration / "log4j2.properties").write_text(LOGGING)
         return {
             "SPARK_HOME": str(spark_home()),
             "SPARK_CONF_DIR": str(configuration),
             "SPARK_LOCAL_IP": MASTER_HOST,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),

@@ -1,0 +1,56 @@
+"""Jars are used only when they are exactly the listed ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from apps.demo.jars import broker_jars, connector_jars, ensure_jars
+from riffle_spark.errors import UnavailableError
+
+# Stands in for Ivy: copies what lies in a folder to where Ivy was told to retrieve to.
+FETCH = """#!/bin/sh
+while [ "$1" != -retrieve ]; do shift; done
+cp -r "{source}/." "${{2%%/\\[conf\\]*}}"
+"""
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder from which jars are fetched into an empty cache."""
+    kept = ensure_jars()
+    source, java = tmp_path / "mirror", tmp_path / "java" / "bin" / "java"
+    for name in ("broker", "connector"):
+        shutil.copytree(kept / name, source / name)
+    java.parent.mkdir(parents=True)
+    java.write_text(FETCH.format(source=source))
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    monkeypatch.setenv("RIFFLE_CACHE", str(tmp_path / "cache"))
+    return source
+
+
+def test_jars_are_fetched_once(mirror: Path) -> None:
+    """An empty cache is filled; a full one needs nothing from outside."""
+    assert any(path.name == "kafka_2.13-4.0.0.jar" for path in broker_jars())
+    shutil.rmtree(mirror)
+    assert any(path.name.startswith("spark-sql-kafka") for path in connector_jars())
+
+
+def test_a_broken_jar_is_fetched_again(mirror: Path) -> None:
+    """A kept jar that was truncated is replaced."""
+    broken = broker_jars()[0]
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:-1])
+    assert broker_jars()[0].read_bytes() == whole
+
+
+def test_an_altered_jar_is_refused(mirror: Path, tmp_path: Path) -> None:
+    """A fetched jar of other content than listed is an error that names it, and does not get into the cache."""
+    altered = next((mirror / "connector").glob("kafka-clients*"))
+    altered.write_bytes(altered.read_bytes() + b"x")
+    with pytest.raises(UnavailableError, match=f"connector/{altered.name}"):
+        ensure_jars()
+    assert not list((tmp_path / "cache").rglob("*.jar"))

@@ -1,0 +1,71 @@
+"""The ledger tells lost from doubled, and a wrong sum from both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from apps.demo.job import counted_by
+from apps.demo.ledger import Difference, Events, Ledger, compare, make_events
+
+
+def ledger(counts: list[int], sums: list[int]) -> Ledger:
+    """Make a ledger of two short lists."""
+    return Ledger(np.array(counts), np.array(sums))
+
+
+def test_a_ledger_counts_and_sums_each_key() -> None:
+    """Every key has its number of events and the sum of their amounts; a key without events has zeros."""
+    made = Ledger.of(Events(np.array([0, 2, 0]), np.array([5, 7, 6])), 4)
+    assert made.counts.tolist() == [2, 0, 1, 0]
+    assert made.sums.tolist() == [11, 0, 7, 0]
+
+
+def test_the_same_numbers_make_the_same_events() -> None:
+    """Events depend on nothing but how many, over how many keys."""
+    first, second = make_events(1000, 50), make_events(1000, 50)
+    assert first.keys.tolist() == second.keys.tolist()
+    assert first.amounts.tolist() == second.amounts.tolist()
+
+
+def test_a_ledger_is_read_as_written(tmp_path: Path) -> None:
+    """What comes back from the file equals what went in."""
+    ledger([1, 2], [3, 4]).write(tmp_path / "ledger.npz")
+    assert compare(ledger([1, 2], [3, 4]), Ledger.read(tmp_path / "ledger.npz")) == Difference(0, 0, 0)
+
+
+def test_lost_and_doubled_do_not_cancel() -> None:
+    """An event lost for one key and one doubled for another are both told."""
+    assert compare(ledger([5, 5], [10, 10]), ledger([4, 7], [8, 14])) == Difference(lost=1, doubled=2, wrong_keys=2)
+
+
+def test_a_wrong_sum_is_wrong_though_the_count_is_right() -> None:
+    """A key with the right count and the wrong sum is a wrong key."""
+    assert compare(ledger([5, 5], [10, 10]), ledger([5, 5], [10, 11])) == Difference(lost=0, doubled=0, wrong_keys=1)
+
+
+def test_the_last_batch_of_a_key_counts(tmp_path: Path) -> None:
+    """Of the totals of several batches the one with the highest batch id wins, by number and not by name."""
+    write_batch(tmp_path, 9, ["u0", "u1"], [1, 1], [10, 10])
+    write_batch(tmp_path, 10, ["u1"], [2], [30])
+    counted = counted_by(tmp_path, 3)
+    assert counted.counts.tolist() == [1, 2, 0]
+    assert counted.sums.tolist() == [10, 30, 0]
+
+
+def test_an_unfinished_batch_does_not_count(tmp_path: Path) -> None:
+    """A folder without Spark's mark of success is passed over."""
+    write_batch(tmp_path, 1, ["u0"], [1], [10])
+    (tmp_path / "batch=1" / "_SUCCESS").unlink()
+    assert counted_by(tmp_path, 1).counts.tolist() == [0]
+
+
+def write_batch(folder: Path, batch: int, users: list[str], counts: list[int], sums: list[int]) -> None:
+    """Write totals the way the job does."""
+    path = folder / f"batch={batch}"
+    path.mkdir()
+    pq.write_table(pa.table({"user_id": users, "count": counts, "total": sums}), path / "part-0.parquet")
+    (path / "_SUCCESS").touch()
