@@ -18,7 +18,10 @@ FORMAT = b"1"
 DELETED = "__deleted"
 """The delta column that is true where a key's state was removed."""
 _VERSION_KEY = b"riffle.format"
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+_PLAIN = pa.ipc.IpcWriteOptions(compression=None)
+_COMPRESS_FROM_BYTES = 32 * 1024
+"""Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -29,8 +32,9 @@ def checksum(data: bytes | memoryview) -> int:
 def encode(table: pa.Table) -> bytes:
     """Return the bytes of one part."""
     schema = table.schema.with_metadata({_VERSION_KEY: FORMAT})
+    options = _COMPRESSED if table.nbytes >= _COMPRESS_FROM_BYTES else _PLAIN
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_table(
             table.cast(schema) if table.schema.metadata else table.replace_schema_metadata(schema.metadata)
         )

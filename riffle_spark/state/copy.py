@@ -88,8 +88,8 @@ class Copy:
             raise
 
     def _databases(self, *, create: bool) -> list[lmdb._Database]:
-        """Open all three in one transaction, a reading one where they are there already."""
-        with self._environment.begin(write=create) as transaction:
+        """Open all three in one transaction. A reading one would not do: its end takes the handles with it."""
+        with self._environment.begin(write=True) as transaction:
             return [self._environment.open_db(name, transaction, create=create) for name in (_STATE, _META, _LONG)]
 
     def __enter__(self) -> Copy:

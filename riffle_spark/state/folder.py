@@ -73,7 +73,7 @@ class Folder:
         """Return the folder of the current copy of a key-group, if there is one."""
         link = self.link(store, key_group)
         try:
-            return link.with_name(os.readlink(link))
+            return link.parent / os.readlink(link)  # noqa: PTH115 - a third of the time of Path.readlink
         except OSError:
             return None
 

@@ -75,23 +75,25 @@ class Reader:
         if self._folder is None:
             return {}
         path = self._folder.sealed_file(parts[0].head.version, parts[0].head.attempt)
+        found: dict[Link, pa.Table] = {}
         try:
-            data = memoryview(path.read_bytes())
-            found = {link: _decode(data[link.start : link.start + link.length], link) for link in parts}
+            with path.open("rb") as file:
+                for run in joined(parts):
+                    file.seek(run[0].start)
+                    found.update(_cut(run, file.read(_end(run) - run[0].start)))
         except (OSError, CorruptStateError):
             return {}
         self.totals.local_parts += len(found)
         return found
 
     def _fetch(self, run: list[Link]) -> dict[Link, pa.Table]:
-        start, end = run[0].start, run[-1].start + run[-1].length
-        data = self._objects.get(run[0].object, start, end - start)
+        start = run[0].start
+        data = self._objects.get(run[0].object, start, _end(run) - start)
         if data is None:
             raise missing(run[0].object)
         self.totals.fetched_parts += len(run)
         self.totals.fetched_bytes += len(data)
-        view = memoryview(data)
-        return {link: _decode(view[link.start - start : link.start - start + link.length], link) for link in run}
+        return _cut(run, data)
 
     def _fetch_snapshot(self, wanted: tuple[str, int, Snapshot]) -> pa.Table:
         store, key_group, snapshot = wanted
@@ -108,12 +110,21 @@ def joined(parts: list[Link]) -> list[list[Link]]:
     """Return the parts of one object as runs that one ranged get can read without reading much else."""
     runs: list[list[Link]] = []
     for link in parts:
-        end = runs[-1][-1].start + runs[-1][-1].length if runs else None
-        if end is not None and link.start - end <= _JOIN_GAP_BYTES:
+        if runs and link.start - _end(runs[-1]) <= _JOIN_GAP_BYTES:
             runs[-1].append(link)
         else:
             runs.append([link])
     return runs
+
+
+def _end(run: list[Link]) -> int:
+    return run[-1].start + run[-1].length
+
+
+def _cut(run: list[Link], data: bytes) -> dict[Link, pa.Table]:
+    """Return the parts of a run out of its bytes, each checked."""
+    view, start = memoryview(data), run[0].start
+    return {link: _decode(view[link.start - start : link.start - start + link.length], link) for link in run}
 
 
 def missing(name: str) -> CorruptStateError:

@@ -1,0 +1,30 @@
+"""Processors for Spark's own operators, in a module of their own so that executors can import them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+__all__ = ["PandasTotals"]
+
+
+class PandasTotals(StatefulProcessor):
+    """Running count and sum in one value state."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._totals = handle.getValueState("totals", "count long, total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803, ARG002
+        """Add the rows of one key."""
+        count, total = self._totals.get() if self._totals.exists() else (0, 0)
+        for frame in rows:
+            count, total = count + len(frame), total + int(frame["amount"].sum())
+        self._totals.update((count, total))
+        yield pd.DataFrame({"key": [key[0]], "count": [count], "total": [total]})
+
+    def close(self) -> None:
+        """Nothing to close."""
