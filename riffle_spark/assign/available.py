@@ -30,7 +30,7 @@ def high_availability(view: View, settings: AssignSettings) -> Assignment:
     board = board_of(view, [task for task in view.tasks if task.kind != "stateless"], settings)
     target = owner_target(board, np.zeros(len(board.members), np.int64), settings, racks=racks)
     plan = plan_owners(board, _only_if(settings, board, target), settings)
-    copies = standby_target(board, plan.target, settings)
+    copies = standby_target(board, plan.target, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
         cheaper(copies, settings)
     standbys, warmups, unsettled = plan_standbys(board, plan, copies, settings)

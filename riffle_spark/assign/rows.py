@@ -97,7 +97,7 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
     slots = [member.slots if may else 0 for member, may in zip(board.members, board.placeable, strict=True)]
     totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group)).astype(np.int64)
     member_low, member_high = fair_range(int(totals.sum() + base.sum()), slots)
-    low, high = _row_ranges(rows, totals, slots, member_low, member_high)
+    low, high = _row_ranges(rows, totals, slots, (np.array(member_low) - base, np.array(member_high) - base))
     owned, held, free = _seated(board, rows, sets)
     fewest_first = settings.store_balance == 0
     _seat_several(rows, sets, owned, (high, np.array(member_high) - base, slots))
@@ -159,9 +159,7 @@ def _seat_several(
         load[member] += 1
 
 
-def _row_ranges(
-    rows: Rows, totals: Ints, slots: list[int], member_low: list[int], member_high: list[int]
-) -> tuple[Ints, Ints]:
+def _row_ranges(rows: Rows, totals: Ints, slots: list[int], members: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     """Return how many units of each row each member should have, wide enough for every fair total."""
     low, high = np.zeros(rows.allowed.shape, np.int64), np.zeros(rows.allowed.shape, np.int64)
     uniform = len({slot for slot in slots if slot}) == 1
@@ -173,8 +171,8 @@ def _row_ranges(
         fair = fair_range(total, [slot if may else 0 for slot, may in zip(slots, allowed, strict=True)])
         low[row], high[row] = fair
         if not uniform:
-            low[row] = np.minimum(low[row], np.array(member_low) * total // count)
-            high[row] = np.maximum(high[row], -(-np.array(member_high) * total // count))
+            low[row] = np.minimum(low[row], np.maximum(members[0], 0) * total // count)
+            high[row] = np.maximum(high[row], -(-np.maximum(members[1], 0) * total // count))
         if rows.group.count(rows.group[row]) > 1:
             low[row] = 0
     return low, high

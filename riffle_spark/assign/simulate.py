@@ -1,7 +1,7 @@
 """Rounds of assignment over a pretended group. Knows how copies catch up and members come and go. Holds no policy.
 
-After every round whatever was assigned is caught up; the ends do not advance. A member keeps the state it was told to let
-go of (``keep``) or forgets it (``drop``). Rounds go on until no follow-up is asked for.
+After every round whatever was assigned is caught up; the ends do not advance. A member keeps the state it was told to
+let go of (``keep``) or forgets it (``drop``). Rounds go on until no follow-up is asked for.
 """
 
 from __future__ import annotations

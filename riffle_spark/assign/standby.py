@@ -7,6 +7,7 @@ after it; what the rack strategy saves comes last (`swaps`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ TAKEN = 1 << 60
 class Copies:
     """The owners and standbys being placed: who holds what, and how loaded each member is."""
 
-    def __init__(self, board: Board, owners: Sequence[int], settings: AssignSettings) -> None:
+    def __init__(self, board: Board, owners: Sequence[int], settings: AssignSettings, *, loose: bool) -> None:
         self.board, self.owners = board, owners
         self.spread: Spread = spread_of(board, settings)
         self.stateful = [t for t, task in enumerate(board.tasks) if task.kind == "stateful"]
@@ -38,14 +39,20 @@ class Copies:
         self._step = [1000 // max(slots, 1) for slots in self.slots]
         self._fill = np.array([self.load[m] * self._step[m] for m in range(len(self.load))], np.int64)
         self._zones = [np.array(zone, np.int64) for zone in self.spread.zones]
-        self.low, self.high = self._ranges()
+        self.low, self.high = self._ranges(loose)
 
-    def _ranges(self) -> tuple[list[int], list[int]]:
+    def _ranges(self, loose: bool) -> tuple[list[int], list[int]]:
+        """Return how many copies each member should have; ``loose`` is anything within one a slot of the fullest."""
         total = len(self.owners) + self.wanted * len(self.stateful)
         most = [len(self.owners) if slots else 0 for slots in self.slots]
         crowded = any(load > len(self.stateful) for load in self.load) or total > sum(most) or self.wanted == 0
         uneven = len({slots for slots in self.slots if slots}) > 1
-        return fair_range(total, self.slots, most if uneven and not crowded else None)
+        low, high = fair_range(total, self.slots, most if uneven and not crowded else None)
+        if loose and uneven:
+            fullest = max((count / slots for count, slots in zip(high, self.slots, strict=True) if slots), default=0)
+            least = [math.ceil((fullest - 1) * slots) for slots in self.slots]
+            low = [max(0, min(count, least[m])) for m, count in enumerate(low)]
+        return low, high
 
     def copies(self, task: int) -> list[int]:
         """Return the members that hold a copy, the owner first."""
@@ -90,9 +97,9 @@ class Copies:
         )
 
 
-def standby_target(board: Board, owners: Sequence[int], settings: AssignSettings) -> Copies:
+def standby_target(board: Board, owners: Sequence[int], settings: AssignSettings, *, racks: bool) -> Copies:
     """Return where the standbys of every stateful task should be, given where its owner should be."""
-    copies = Copies(board, owners, settings)
+    copies = Copies(board, owners, settings, loose=racks)
     if copies.wanted == 0:
         return copies
     for t in copies.stateful:

@@ -22,6 +22,8 @@ from riffle_spark.assign.seat import seat_tasks, with_copies_first
 
 __all__ = ["owner_target"]
 
+SHADE = 16
+"""What one part read by an owner counts in parts that its standbys will have to read because of its place."""
 Ints = npt.NDArray[np.int64]
 
 
@@ -84,6 +86,8 @@ class _Bounds:
         if settings.rack_aware_assignment_strategy == "min_cost" or settings.store_balance == 0:
             return cls(member_low[None, :], member_high[None, :], member_low, member_high, by_row=False)
         low, high = np.minimum(demand.low, counts), np.maximum(demand.high, counts)
+        if len(set(demand.slots[demand.slots > 0].tolist())) > 1:
+            low = np.zeros_like(low)
         return cls(low, high, member_low, member_high, by_row=True)
 
 
@@ -115,13 +119,18 @@ def _classes(
     members: dict[TaskClass, list[int]] = defaultdict(list)
     scale = 2 * len(board.tasks) + 1
     stay = settings.rack_aware_assignment_non_overlap_cost * scale
+    part = settings.rack_aware_assignment_traffic_cost * scale // SHADE
+    shade = _Shade(board, zones, settings)
     for t in range(len(board.tasks)):
-        costs = _zone_costs(board, rows, t, zones, settings)
-        moved = tuple(None if cost is None else cost * scale + stay + 2 for cost in costs)
+        shaded = shade.of(t)
+        costs = [
+            None if cost is None else cost * scale + shaded[zone] * part
+            for zone, cost in enumerate(_zone_costs(board, rows, t, zones, settings))
+        ]
         free = sets[t] or ()
-        if sets[t] is None:
-            moved = tuple(None if cost is None else cost * scale + 2 for cost in costs)
-        direct = {m: (costs[zones.of[m]] or 0) * scale for m in free if zones.of[m] >= 0}
+        extra = 2 if sets[t] is None else stay + 2
+        moved = tuple(None if cost is None else cost + extra for cost in costs)
+        direct = {m: costs[zones.of[m]] or 0 for m in free if zones.of[m] >= 0}
         for m in _warm_members(board, t):
             of = zones.of[m]
             if m not in direct and of >= 0 and moved[of] is not None:
@@ -151,6 +160,32 @@ def _zone_costs(board: Board, rows: Rows, task: int, zones: Zones, settings: Ass
         if zone >= 0 and rows.allowed[rows.of[task], m]:
             own[zone] = by_zone[zone] + (rows.costs[task][m] or 0)
     return tuple(own)
+
+
+class _Shade:
+    """What the standbys of a task must read across racks if its owner takes a place in a zone: a tie-break for owners."""
+
+    def __init__(self, board: Board, zones: Zones, settings: AssignSettings) -> None:
+        self._board, self._zones = board, zones
+        self._wanted = 0 if settings.rack_aware_assignment_tags else settings.num_standbys
+        self._sizes = [zones.of.count(zone) for zone in range(len(zones.racks))]
+        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def of(self, task: int) -> tuple[int, ...]:
+        """Return by zone of the owner the parts that its standbys read from elsewhere at least."""
+        traffic = self._board.tasks[task].standby_traffic
+        parts = tuple(traffic.parts_read_across(rack) for rack in self._zones.racks)
+        if parts not in self._known:
+            self._known[parts] = tuple(self._least(parts, zone) for zone in range(len(parts)))
+        return self._known[parts]
+
+    def _least(self, parts: tuple[int, ...], owner: int) -> int:
+        left, total = self._wanted, 0
+        for zone in sorted(range(len(parts)), key=lambda zone: parts[zone]):
+            taken = min(left, self._sizes[zone] - (zone == owner))
+            left -= taken
+            total += taken * parts[zone]
+        return total
 
 
 def _place_directly(placed: list[int], tasks: list[int], room: dict[int, int]) -> list[int]:
