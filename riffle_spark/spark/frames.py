@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.protocol.ports import Layout
 from riffle_spark.spark import placement
-from riffle_spark.spark.jvm import is_classic
+from riffle_spark.spark.jvm import is_classic, is_same
 
 __all__ = ["PlacedFrames"]
 
@@ -26,7 +26,7 @@ class PlacedFrames:
 
     def frame(self, spark: SparkSession, layout: Layout) -> DataFrame:
         """Return the layout as a frame; the same one as long as layout and session stay."""
-        if self._frame is None or self._layout is not layout or self._spark is not spark:
+        if self._frame is None or self._layout is not layout or not is_same(spark, self._spark):
             self._frame, self._layout, self._spark = self._build(spark, layout), layout, spark
         return self._frame
 

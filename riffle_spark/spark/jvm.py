@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-__all__ = ["NoJvm", "context", "is_classic", "module", "scala_seq", "session"]
+__all__ = ["NoJvm", "context", "is_classic", "is_same", "module", "scala_seq", "session"]
 
 
 class NoJvm(Exception):  # noqa: N818 - an answer, not an error users see
@@ -19,6 +19,13 @@ class NoJvm(Exception):  # noqa: N818 - an answer, not an error users see
 def is_classic(spark: SparkSession) -> bool:
     """Tell whether the session runs in a process with a JVM handle."""
     return hasattr(spark, "_jsparkSession")
+
+
+def is_same(spark: SparkSession, other: SparkSession | None) -> bool:
+    """Tell whether two objects are one session: Spark wraps the JVM's anew for every micro-batch."""
+    if spark is other or other is None or not (is_classic(spark) and is_classic(other)):
+        return spark is other
+    return bool(spark._jsparkSession == other._jsparkSession)
 
 
 def context(spark: SparkSession) -> Any:

@@ -96,5 +96,3 @@ def records(root: str) -> list[Record]:
 def committed(root: str) -> list[int]:
     """Return the versions that a root's log has committed, in order."""
     return [record.version for record in records(root) if record.kind == "batch"]
-
-

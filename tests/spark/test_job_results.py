@@ -195,5 +195,3 @@ def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> 
     assert latest["big"] == {"rows": 2, "least": "x" * size}
     assert latest["s0"] == {"rows": 2, "least": "y"}
     assert again.reports[-1].restores > 0
-
-
