@@ -19,6 +19,7 @@ from riffle_spark.spark import inventory, routing
 from riffle_spark.spark.background import SystemClock, Worker
 from riffle_spark.spark.cluster import SparkCluster
 from riffle_spark.spark.frames import PlacedFrames
+from riffle_spark.spark.stopping import Py4JJavaError, is_interruption
 from riffle_spark.spark.work import Sink, SparkWork
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.worker.homes import options_of, store_of
@@ -99,7 +100,12 @@ class StatefulJob:
         """Run one micro-batch. Called by Spark."""
         if self._running is None:
             self._running = _Running(self, batch.sparkSession)
-        report = self._running.process(batch, batch_id)
+        try:
+            report = self._running.process(batch, batch_id)
+        except Exception as error:
+            if is_interruption(error):
+                raise Py4JJavaError from None
+            raise
         self.reports.append(report)
         if self.on_report:
             self.on_report(report)
