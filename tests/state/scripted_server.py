@@ -23,9 +23,11 @@ class Answer:
     silent_seconds: float = 0.0
 
 
-def refusal(status: int, code: str) -> Answer:
+def refusal(status: int, code: str, message: str = "no") -> Answer:
     """Return an S3 server's answer with an error code."""
-    return Answer(status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+    return Answer(
+        status, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+    )
 
 
 @dataclass
@@ -34,6 +36,8 @@ class ScriptedServer:
 
     answers: list[Answer] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
+    """The client's port of each request: one a connection."""
     endpoint: str = ""
 
     def store(self, *answers: Answer, attempts: int = 2) -> ObjectStore:
@@ -58,6 +62,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
         def handle_any(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             script.requests.append((self.command, self.path, dict(self.headers)))
+            script.ports.append(self.client_address[1])
             answer = script.next()
             time.sleep(answer.silent_seconds)
             with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.state.root import StoreOptions, open_store
 from tests.state.object_server import ObjectServer, running_server
 from tests.state.s3_calls import CALLS, error_of
-from tests.state.scripted_server import Answer, ScriptedServer
+from tests.state.scripted_server import Answer, ScriptedServer, refusal
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -53,6 +53,16 @@ class TestNoAnswer:
         error = error_of(lambda: scripted.store(Answer(405, b"<html>Not here</html>")).list(""))
         assert isinstance(error, ConfigError)
         assert "s3_endpoint" in error.remedy
+
+    @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"])
+    def test_a_server_that_quotes_credentials_is_not_repeated(self, scripted: ScriptedServer, code: str) -> None:
+        """What a refusal quotes of the request reaches neither the error nor its traceback."""
+        error = error_of(lambda: scripted.store(refusal(403, code, "AKIASECRET signed with hunter2")).list(""))
+        shown = "".join(traceback.format_exception(error))
+        assert isinstance(error, ConfigError)
+        assert code in shown
+        assert "AKIASECRET" not in shown
+        assert "hunter2" not in shown
 
     @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://", "http://me:hunter2@127.0.0.1:1"])
     def test_an_endpoint_that_is_no_url_is_refused(self, endpoint: str) -> None:

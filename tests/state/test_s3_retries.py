@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
@@ -9,6 +12,24 @@ from tests.state.s3_calls import CALLS, error_of
 from tests.state.scripted_server import Answer, ScriptedServer, refusal
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_makes_its_own_connections(scripted: ScriptedServer) -> None:
+    """A kept connection serves one process: a child that used its parent's would read the parent's answers."""
+    store = scripted.store(Answer(200))
+    store.put_if_absent("log/1", b"abc")
+    store.put_if_absent("log/2", b"abc")
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            store.put_if_absent("log/3", b"abc")
+        os._exit(0)
+    os.waitpid(child, 0)
+    store.put_if_absent("log/4", b"abc")
+    first, second, of_child, last = scripted.ports
+    assert first == second == last
+    assert of_child != first
 
 
 class TestSentAgain:
