@@ -1,4 +1,6 @@
-"""Streaming queries to measure, each in a process of its own. Knows sources, sinks and progress. Does not know what is compared."""
+"""Streaming queries to measure, each in a process of its own. Knows sources, sinks and progress. Does not know what
+is compared.
+"""
 
 from __future__ import annotations
 
@@ -89,9 +91,7 @@ def _peak_kb(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
-def in_process(
-    module: str, arguments: dict[str, Any], seconds: float, environment: dict[str, str]
-) -> dict[str, Any]:
+def in_process(module: str, arguments: dict[str, Any], seconds: float, environment: dict[str, str]) -> dict[str, Any]:
     """Run ``python -m module --side JSON`` and return the JSON object of its last line."""
     command = [sys.executable, "-m", module, "--side", json.dumps(arguments)]
     env = {**os.environ, **environment}

@@ -25,10 +25,12 @@ def ours(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     import riffle_spark as riffle
 
     spark = session(**{"spark.scheduler.mode": "FAIR"})
-    settings = riffle.Settings(root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1", local_dir=str(folder))
+    settings = riffle.Settings(
+        root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1", local_dir=str(folder)
+    )
     compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
     job = riffle.Stateful("totals", key="key", compute=compute, settings=settings).into(
-        lambda rows, batch_id: rows.write.format("noop").mode("append").save()
+        lambda rows, _: rows.write.format("noop").mode("append").save()
     )
     seconds = _measured(spec, source(spark, spec["rows"], spec["keys"]).writeStream.foreachBatch(job), folder)
     reports = [report for report in job.reports if report.decision == "run"][WARM_UP : WARM_UP + len(seconds)]
@@ -99,14 +101,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     plans = [("ours", options.rows), ("builtin", options.rows), ("ours", 100), ("builtin", 100)]
     if not options.only_builtin:
-        plans += [("transform_with_state", 100), ("apply_in_pandas", options.python_rows), ("transform_with_state", options.python_rows)]
+        few = options.python_rows
+        plans += [("transform_with_state", 100), ("apply_in_pandas", few), ("transform_with_state", few)]
     found: dict[tuple[str, int], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="riffle-bench-") as base, S3Server(Path(base) / "s3") as server:
         for side, rows in plans:
-            spec = {
-                "side": side, "rows": rows, "keys": options.keys, "batches": options.batches, "folder": f"{base}/{side}-{rows}",
-                "root": f"s3://{server.bucket}/{side}-{rows}", "endpoint": server.endpoint,
-            }  # fmt: skip
+            folder, root = f"{base}/{side}-{rows}", f"s3://{server.bucket}/{side}-{rows}"
+            spec = {"side": side, "rows": rows, "keys": options.keys, "batches": options.batches}
+            spec |= {"folder": folder, "root": root, "endpoint": server.endpoint}
             print(f"{side}, {rows} rows a batch ...", file=sys.stderr)
             found[side, rows] = in_process("benchmarks.throughput", spec, SECONDS_A_SIDE + 60, server.environment)
             shutil.rmtree(spec["folder"], ignore_errors=True)

@@ -1,7 +1,8 @@
-"""All settings, their defaults and where they came from. Knows names, ranges and sources. Does not know what they steer.
+"""All settings, their defaults and where they came from. Knows names, ranges and sources. Does not know what they
+steer.
 
-Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of the Spark configuration < code. Durations are seconds, or text such as
-``"10 min"``; shares are fractions, or text such as ``"20 %"``.
+Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of the Spark configuration < code. Durations are seconds,
+or text such as ``"10 min"``; shares are fractions, or text such as ``"20 %"``.
 """
 
 from __future__ import annotations
@@ -169,10 +170,10 @@ _CHECKS: dict[str, Check] = {
 class Settings:
     """Every setting, validated. Make one with keyword arguments; what is not given stays the default.
 
-    ``root`` is where state is kept: ``s3://bucket/prefix`` or ``file:///path``. A wrong value raises ``ConfigError`` that names the
-    setting, the value, the range and where it came from. Units: seconds, records, shares of one.
+    ``root`` is where state is kept: ``s3://bucket/prefix`` or ``file:///path``. A wrong value raises ``ConfigError``
+    that names the setting, the value, the range and where it came from. Units: seconds, records, shares of one.
 
-    >>> Settings(root="file:///tmp/state", num_standbys=1, probing_rebalance_interval="5 min").probing_rebalance_interval
+    >>> Settings(root="file:///tmp/state", probing_rebalance_interval="5 min").probing_rebalance_interval
     300.0
     """
 
@@ -212,7 +213,9 @@ class Settings:
     s3_max_connections: int = 16
 
     def __new__(cls, **given: object) -> Settings:
-        """Remember what was said, even where it equals the default: it must win over files and the Spark configuration."""
+        """Remember what was said, even where it equals the default: it must win over files and the Spark
+        configuration.
+        """
         self = object.__new__(cls)
         object.__setattr__(self, "_given", tuple(given))
         return self
@@ -246,7 +249,9 @@ def _known(name: str, source: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, object]:
-    """Return the settings of a TOML file: its top level, or its ``[riffle]`` table. Raises ``ConfigError`` if it is not TOML."""
+    """Return the settings of a TOML file: its top level, or its ``[riffle]`` table. Raises ``ConfigError`` if it is
+    not TOML.
+    """
     try:
         body = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -262,7 +267,8 @@ def from_sources(
 ) -> Settings:
     """Return the settings in force: defaults < ``toml`` < ``conf`` (keys ``spark.riffle.*``) < ``code``.
 
-    ``spark.riffle.conf_file`` in ``conf`` names another TOML file. Raises ``ConfigError`` for unknown names and wrong values.
+    ``spark.riffle.conf_file`` in ``conf`` names another TOML file. Raises ``ConfigError`` for unknown names and wrong
+    values.
     """
     named = dict(conf or {})
     chosen = named.pop(f"{CONF_PREFIX}conf_file", None)

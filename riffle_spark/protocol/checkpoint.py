@@ -1,11 +1,13 @@
-"""Spark's own checkpoint folder: query id, offset log and commit log. Knows their files, on any file system. Does not know our log."""
+"""Spark's own checkpoint folder: query id, offset log and commit log. Knows their files, on any file system. Does not
+know our log.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-import pyarrow.fs as fs
+from pyarrow import fs
 
 from riffle_spark.errors import ConfigError
 

@@ -27,7 +27,8 @@ class Stamp:
 def first_record(query_id: str, total: int, dispatch: str, stamp: Stamp) -> Record:
     """Return the draft of a log's first record: epoch 0, no version, no state."""
     return Record(
-        sequence=0, kind="claim", previous="", commit_id=stamp.commit_id, log_id=stamp.commit_id, epoch=0, query_id=query_id, version=-1,
+        sequence=0, kind="claim", previous="", commit_id=stamp.commit_id, log_id=stamp.commit_id, epoch=0,
+        query_id=query_id, version=-1,
         rollbacks=0, written_ms=stamp.written_ms, total=total, dispatch=dispatch, full=0,
     )  # fmt: skip
 
@@ -45,7 +46,8 @@ def batch_record(
     """Return the draft that commits a batch. Schemas of stores that are not run now are kept."""
     schemas = {**tail.schemas, **{operator.store: operator.stored() for operator in operators}}
     return _after(
-        tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets, input_digest=incoming.input_digest,
+        tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
+        input_digest=incoming.input_digest,
         time_ms=incoming.time_ms, watermark_ms=incoming.watermark_ms, schemas=schemas, owners=owners,
         outputs=outputs_of(receipts),
     )  # fmt: skip

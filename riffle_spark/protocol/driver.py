@@ -1,6 +1,7 @@
 """One query's driver: every micro-batch from Enter to its report. Knows the order of steps. Does not know Spark.
 
-The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign, 3 to 5 run, 6 deliver, 7 commit, 8 upkeep.
+The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign, 3 to 5 run, 6 deliver, 7 commit, 8
+upkeep.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ __all__ = ["Driver", "Surroundings"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a driver is given: store, cluster, clock, background, random hexadecimal ids; ``reached`` hears of each step."""
+    """What a driver is given: store, cluster, clock, background, random hexadecimal ids; ``reached`` hears of each
+    step.
+    """
 
     objects: ObjectStore
     cluster: Cluster
@@ -73,9 +76,9 @@ class Driver:
     def process(self, incoming: Incoming, operators: Sequence[Operator], work: Work) -> BatchReport:
         """Run one micro-batch to its commit, or skip it if it was committed before; return what was done.
 
-        Raises ``ConflictError`` with the remedy if the batch does not fit the log, ``FencedError`` if a newer driver took over, what
-        the user's code or the sink raise, and ``UnavailableError``; in all these cases nothing of the batch is committed
-        (or, where the error says "unclear", it is found out before anything runs again).
+        Raises ``ConflictError`` with the remedy if the batch does not fit the log, ``FencedError`` if a newer driver
+        took over, what the user's code or the sink raise, and ``UnavailableError``; in all these cases nothing of the
+        batch is committed (or, where the error says "unclear", it is found out before anything runs again).
         """
         if self._fenced and self._run_id == incoming.run_id:
             raise self._fenced
@@ -189,7 +192,9 @@ class Driver:
     def _run_and_deliver(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
     ) -> Sequence[Receipt]:
-        """Steps 1 to 6, again if slots were misplaced or a block was lost; the sink then sees the same batch id again."""
+        """Steps 1 to 6, again if slots were misplaced or a block was lost; the sink then sees the same batch id
+        again.
+        """
         for last in range(self._settings.batch_attempts, 0, -1):
             batch.runs += 1
             try:

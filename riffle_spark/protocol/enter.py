@@ -1,4 +1,6 @@
-"""What to do with the batch that Spark hands over: run it, skip it, or refuse it with the remedy. Pure; knows the rules only."""
+"""What to do with the batch that Spark hands over: run it, skip it, or refuse it with the remedy. Pure; knows the
+rules only.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def decide(tail: Record | None, incoming: Incoming, root: str) -> Decision:
         return Decision.RUN
     if tail.query_id != incoming.query_id:
         raise ConflictError(
-            f"{root} belongs to query {tail.query_id}, this is query {incoming.query_id} (a new checkpoint on old state)",
+            f"{root} belongs to query {tail.query_id}, this is {incoming.query_id} (a new checkpoint on old state)",
             remedy="start with the checkpoint that belongs to this state, use another root, or take the state over: "
             f"riffle adopt --root {root} --checkpoint CHECKPOINT --execute",
             where=root,
@@ -69,6 +71,6 @@ def _conflict(tail: Record, incoming: Incoming, root: str) -> ConflictError:
         )
     return ConflictError(
         f"Spark hands over batch {incoming.version}, but {root} is already at {tail.version} (an older checkpoint?)",
-        remedy=f"take the state back to the checkpoint: {command} {incoming.version - 1}; or restore the newer checkpoint",
+        remedy=f"take the state back to the checkpoint: {command} {incoming.version - 1}; or restore the newer one",
         where=root,
     )

@@ -1,4 +1,6 @@
-"""From executors to slots: who owns what, and which slot serves it. Knows the assignor and cores. Does not know batches."""
+"""From executors to slots: who owns what, and which slot serves it. Knows the assignor and cores. Does not know
+batches.
+"""
 
 from __future__ import annotations
 

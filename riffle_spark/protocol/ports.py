@@ -40,8 +40,8 @@ class Executor:
 class Incoming:
     """What Spark hands over with a micro-batch.
 
-    ``offsets`` is Spark's offset-log entry as text, ``input_digest`` a digest of the rows where that log cannot be read.
-    ``run_id`` changes when a query is started again. Times are milliseconds since the epoch.
+    ``offsets`` is Spark's offset-log entry as text, ``input_digest`` a digest of the rows where that log cannot be
+    read. ``run_id`` changes when a query is started again. Times are milliseconds since the epoch.
     """
 
     version: int
@@ -76,13 +76,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a sink is told besides the rows: the batch id and an id that repeats exactly when the same rows come again."""
+    """What a sink is told besides the rows: the batch id and an id that repeats exactly when the same rows come
+    again.
+    """
 
     batch_id: int
     id: str
 
 
-class StaleRows(Exception):  # noqa: N818 - an outcome the driver handles, not an error users see
+class StaleRows(Exception):
     """The sink met a row of an attempt that is not the receipts': a block was lost and computed again."""
 
 

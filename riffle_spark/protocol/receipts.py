@@ -40,7 +40,8 @@ def error_of(receipt: Receipt) -> RiffleError:
 def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
     """Raise ``ConflictError`` unless as many rows were received as were routed, per store.
 
-    The count beside the shuffle may be too high where Spark ran a task of it twice; so a difference is counted anew, exactly.
+    The count beside the shuffle may be too high where Spark ran a task of it twice; so a difference is counted anew,
+    exactly.
     """
     received: Counter[str] = Counter()
     for receipt in receipts:
@@ -52,8 +53,8 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
         if exact != received[store]:
             raise ConflictError(
                 f"{exact} rows were routed to store {store!r}, its slots received {received[store]}",
-                remedy="restart the query; nothing was committed. If it happens again, the source returns other rows when "
-                "it is read again: make it deterministic",
+                remedy="restart the query; nothing was committed. If it happens again, the source returns other rows "
+                "when it is read again: make it deterministic",
                 where=store,
             )
 

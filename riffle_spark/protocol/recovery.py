@@ -1,7 +1,8 @@
-"""The remedies: take state under a new checkpoint, or take query and state back. Knows the log and Spark's checkpoint.
+"""The remedies: take state under a new checkpoint, or take query and state back. Knows the log and Spark's
+checkpoint.
 
-Both append a record with a higher epoch, which fences a driver that still runs. Rollback appends its record first and then restores
-Spark's checkpoint; a crash in between is seen at Enter as a gap, and running it again mends it.
+Both append a record with a higher epoch, which fences a driver that still runs. Rollback appends its record first and
+then restores Spark's checkpoint; a crash in between is seen at Enter as a gap, and running it again mends it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _DEFAULT_KEY_GROUPS = 128
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a remedy will do, or did (``executed``): one sentence a step. ``offsets`` is Spark's offset-log entry of the state."""
+    """What a remedy will do, or did (``executed``): one sentence a step. ``offsets`` is Spark's offset-log entry of
+    the state.
+    """
 
     steps: tuple[str, ...]
     executed: bool
@@ -42,9 +45,10 @@ def adopt(
 ) -> Plan:  # fmt: skip
     """Bind the state below ``root`` to the query of ``checkpoint``, whose next batch will then be run on it.
 
-    ``empty`` allows a root without any state (``key_groups`` is then fixed by this call). Does nothing unless ``execute``. The plan tells the
-    offsets the state is at: the new query must start reading there, or rows are missed or counted twice. Raises ``ConfigError`` for an empty
-    root without ``empty`` and for a checkpoint that is none.
+    ``empty`` allows a root without any state (``key_groups`` is then fixed by this call). Does nothing unless
+    ``execute``. The plan tells the offsets the state is at: the new query must start reading there, or rows are
+    missed or counted twice. Raises ``ConfigError`` for an empty root without ``empty`` and for a checkpoint that is
+    none.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root), Checkpoint(checkpoint)
@@ -55,8 +59,8 @@ def adopt(
     stamp = _stamp()
     base = tail or first_record(query_id, key_groups, "key_group", stamp)
     draft = replace(
-        base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1, query_id=query_id,
-        version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
+        base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
+        query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
     if execute:
@@ -67,10 +71,11 @@ def adopt(
 def rollback(
     root: str, to: int, checkpoint: str, *, options: StoreOptions | None = None, execute: bool = False
 ) -> Plan:
-    """Take the state below ``root`` and Spark's ``checkpoint`` back (or the checkpoint forward) to committed batch ``to``.
+    """Take the state below ``root`` and Spark's ``checkpoint`` back (or the checkpoint forward) to committed batch
+    ``to``.
 
-    -1 is the state before the first batch. Does nothing unless ``execute``. Raises ``ConfigError`` if no retained record is of
-    that batch, ``CorruptStateError`` if objects that it needs are gone.
+    -1 is the state before the first batch. Does nothing unless ``execute``. Raises ``ConfigError`` if no retained
+    record is of that batch, ``CorruptStateError`` if objects that it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root), Checkpoint(checkpoint)

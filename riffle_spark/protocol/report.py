@@ -16,9 +16,10 @@ __all__ = ["BatchReport", "add_up"]
 class BatchReport:
     """One micro-batch, from Enter to the end of its commit. The demo, benchmarks and logs read only this.
 
-    ``decision`` is ``run`` or ``repeat`` (skipped, committed before). ``seconds`` are by phase: ``enter assign run deliver commit``
-    and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute seal put``. ``requests`` counts what the batch itself sent
-    to the store, ``upkeep_requests`` what ran beside it since the batch before. ``misses`` are slots that ran elsewhere than wanted.
+    ``decision`` is ``run`` or ``repeat`` (skipped, committed before). ``seconds`` are by phase: ``enter assign run
+    deliver commit`` and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute seal put``.
+    ``requests`` counts what the batch itself sent to the store, ``upkeep_requests`` what ran beside it since the
+    batch before. ``misses`` are slots that ran elsewhere than wanted.
     """
 
     version: int

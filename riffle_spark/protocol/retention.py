@@ -1,9 +1,10 @@
 """Which objects may go. Knows records and what they list, from one driver's commits. Does not know stores or clocks.
 
-Theory of operation. An object is deleted only when no retained record lists it (I5). Retained are the last ``versions`` records
-and all younger than ``for_ms``. The tracker counts, per delta object, the key-groups whose chain holds a part of it; when the count
-falls to zero with record s, the object may go once every retained record is s or later. Deletion is by what this driver saw being
-replaced; what earlier drivers left behind is found by a scan (``orphans``).
+Theory of operation. An object is deleted only when no retained record lists it (I5). Retained are the last
+``versions`` records and all younger than ``for_ms``. The tracker counts, per delta object, the key-groups whose chain
+holds a part of it; when the count falls to zero with record s, the object may go once every retained record is s or
+later. Deletion is by what this driver saw being replaced; what earlier drivers left behind is found by a scan
+(``orphans``).
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Retention:
                 self._retired.append((record.sequence, paths.snapshot(store, key_group, old.id)))
 
     def unlisted(self, sequence: int, names: Iterable[str]) -> None:
-        """Note objects of our own that were sealed for record ``sequence`` or before and that no record will ever list."""
+        """Note objects of our own that were sealed for record ``sequence`` or before and that no record will ever
+        list.
+        """
         self._retired.extend((sequence, name) for name in names)
 
     def take_free(self, now_ms: int) -> list[str]:

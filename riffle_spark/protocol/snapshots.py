@@ -1,9 +1,10 @@
 """When a snapshot is due, and what becomes of one that was taken. Pure; knows manifests only.
 
-Theory of operation. A chain costs a restore its bytes and its links; a snapshot costs a put of the whole key-group. One is due
-when the chain's bytes exceed ``share`` of the last snapshot's, or its links a count, or its oldest link is ``versions`` old. With a
-share of s the store takes at most 1 + 1/s times the bytes of the deltas and a restore reads at most 1 + s times the snapshot; a floor keeps small key-groups
-from being written at every other batch. The count differs a little by key-group, so that they do not all fall due together.
+Theory of operation. A chain costs a restore its bytes and its links; a snapshot costs a put of the whole key-group.
+One is due when the chain's bytes exceed ``share`` of the last snapshot's, or its links a count, or its oldest link is
+``versions`` old. With a share of s the store takes at most 1 + 1/s times the bytes of the deltas and a restore reads
+at most 1 + s times the snapshot; a floor keeps small key-groups from being written at every other batch. The count
+differs a little by key-group, so that they do not all fall due together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _SPREAD_STEP = 7
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``share`` of the last snapshot's bytes, ``links`` at most in a chain, ``versions`` at most since its oldest link."""
+    """``share`` of the last snapshot's bytes, ``links`` at most in a chain, ``versions`` at most since its oldest
+    link.
+    """
 
     share: float
     links: int

@@ -81,7 +81,7 @@ class Upkeep:
             self._submit_deletes(self._retention.take_free(record.written_ms))
         if record.written_ms >= self._next_scan_ms:
             self._next_scan_ms = record.written_ms + self._orphan_scan_ms
-            self._background.submit(self._scan(record, log, self._retention.oldest))
+            self._background.submit(self._scan(record, self._retention.oldest))
 
     def _due(
         self, record: Record, manifest: Manifest, operators: Sequence[Operator], home: Home, owners: Mapping[int, str]
@@ -103,7 +103,7 @@ class Upkeep:
         if names:
             self._background.submit(lambda: self._objects.delete(names))
 
-    def _scan(self, record: Record, log: Log, oldest: int) -> Callable[[], object]:
+    def _scan(self, record: Record, oldest: int) -> Callable[[], object]:
         def scan() -> object:
             reader = Log(self._objects, "")
             names = [n for n in self._objects.list("") if not n.startswith(paths.LOG)]

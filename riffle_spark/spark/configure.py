@@ -26,9 +26,9 @@ _CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSession.Builder:
     """Set on ``builder`` what placement needs at context start, and add the matching Kafka connector.
 
-    A setting of yours stays as it is; where it gets in the way of placement, a warning says so. The connector is added to ``spark.jars.packages``
-    unless a Kafka connector is named there or in ``spark.jars``. Under ``spark-submit`` packages must be given on its
-    command line (``--packages``), which a warning repeats.
+    A setting of yours stays as it is; where it gets in the way of placement, a warning says so. The connector is
+    added to ``spark.jars.packages`` unless a Kafka connector is named there or in ``spark.jars``. Under
+    ``spark-submit`` packages must be given on its command line (``--packages``), which a warning repeats.
 
     >>> spark = configure(SparkSession.builder.appName("totals")).getOrCreate()  # doctest: +SKIP
     """

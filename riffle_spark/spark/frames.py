@@ -1,4 +1,6 @@
-"""The placed frame of the current layout, built once an assignment. Knows when to fall back to hash placement, and says so once."""
+"""The placed frame of the current layout, built once an assignment. Knows when to fall back to hash placement, and
+says so once.
+"""
 
 from __future__ import annotations
 

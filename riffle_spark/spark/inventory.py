@@ -1,4 +1,6 @@
-"""What Spark knows about its executors and about the running micro-batch. Knows the JVM handle and what stands in for it."""
+"""What Spark knows about its executors and about the running micro-batch. Knows the JVM handle and what stands in for
+it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
 def await_executors(spark: SparkSession, settings: Settings) -> None:
     """Wait for the expected executors, at most ``initial_rebalance_delay``; then go on with those there are.
 
-    Expected are ``expected_executors``, else ``spark.executor.instances``, else one. Raises ``UnavailableError`` if there is none at all.
+    Expected are ``expected_executors``, else ``spark.executor.instances``, else one. Raises ``UnavailableError`` if
+    there is none at all.
     """
     expected = settings.expected_executors or int(spark.conf.get("spark.executor.instances", "1") or 1)
     deadline = time.monotonic() + settings.initial_rebalance_delay

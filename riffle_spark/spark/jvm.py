@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 __all__ = ["NoJvm", "context", "is_classic", "is_same", "module", "scala_seq", "session"]
 
 
-class NoJvm(Exception):  # noqa: N818 - an answer, not an error users see
+class NoJvm(Exception):
     """This session has no JVM handle, as with Spark Connect."""
 
 

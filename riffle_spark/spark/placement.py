@@ -1,8 +1,10 @@
-"""The assignment as a DataFrame whose partition i is slot i and prefers slot i's executor. Knows Spark's plans, through the JVM.
+"""The assignment as a DataFrame whose partition i is slot i and prefers slot i's executor. Knows Spark's plans,
+through the JVM.
 
-Three facts it rests on: ``makeRDD`` takes locations, and ``executor_<host>_<id>`` names one executor; HashPartitioning(slot, n) sends
-a row to pmod(murmur3(slot), n), so slot numbers are chosen to land on their own partition; a LogicalRDD may state its partitioning.
-A cogroup with it then shuffles only the batch, and its tasks take the location of the assignment's partitions.
+Three facts it rests on: ``makeRDD`` takes locations, and ``executor_<host>_<id>`` names one executor;
+HashPartitioning(slot, n) sends a row to pmod(murmur3(slot), n), so slot numbers are chosen to land on their own
+partition; a LogicalRDD may state its partitioning. A cogroup with it then shuffles only the batch, and its tasks take
+the location of the assignment's partitions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A stop in the middle of a batch, told to Spark in words it understands. Knows how Spark recognises an interruption.
 
-``query.stop()`` interrupts the batch; the error then comes back through py4j with a Java stack trace in its text. Spark looks for an
-interruption in that text with a regular expression that overflows the stack on a long one, and the stream's thread then dies
-instead of stopping. So the same fact is raised again, short.
+``query.stop()`` interrupts the batch; the error then comes back through py4j with a Java stack trace in its text.
+Spark looks for an interruption in that text with a regular expression that overflows the stack on a long one, and the
+stream's thread then dies instead of stopping. So the same fact is raised again, short.
 """
 
 from __future__ import annotations

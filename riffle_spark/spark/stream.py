@@ -1,4 +1,6 @@
-"""What users write: stateful operators for ``foreachBatch``. Knows how a job is put together. Does not know the steps of a batch."""
+"""What users write: stateful operators for ``foreachBatch``. Knows how a job is put together. Does not know the steps
+of a batch.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ class Stateful:
     """A keyed stateful operator.
 
     ``store`` names its state, ``key`` the key column or columns, ``compute`` what is computed (``aggregate(...)`` or
-    ``arrow_function(...)``), ``order_by`` the columns that decide the order of a key's rows (for Kafka: partition, offset).
-    Raises ``ConfigError`` for a name that cannot be a store's.
+    ``arrow_function(...)``), ``order_by`` the columns that decide the order of a key's rows (for Kafka: partition,
+    offset). Raises ``ConfigError`` for a name that cannot be a store's.
 
     >>> totals = Stateful("totals", key="user_id", compute=aggregate(count=count()))  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
@@ -58,8 +60,9 @@ class Stateful:
     def into(self, sink: Sink) -> StatefulJob:
         """Return the function for ``foreachBatch`` that hands each batch's output rows to ``sink``.
 
-        ``sink(frame, batch_id)`` or ``sink(frame, batch_id, delivery_id)``: it may do several actions on the frame. It sees a batch
-        again, with the same ids, if a crash came between it and the commit; an idempotent sink makes that exact.
+        ``sink(frame, batch_id)`` or ``sink(frame, batch_id, delivery_id)``: it may do several actions on the frame.
+        It sees a batch again, with the same ids, if a crash came between it and the commit; an idempotent sink makes
+        that exact.
         """
         return StatefulJob([(self, sink)], self.settings)
 
@@ -77,7 +80,8 @@ def together(*jobs: StatefulJob, settings: Settings | None = None) -> StatefulJo
 class StatefulJob:
     """The function for ``foreachBatch``: one query's operators, its settings and its reports.
 
-    ``reports`` holds the last batches' ``BatchReport``; ``on_report`` is called with each. One job serves one query at a time.
+    ``reports`` holds the last batches' ``BatchReport``; ``on_report`` is called with each. One job serves one query
+    at a time.
     """
 
     def __init__(self, parts: Sequence[tuple[Stateful, Sink]], settings: Settings | None = None) -> None:
@@ -142,8 +146,8 @@ class _Running:
         self._checked_source = True
         if inventory.unbounded_kafka_source(batch):
             _logger.warning(
-                "the Kafka source has no maxOffsetsPerTrigger: a slot holds its rows of a batch in memory, so set it to "
-                "what a batch should take"
+                "the Kafka source has no maxOffsetsPerTrigger: a slot holds its rows of a batch in memory, so set it "
+                "to what a batch should take"
             )
 
     def _operators_for(self, batch: DataFrame) -> list[Operator]:

@@ -19,7 +19,7 @@ SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 def slot_function(order: Order, answer: pa.Schema) -> SlotFunction:
     """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer."""
 
-    def run(key: tuple[pa.Scalar, ...], assignment: pa.Table, rows: pa.Table) -> pa.Table:
+    def run(key: tuple[pa.Scalar, ...], _: pa.Table, rows: pa.Table) -> pa.Table:
         return run_slot(order, key[0].as_py(), executor_id(), rows).cast(answer)
 
     return run

@@ -1,4 +1,6 @@
-"""One micro-batch's rows on a Spark cluster. Knows frames, persistence and sinks. Does not know the order of the protocol's steps."""
+"""One micro-batch's rows on a Spark cluster. Knows frames, persistence and sinks. Does not know the order of the
+protocol's steps.
+"""
 
 from __future__ import annotations
 

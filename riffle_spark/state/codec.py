@@ -1,7 +1,7 @@
 """Bytes of delta parts and snapshots: Arrow IPC streams with zstd. Knows the format. Does not know names or stores.
 
-A part is one self-contained stream: key columns, state columns and, in a delta, ``__deleted``; schema metadata carries the
-format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it.
+A part is one self-contained stream: key columns, state columns and, in a delta, ``__deleted``; schema metadata
+carries the format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:
     if checksum(data) != expected:
         raise CorruptStateError(
             "the bytes are truncated or altered: their checksum differs from the log's",
-            remedy="restore the object from a backup, or roll back to a version that does not need it (riffle rollback)",
+            remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
             where=where,
         )
     try:

@@ -1,9 +1,10 @@
 """One local copy: one key-group's committed state in an embedded key-value file. Knows LMDB; nobody else does.
 
-Theory of operation. A copy holds committed effects only (I2). It advances in one write transaction, which first checks the head
-that it starts from and last writes the head that it reaches, so a crash, a second process or a stale caller cannot leave it half
-way. Nothing is synced to disk: a copy carries the kernel's boot id, and one from another boot is not trusted.
-Opening is cheap (0.1 ms), so copies are opened for a task and closed at its end; several processes may have one open.
+Theory of operation. A copy holds committed effects only (I2). It advances in one write transaction, which first
+checks the head that it starts from and last writes the head that it reaches, so a crash, a second process or a stale
+caller cannot leave it half way. Nothing is synced to disk: a copy carries the kernel's boot id, and one from another
+boot is not trusted. Opening is cheap (0.1 ms), so copies are opened for a task and closed at its end; several
+processes may have one open.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole keys."""
+    """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole
+    keys.
+    """
 
     keys: list[bytes]
     values: list[bytes | None]
@@ -199,9 +202,12 @@ class Copy:
         return self._growing(self._scan)
 
     def _scan(self) -> tuple[Head, list[tuple[bytes, bytes]], dict[bytes, bytes]]:
-        with self._environment.begin(db=self._state) as transaction:
-            with transaction.cursor() as cursor, transaction.cursor(db=self._long) as longs:
-                return self._stored(transaction), list(cursor), dict(longs)
+        with (
+            self._environment.begin(db=self._state) as transaction,
+            transaction.cursor() as cursor,
+            transaction.cursor(db=self._long) as longs,
+        ):
+            return self._stored(transaction), list(cursor), dict(longs)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -236,7 +242,7 @@ def _trouble(folder: Path, error: Exception) -> RiffleError:
         return _damaged(folder, error)
     return UnavailableError(
         f"the local disk refused a write: {error}",
-        remedy="free space below `local_dir` or point it at a larger disk; no state is lost, copies are rebuilt from the store",
+        remedy="free space below `local_dir` or give it a larger disk; nothing is lost, copies are rebuilt",
         where=str(folder),
     )
 

@@ -1,8 +1,10 @@
-"""Bringing local copies to exactly the heads a driver names. Knows copies, parts and folders. Does not know batches or users.
+"""Bringing local copies to exactly the heads a driver names. Knows copies, parts and folders. Does not know batches
+or users.
 
-Owner, standby and warm-up run this same code: a copy that is on the chain folds the links it misses, in order; one that is not (there is none, it is
-older than the snapshot, of another boot, damaged, or of an abandoned line) is restored into a new folder and switched in.
-A copy that is already beyond what the driver named means that the caller is out of date.
+Owner, standby and warm-up run this same code: a copy that is on the chain folds the links it misses, in order; one
+that is not (there is none, it is older than the snapshot, of another boot, damaged, or of an abandoned line) is
+restored into a new folder and switched in. A copy that is already beyond what the driver named means that the caller
+is out of date.
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ class Keeper:
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], Brought]:
         """Return an open copy at exactly the entry's head for each key-group that was ever touched.
 
-        A copy that turns out damaged is dropped and restored. The caller closes them. Raises ``OutOfDate`` if a copy is beyond its entry, ``CorruptStateError`` if an object is damaged or
-        missing, ``UnavailableError`` if the store or the local disk refuses.
+        A copy that turns out damaged is dropped and restored. The caller closes them. Raises ``OutOfDate`` if a copy
+        is beyond its entry, ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the
+        store or the local disk refuses.
         """
         started = time.perf_counter()
         try:
@@ -87,7 +90,9 @@ class Keeper:
         return opened, work
 
     def bring_or_beyond(self, key_group: int, entry: Entry) -> Copy:
-        """Return an open copy at the entry's head, or where it is if that is beyond: a copy holds committed effects only."""
+        """Return an open copy at the entry's head, or where it is if that is beyond: a copy holds committed effects
+        only.
+        """
         try:
             return self.bring({key_group: entry})[0][key_group]
         except OutOfDate:

@@ -1,12 +1,13 @@
 """A member's folder on local disk. Knows who may use it and where copies lie in it. Does not know what copies hold.
 
-    <local_dir>/<root id>/<member>/owner                    whose folder it is: "<application>/<executor>"; locked while used
+    <local_dir>/<root id>/<member>/owner                     whose folder it is: "<application>/<executor>"
                                   /copies/<store>/<0042>     a link to the current copy, <0042>.<unique>
                                   /sealed/<version>-<attempt> the deltas this member sealed, as bytes
 
-Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its own id
-under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is never used by two
-executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at a time.
+Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its
+own id under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is
+never used by two executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at
+a time.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ class Folder:
 def claim(base: Path, owner: str, live: Collection[str]) -> Folder:
     """Return the folder of ``owner`` below ``base``: its own, else a free one, else a new one.
 
-    ``live`` are the owners the driver sees alive; a folder of any other is free. Raises ``ConfigError`` on a network file system.
+    ``live`` are the owners the driver sees alive; a folder of any other is free. Raises ``ConfigError`` on a network
+    file system.
     """
     base.mkdir(parents=True, exist_ok=True)
     _refuse_network(base)

@@ -1,9 +1,11 @@
-"""The log of one query: the truth about its state. Knows how records follow each other. Does not know what a batch is.
+"""The log of one query: the truth about its state. Knows how records follow each other. Does not know what a batch
+is.
 
 Theory of operation. A record is committed by putting the next number if it is absent. Whoever puts it wins; everyone
-else finds another commit id there and is fenced. An unclear answer (a time-out, an error after the bytes arrived) is settled by
-reading: our own commit id means committed, another's means fenced, absent means put the same bytes again. Until it
-is settled nothing else is appended. Each record names the digest of the one before, so the log is one line (I3).
+else finds another commit id there and is fenced. An unclear answer (a time-out, an error after the bytes arrived) is
+settled by reading: our own commit id means committed, another's means fenced, absent means put the same bytes again.
+Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line
+(I3).
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ class Log:
     def open(self, *, broken: bool = False) -> Record | None:
         """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
 
-        One list and at most two gets. Raises ``ConflictError`` if a record is missing in between, ``CorruptStateError`` if one is
-        damaged, ``ConfigError`` if the root holds objects that are not ours. ``broken``: go on although records miss.
+        One list and at most two gets. Raises ``ConflictError`` if a record is missing in between,
+        ``CorruptStateError`` if one is damaged, ``ConfigError`` if the root holds objects that are not ours.
+        ``broken``: go on although records miss.
         """
         names = self._store.list(paths.LOG)
         sequences = [s for s in map(paths.record_sequence, names) if s is not None]
@@ -125,8 +128,9 @@ class Log:
     def append(self, draft: Record, manifest: Manifest) -> Record:
         """Append ``draft`` with ``manifest`` as what it says; return the record as written.
 
-        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here. Raises ``FencedError`` if another driver
-        appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed before anything else).
+        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here. Raises ``FencedError``
+        if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed
+        before anything else).
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         record = self._completed(draft, manifest)

@@ -95,7 +95,9 @@ class Entry:
         return replace(self, chain=(*self.chain, link), timer_ms=timer_ms)
 
     def replaced(self, snapshot: Snapshot) -> Entry | None:
-        """Return the entry with the links up to the snapshot's head replaced by it; ``None`` if that is no link of it."""
+        """Return the entry with the links up to the snapshot's head replaced by it; ``None`` if that is no link of
+        it.
+        """
         rest = self.after(snapshot.head) if self.chain else None
         if rest is None or len(rest) == len(self.chain):
             return None

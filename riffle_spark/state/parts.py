@@ -1,7 +1,7 @@
 """Reading parts of deltas and snapshots. Knows local sealed files and ranged gets. Does not know what parts mean.
 
-One way to a part's bytes for owner and standby alike: the file this member sealed itself if it has one that is intact, else the object
-store, adjacent ranges of one object joined into one get, several gets at once.
+One way to a part's bytes for owner and standby alike: the file this member sealed itself if it has one that is
+intact, else the object store, adjacent ranges of one object joined into one get, several gets at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Reader:
         self.totals = Totals()
 
     def links(self, links: Iterable[Link]) -> dict[Link, pa.Table]:
-        """Return the table of each link's part, checked. Raises ``CorruptStateError`` naming a damaged or missing object."""
+        """Return the table of each link's part, checked. Raises ``CorruptStateError`` naming a damaged or missing
+        object.
+        """
         wanted = sorted(set(links), key=lambda link: (link.head, link.start))
         found: dict[Link, pa.Table] = {}
         remote: list[list[Link]] = []

@@ -31,10 +31,10 @@ Kind = Literal["batch", "claim", "rollback", "adopt"]
 class Record:
     """One numbered record.
 
-    ``log_id`` is the first record's commit id: it tells a root from one that was emptied and begun again.
-    ``version`` is the last committed batch id (-1: none), ``full`` the sequence of the full record that ``entries``
-    change (its own, if this one is full). ``offsets`` is Spark's offset-log entry of that batch as text and ``input_digest`` a digest
-    of its rows where that log cannot be read. Times are milliseconds since the epoch, as Spark gave them.
+    ``log_id`` is the first record's commit id: it tells a root from one that was emptied and begun again. ``version``
+    is the last committed batch id (-1: none), ``full`` the sequence of the full record that ``entries`` change (its
+    own, if this one is full). ``offsets`` is Spark's offset-log entry of that batch as text and ``input_digest`` a
+    digest of its rows where that log cannot be read. Times are milliseconds since the epoch, as Spark gave them.
     """
 
     sequence: int

@@ -1,4 +1,6 @@
-"""Calling what the user computes. Knows how rows are cut for a call and results are joined. Does not know copies or objects."""
+"""Calling what the user computes. Knows how rows are cut for a call and results are joined. Does not know copies or
+objects.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ __all__ = ["Result", "as_declared", "in_declared_order", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the calls of one slot gave: output rows, and the new state of keys by their index in the slot's touched keys."""
+    """What the calls of one slot gave: output rows, and the new state of keys by their index in the slot's touched
+    keys.
+    """
 
     output: pa.Table
     changed: npt.NDArray[np.int64]

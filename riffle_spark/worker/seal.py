@@ -1,4 +1,6 @@
-"""Sealing what an attempt changed: one object, a part a key-group. Knows parts and their ranges. Does not know users or copies."""
+"""Sealing what an attempt changed: one object, a part a key-group. Knows parts and their ranges. Does not know users
+or copies.
+"""
 
 from __future__ import annotations
 

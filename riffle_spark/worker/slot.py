@@ -1,8 +1,8 @@
 """One slot of one batch: rows and copies in, rows and a receipt out. Knows the order of steps. Does not know Spark.
 
-The steps are those of docs/architecture.md: bring the touched copies to the base that the driver named, read, compute in memory,
-seal one delta under a name no other attempt can have, answer. The copies are not written to: what is sealed here is
-folded only once the log lists it.
+The steps are those of docs/architecture.md: bring the touched copies to the base that the driver named, read, compute
+in memory, seal one delta under a name no other attempt can have, answer. The copies are not written to: what is
+sealed here is folded only once the log lists it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Taking due snapshots on a member. Knows copies and parts. Does not know when a snapshot is due, or whether it gets listed."""
+"""Taking due snapshots on a member. Knows copies and parts. Does not know when a snapshot is due, or whether it gets
+listed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class SnapshotOrder:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReceipt:
-    """What one member took: (store, key-group, snapshot), the requests it made, and what stopped it early, if anything."""
+    """What one member took: (store, key-group, snapshot), the requests it made, and what stopped it early, if
+    anything.
+    """
 
     taken: list[tuple[str, int, Snapshot]] = field(default_factory=list)
     requests: dict[str, int] = field(default_factory=dict)

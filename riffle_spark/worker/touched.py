@@ -63,7 +63,7 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
     if len(foreign):
         raise ConfigError(
             f"{len(foreign)} rows of foreign key-groups reached slot {slot}, the first of key-group {foreign[0]}",
-            remedy="make the key deterministic: the same row must always have the same key (no rand(), uuid() or clock)",
+            remedy="make the key deterministic: the same row must always have the same key (no rand(), no clock)",
             where=order.schema.store,
         )
 
