@@ -57,7 +57,8 @@ class TestNoAnswer:
     @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"])
     def test_a_server_that_quotes_credentials_is_not_repeated(self, scripted: ScriptedServer, code: str) -> None:
         """What a refusal quotes of the request reaches neither the error nor its traceback."""
-        error = error_of(lambda: scripted.store(refusal(403, code, "AKIASECRET signed with hunter2")).list(""))
+        store = scripted.store(refusal(403, code, "AKIASECRET signed with hunter2"))
+        error = error_of(lambda: store.list(""))
         shown = "".join(traceback.format_exception(error))
         assert isinstance(error, ConfigError)
         assert code in shown
