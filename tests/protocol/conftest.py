@@ -1,0 +1,16 @@
+"""What tests of the protocol share."""
+
+from __future__ import annotations
+
+import pytest
+
+from riffle_spark.protocol import retention, upkeep
+from riffle_spark.state import log
+
+
+@pytest.fixture
+def short_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweep every other record, and write a full record every fourth: so that short schedules see many of both."""
+    monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)
+    monkeypatch.setattr(log, "FULL_EVERY", 4)
+    monkeypatch.setattr(retention, "FULL_EVERY", 4)
