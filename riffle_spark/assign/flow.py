@@ -160,7 +160,8 @@ def _run(programme: _Programme) -> Ints:
         A_eq=matrix,
         b_eq=np.array(programme.right, float),
         bounds=np.array(programme.bounds, float),
-        method="highs",
+        method="highs-ds",
+        options={"presolve": False},  # the network has nothing to presolve: three to eight times faster without
     )
     assert answer.status == 0, f"the network has no flow: {answer.message}"
     amounts: Ints = np.rint(answer.x).astype(np.int64)

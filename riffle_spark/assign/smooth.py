@@ -7,101 +7,138 @@ at the start. Moves that are not smooth alone may be together: an exchange is a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from riffle_spark.assign.board import NOBODY, Board
 
-__all__ = ["Loads", "Step", "first_smooth", "shortest_cycle"]
+__all__ = ["Loads", "Step", "Waiting", "shortest_cycle"]
 
 
 class Step(NamedTuple):
-    """One owner move: the task, from where and where to."""
+    """One owner move: the task, from where and where to, and how far the target is from caught up."""
 
     task: int
     source: int
     target: int
+    rank: int = 0
 
 
 class Loads:
     """Owners per slot while moves are tried."""
 
     def __init__(self, board: Board, owners: Sequence[int]) -> None:
-        self._slots = [max(slots, 1) for slots in board.slots]
-        self._counts = [0] * len(self._slots)
-        for owner in owners:
-            if owner != NOBODY:
-                self._counts[owner] += 1
-        self._watched = [live and may for live, may in zip(board.live, board.placeable, strict=True)]
-        ratios = [self.ratio(m) for m, watched in enumerate(self._watched) if watched] or [0.0]
-        self._low, self._high = min(ratios), max(ratios)
+        self._slots = np.maximum(np.array(board.slots, np.int64), 1)
+        owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
+        self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
+        self._watched = np.array(board.live) & np.array(board.placeable)
+        ratios = (self._counts / self._slots)[self._watched]
+        self._low: float = ratios.min() if len(ratios) else 0.0
+        self._high: float = ratios.max() if len(ratios) else 0.0
 
-    def ratio(self, member: int, change: int = 0) -> float:
-        """Return the tasks per slot of a member, as they are or after a change."""
-        return (self._counts[member] + change) / self._slots[member]
+    def are_smooth(self, steps: Sequence[Step]) -> bool:
+        """Tell whether all the moves together leave every member within the bounds of the start."""
+        ratios = (self._counts + self._change(steps)) / self._slots
+        return bool((ratios <= self._high).all() and (ratios >= self._low)[self._watched].all())
 
-    def is_smooth(self, step: Step) -> bool:
-        """Tell whether the move leaves every member within the bounds of the start."""
-        if self.ratio(step.target, 1) > self._high:
-            return False
-        return not self._watched[step.source] or self.ratio(step.source, -1) >= self._low
+    def _change(self, steps: Sequence[Step]) -> npt.NDArray[np.int64]:
+        size = len(self._slots)
+        gone = np.bincount(np.array([step.source for step in steps], np.int64), minlength=size)
+        come = np.bincount(np.array([step.target for step in steps], np.int64), minlength=size)
+        return (come - gone).astype(np.int64)
 
-    def are_smooth(self, steps: Iterable[Step]) -> bool:
-        """Tell whether all the moves together do."""
-        change: dict[int, int] = {}
-        for step in steps:
-            change[step.source] = change.get(step.source, 0) - 1
-            change[step.target] = change.get(step.target, 0) + 1
-        return all(
-            self.ratio(m, by) <= self._high and (not self._watched[m] or self.ratio(m, by) >= self._low)
-            for m, by in change.items()
-        )
-
-    def make(self, steps: Iterable[Step]) -> None:
+    def make(self, steps: Sequence[Step]) -> None:
         """Count the moves as made."""
-        for step in steps:
-            self._counts[step.source] -= 1
-            self._counts[step.target] += 1
+        self._counts += self._change(steps)
 
-    def gain(self, step: Step) -> float:
-        """Return how much heavier the source is than the target."""
-        return self.ratio(step.source) - self.ratio(step.target)
+    def bounds(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+        """Return which members may give one task and take one, and the owners per slot."""
+        may_give = ~self._watched | ((self._counts - 1) / self._slots >= self._low)
+        may_take = (self._counts + 1) / self._slots <= self._high
+        return may_give, may_take, self._counts / self._slots
 
 
-def first_smooth(loads: Loads, steps: Iterable[Step], rank: Callable[[Step], int]) -> Step | None:
-    """Return the smooth move that levels most, then whose copy is closest to caught up."""
-    smooth = [step for step in steps if loads.is_smooth(step)]
-    return min(smooth, key=lambda step: (-loads.gain(step), rank(step), step.task), default=None)
+class Waiting:
+    """Moves that wait, looked through all at once."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self.steps = sorted(steps)
+        table = np.array(self.steps, object).reshape(len(self.steps), 4)
+        self._source, self._target = table[:, 1].astype(np.int64), table[:, 2].astype(np.int64)
+        self._rank = table[:, 3].astype(np.float64)
+        self._open = np.ones(len(self.steps), bool)
+
+    def left(self) -> list[Step]:
+        """Return the moves that still wait, by task."""
+        return [self.steps[place] for place in np.flatnonzero(self._open)]
+
+    def drop(self, steps: Sequence[Step]) -> None:
+        """Take moves out."""
+        gone = set(steps)
+        for place in np.flatnonzero(self._open):
+            if self.steps[place] in gone:
+                self._open[place] = False
+
+    def first_smooth(self, loads: Loads) -> Step | None:
+        """Return the smooth move that levels most, then whose copy is closest to caught up, then by task."""
+        may_give, may_take, ratio = loads.bounds()
+        smooth = np.flatnonzero(self._open & may_give[self._source] & may_take[self._target])
+        if not len(smooth):
+            return None
+        gain = ratio[self._source[smooth]] - ratio[self._target[smooth]]
+        best = smooth[gain == gain.max()]
+        place: int = best[self._rank[best].argmin()]
+        return self.steps[place]
 
 
 def shortest_cycle(ready: Sequence[Step], pending: Sequence[Step]) -> list[Step]:
-    """Return the cycle of moves with the fewest pending ones; empty if there is none."""
-    ends: dict[int, list[tuple[Step, int]]] = {}
-    for price, steps in ((0, ready), (1, pending)):
-        for step in steps:
-            ends.setdefault(step.source, []).append((step, price))
+    """Return a cycle of moves with the fewest pending ones; empty if there is none."""
+    ends: dict[int, dict[int, tuple[int, Step]]] = {}
+    for price, steps in ((1, pending), (0, ready)):
+        for step in sorted(steps, reverse=True):
+            ends.setdefault(step.source, {})[step.target] = (price, step)
     best: list[Step] = []
     lowest = len(pending) + 1
-    for first, price in [(step, 0) for step in ready] + [(step, 1) for step in pending]:
-        found = _way(ends, first, price)
-        if found is not None and found[0] < lowest:
-            lowest, best = found
-        if lowest <= 1 and best:
+    for member in sorted(ends):
+        found = _round_trip(ends, member, lowest)
+        if found:
+            best, lowest = found, sum(ends[step.source][step.target][0] for step in found)
+        if best and lowest <= (0 if ready else 2):
             break
     return best
 
 
-def _way(ends: dict[int, list[tuple[Step, int]]], first: Step, price: int) -> tuple[int, list[Step]] | None:
-    """Search the cheapest way from the target of ``first`` back to its source; ready moves cost nothing."""
-    best: dict[int, tuple[int, list[Step]]] = {first.target: (price, [first])}
-    queue = deque([first.target])
+def _round_trip(ends: dict[int, dict[int, tuple[int, Step]]], home: int, below: int) -> list[Step]:
+    """Search the cheapest way from a member back to it, cheaper than ``below``; ready moves cost nothing."""
+    cost = {home: 0}
+    came: dict[int, Step] = {}
+    queue = deque([home])
+    back = below
+    last: Step | None = None
     while queue:
         here = queue.popleft()
-        cost, path = best[here]
-        if here == first.source:
-            continue
-        for step, extra in ends.get(here, ()):
-            if step.target not in best or cost + extra < best[step.target][0]:
-                best[step.target] = (cost + extra, [*path, step])
-                queue.append(step.target)
-    return best.get(first.source)
+        for target, (price, step) in sorted(ends.get(here, {}).items()):
+            total = cost[here] + price
+            if total >= back:
+                continue
+            if target == home:
+                back, last = total, step
+            elif total < cost.get(target, below):
+                cost[target], came[target] = total, step
+                if price:
+                    queue.append(target)
+                else:
+                    queue.appendleft(target)
+    return _path(came, last, home)
+
+
+def _path(came: dict[int, Step], last: Step | None, home: int) -> list[Step]:
+    path: list[Step] = []
+    step = last
+    while step is not None:
+        path.append(step)
+        step = came.get(step.source) if step.source != home else None
+    return path[::-1]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.smooth import Loads, Step, first_smooth, shortest_cycle
+from riffle_spark.assign.smooth import Loads, Step, Waiting, shortest_cycle
 
 __all__ = ["OwnerPlan", "plan_owners"]
 
@@ -46,8 +46,9 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     made = _make(loads, ready, settings.moves_at_once)
     for step in made:
         owners[step.task] = step.target
-    held = [step for step in ready if step not in set(made)]
-    warm, stuck = _warm(board, loads, held, pending, settings)
+    done = set(made)
+    held = [step for step in ready if step not in done]
+    warm, stuck = _warm(loads, held, pending, settings)
     reached = list(target)
     if stuck and not made:
         for step in (*held, *pending):
@@ -76,7 +77,7 @@ def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[int]
         if now != owner:
             forced.append(t)
         if now != goal and board.live[goal] and not (ready and ready[-1].task == t):
-            pending.append(Step(t, now, goal))
+            pending.append(Step(t, now, goal, board.rank(t, goal)))
     return owners, forced, ready, pending
 
 
@@ -102,39 +103,37 @@ def _make(loads: Loads, ready: Sequence[Step], most: int | None) -> list[Step]:
     if (most is None or len(ready) <= most) and loads.are_smooth(ready):
         loads.make(ready)
         return list(ready)
-    left = list(ready)
+    waiting = Waiting(ready)
     made: list[Step] = []
-    while left and (most is None or len(made) < most):
-        step = first_smooth(loads, left, lambda _: 0)
-        steps = [step] if step is not None else shortest_cycle(left, [])
-        if not steps or (most is not None and len(made) + len(steps) > max(most, len(steps) if not made else most)):
+    while waiting.left() and (most is None or len(made) < most):
+        step = waiting.first_smooth(loads)
+        steps = [step] if step is not None else shortest_cycle(waiting.left(), [])
+        if not steps or (most is not None and made and len(made) + len(steps) > most):
             break
         loads.make(steps)
+        waiting.drop(steps)
         made += steps
-        left = [step for step in left if step not in steps]
     return made
 
 
 def _warm(
-    board: Board, loads: Loads, held: Sequence[Step], pending: Sequence[Step], settings: AssignSettings
+    loads: Loads, held: Sequence[Step], pending: Sequence[Step], settings: AssignSettings
 ) -> tuple[list[int], bool]:
     """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed."""
-    left = sorted(pending)
-    ready = list(held)
+    waiting, ready = Waiting(pending), list(held)
     chosen: list[int] = []
-    budget = settings.max_warmup_replicas
-    if settings.num_standbys == 0:
-        budget -= len(ready)
-    while left and len(chosen) < budget:
-        step = first_smooth(loads, left, lambda step: board.rank(step.task, step.target))
-        steps = [step] if step is not None else shortest_cycle(ready, left)
-        fresh = [step for step in steps if step not in ready]
+    budget = settings.max_warmup_replicas - (len(ready) if settings.num_standbys == 0 else 0)
+    while len(chosen) < budget:
+        step = waiting.first_smooth(loads)
+        steps = [step] if step is not None else shortest_cycle(ready, waiting.left())
+        fresh = [step.task for step in steps if step not in ready]
         if not steps or len(chosen) + len(fresh) > budget:
             break
         loads.make(steps)
-        chosen += [step.task for step in fresh]
-        left = [step for step in left if step not in steps]
+        waiting.drop(steps)
+        chosen += fresh
         ready = [step for step in ready if step not in steps]
+    left = waiting.left()
     if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
         return chosen, False
     cycle = shortest_cycle(ready, left) if settings.num_standbys > 0 else []
