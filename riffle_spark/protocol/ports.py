@@ -104,7 +104,7 @@ class Work(Protocol):
         ...
 
     def routed(self) -> Mapping[str, int | None]:
-        """Return how many rows were routed, per store, counted apart from the receipts (``None``: cannot be counted)."""
+        """Return how many rows were routed, per store, counted apart from the receipts (``None``: unknown)."""
         ...
 
     def recount(self, store: str) -> int:

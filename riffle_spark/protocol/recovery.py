@@ -105,7 +105,7 @@ def _stamp() -> Stamp:
 
 
 def _record_of(log: Log, objects: ObjectStore, tail: Record, version: int) -> Record:
-    """Return the newest record of ``version`` on the present line: a rollback leads on to the record it went back to."""
+    """Return the newest record of ``version`` on the present line: a rollback leads on to where it went back to."""
     seen = []
     for record in _line(log, objects, tail):
         if record.version == version:

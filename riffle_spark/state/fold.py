@@ -38,7 +38,7 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One copy to advance: from ``base``, through ``links``; filled anew from ``entry``'s snapshot where ``restore``."""
+    """One copy to advance: from ``base``, through ``links``; filled from the entry's snapshot where ``restore``."""
 
     key_group: int
     copy: Copy

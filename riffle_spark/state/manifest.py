@@ -81,7 +81,7 @@ class Entry:
         return sum(link.length for link in self.chain)
 
     def after(self, head: Head) -> tuple[Link, ...] | None:
-        """Return the links that lead from ``head`` to this entry's head, or ``None`` if ``head`` is not on the chain."""
+        """Return the links that lead from ``head`` to this entry's head, or ``None`` if it is not on the chain."""
         base = self.snapshot.head if self.snapshot else EMPTY_HEAD
         if head == base:
             return self.chain

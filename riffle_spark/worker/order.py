@@ -70,7 +70,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or fetched from the store."""
+    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or got from the store."""
 
     store: str
     slot: int
