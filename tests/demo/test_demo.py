@@ -22,19 +22,19 @@ FIGURES = ["events", "keys", "lost", "doubled", "batches", "rows_per_s", "reques
 @pytest.mark.timeout(600)
 def test_a_killed_worker_costs_no_event(tmp_path: Path) -> None:
     """A small run that loses a worker halfway counts every event once, and prints its figures as one JSON object."""
-    demo = _start(tmp_path, "--events", "30000", "--keys", "2000", "--json")
+    demo = _start(tmp_path, "--events", "8000", "--keys", "1000", "--json")
     printed, _ = demo.communicate(timeout=580)
     assert demo.returncode == 0, _log(tmp_path)
     figures = json.loads(printed)
     assert list(figures) == FIGURES
-    assert (figures["events"], figures["keys"], figures["lost"], figures["doubled"]) == (30_000, 2_000, 0, 0)
+    assert (figures["events"], figures["keys"], figures["lost"], figures["doubled"]) == (8_000, 1_000, 0, 0)
     assert "SIGKILL to the worker" in _log(tmp_path)
     assert not _processes_of(tmp_path)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_goes_on_without_it(tmp_path: Path, sent: signal.Signals) -> None:
-    """Interrupted, terminated or killed while the job starts, it leaves no process behind."""
+    """Interrupted or killed while the job starts, it leaves no process behind."""
     demo = _start(tmp_path, "--events", "100000")
     _wait_for(lambda: "The job runs on" in _log(tmp_path), 120)
     demo.send_signal(sent)
