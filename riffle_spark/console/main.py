@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from riffle_spark.console.plan import plan_command
 from riffle_spark.errors import RiffleError
 from riffle_spark.settings import Settings, from_sources
 
@@ -86,3 +87,6 @@ def _show(plan: Plan) -> None:
         click.echo(step)
     if not plan.executed:
         click.echo("nothing was done; add --execute to do it")
+
+
+main.add_command(plan_command)

@@ -7,21 +7,19 @@ upkeep.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from riffle_spark.errors import ConfigError, FencedError, Misplaced, OutOfDate, UnavailableError
 from riffle_spark.protocol.drafts import Stamp, batch_record, claim_record
 from riffle_spark.protocol.enter import Decision, decide
-from riffle_spark.protocol.layout import assigned, laid_out
-from riffle_spark.protocol.measured import Measured
+from riffle_spark.protocol.measured import Measured, Placed
 from riffle_spark.protocol.operator import Operator, check_schemas
 from riffle_spark.protocol.ports import (
     Background,
     Clock,
     Cluster,
     Delivery,
-    Executor,
     Incoming,
     Layout,
     StaleRows,
@@ -29,6 +27,7 @@ from riffle_spark.protocol.ports import (
 )
 from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts
 from riffle_spark.protocol.report import BatchReport
+from riffle_spark.protocol.seating import Seating
 from riffle_spark.protocol.upkeep import Upkeep
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import Log
@@ -51,6 +50,7 @@ class Surroundings:
     background: Background
     new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
     reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
+    upkeep_objects: ObjectStore | None = None
 
 
 class Driver:
@@ -65,12 +65,9 @@ class Driver:
         self._new_id = surroundings.new_id
         self._log = Log(surroundings.objects, home.root)
         self._cluster = surroundings.cluster
-        self._upkeep = Upkeep(settings, surroundings.objects, surroundings.background)
+        self._upkeep = Upkeep(settings, surroundings.upkeep_objects or surroundings.objects, surroundings.background)
         self._run_id: str | None = None
-        self._executors: tuple[Executor, ...] = ()
-        self._layout: Layout | None = None
-        self._owners: dict[int, str] = {}
-        self._moves: tuple[Mapping[str, str | int], ...] = ()
+        self._seating = Seating(settings)
         self._fenced: FencedError | None = None
 
     def process(self, incoming: Incoming, operators: Sequence[Operator], work: Work) -> BatchReport:
@@ -156,27 +153,9 @@ class Driver:
         assert self._log.tail is not None
         return self._log.tail.epoch
 
-    def _placed_layout(self, work: Work) -> Layout:
-        executors = tuple(work.executors())
-        if self._layout is None or executors != self._executors:
-            assignment = assigned(executors, self._owners, self._settings)
-            self._owners = {task.key_group: owner for task, owner in assignment.owners.items()}
-            self._moves = tuple(
-                {
-                    "key_group": m.task.key_group,
-                    "from": m.source or "",
-                    "to": m.target,
-                    "reason": m.reason,
-                    "goal": m.goal,
-                }
-                for m in assignment.moves
-            )
-            self._executors, self._layout = executors, laid_out(executors, self._owners)
-        return self._layout
-
     def _run(self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured) -> BatchReport:
         self._reached("before run")
-        receipts = self._run_and_deliver(incoming, operators, work, batch)
+        layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
         with batch.phase("commit"):
             record = self._commit(incoming, operators, receipts, batch)
         self._reached("after record")
@@ -184,14 +163,13 @@ class Driver:
             with batch.phase("deliver"):
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
-            self._upkeep.plan(record, self._log, operators, self._order_home(), self._owners, self._cluster)
-        assert self._layout is not None
-        moves, self._moves = self._moves, ()
-        return batch.ran(incoming, record, receipts, self._layout, work.placed(), moves, self._upkeep.take_facts())
+            self._upkeep.plan(record, self._log, operators, self._order_home(), self._seating.owners, self._cluster)
+        placed = Placed(layout, work.placed(), self._seating.take_news())
+        return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
 
     def _run_and_deliver(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
-    ) -> Sequence[Receipt]:
+    ) -> tuple[Layout, Sequence[Receipt]]:
         """Steps 1 to 6, again if slots were misplaced or a block was lost; the sink then sees the same batch id
         again.
         """
@@ -201,7 +179,7 @@ class Driver:
                 return self._run_once(incoming, operators, work, batch)
             except (StaleRows, Misplaced, OutOfDate) as error:
                 work.release()
-                self._layout = None
+                self._seating.forget()
                 self._check_not_fenced()
                 if last == 1:
                     raise UnavailableError(
@@ -213,9 +191,9 @@ class Driver:
 
     def _run_once(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
-    ) -> Sequence[Receipt]:
+    ) -> tuple[Layout, Sequence[Receipt]]:
         with batch.phase("assign"):
-            layout = self._placed_layout(work)
+            layout = self._seating.layout_for(work.executors())
             orders = [self._order(incoming, operator, layout) for operator in operators]
         with batch.phase("run"):
             receipts = work.run(layout, orders)
@@ -227,7 +205,7 @@ class Driver:
                 self._check_not_fenced()
                 work.deliver(receipts, _delivery(incoming.query_id, self._rollbacks, incoming.version))
             self._reached("after sink")
-        return receipts
+        return layout, receipts
 
     def _check_not_fenced(self) -> None:
         if not self._log.next_is_absent():
@@ -242,7 +220,7 @@ class Driver:
         return self._log.tail.rollbacks if self._log.tail else 0
 
     def _order_home(self) -> Home:
-        live = frozenset(f"{self._home.application}/{executor.id}" for executor in self._executors)
+        live = frozenset(f"{self._home.application}/{executor.id}" for executor in self._seating.executors)
         tail = self._log.tail
         return replace(self._home, live=live, log_id=tail.log_id if tail else "")
 
@@ -268,7 +246,7 @@ class Driver:
         manifest = before.changed(changes)
         tail = self._log.tail
         assert tail is not None
-        owners = {str(key_group): owner for key_group, owner in self._owners.items()}
+        owners = {str(key_group): owner for key_group, owner in self._seating.owners.items()}
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
         record = self._log.append(batch_record(tail, incoming, operators, receipts, owners, stamp), manifest)
         self._upkeep.committed(record, before, changes)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from riffle_spark.protocol.ports import Clock, Incoming, Layout
 from riffle_spark.protocol.report import BatchReport, add_up, of_receipts
+from riffle_spark.protocol.seating import News
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
 from riffle_spark.worker.order import Receipt
 
-__all__ = ["Measured"]
+__all__ = ["Measured", "Placed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The slots of a batch, whether they were placed by name, and what the last assignment changed."""
+
+    layout: Layout
+    by_name: bool
+    news: News
 
 
 class Measured:
@@ -50,19 +61,20 @@ class Measured:
         )
 
     def ran(
-        self, incoming: Incoming, record: Record, receipts: Sequence[Receipt], layout: Layout, placed: bool,
-        moves: tuple[Mapping[str, str | int], ...], upkeep: tuple[dict[str, int], tuple[str, ...]],
+        self, incoming: Incoming, record: Record, receipts: Sequence[Receipt], where: Placed,
+        upkeep: tuple[dict[str, int], tuple[str, ...]],
     ) -> BatchReport:  # fmt: skip
         """Return the report of a batch that was run and committed."""
-        wanted = {slot.number: slot.executor for slot in layout.slots}
+        slots = where.layout.slots
+        wanted = {slot.number: slot.executor for slot in slots}
         owners: Counter[str] = Counter()
-        for slot in layout.slots:
+        for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
         return BatchReport(
             incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),
-            slots=len(layout.slots), runs=self.runs, placed=placed, owners=dict(owners), moves=moves,
-            misses=sum(placed and r.executor != wanted[r.slot] for r in receipts), snapshots=self.snapshots,
-            requests=self._sent(receipts), upkeep_requests=upkeep[0], warnings=upkeep[1],
+            slots=len(slots), runs=self.runs, placed=where.by_name, owners=dict(owners), moves=where.news.moves,
+            misses=sum(where.by_name and r.executor != wanted[r.slot] for r in receipts), snapshots=self.snapshots,
+            requests=self._sent(receipts), upkeep_requests=upkeep[0], warnings=(*where.news.warnings, *upkeep[1]),
             **of_receipts(receipts),  # type: ignore[arg-type]
         )  # fmt: skip
 

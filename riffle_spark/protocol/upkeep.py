@@ -42,6 +42,7 @@ class Upkeep:
         self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
         self._requests: Counter[str] = Counter()
+        self._sent_before: Counter[str] = Counter(objects.requests)
         self._warnings: list[str] = []
 
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
@@ -130,7 +131,10 @@ class Upkeep:
 
     def take_facts(self) -> tuple[dict[str, int], tuple[str, ...]]:
         """Return requests and warnings since the last call, for the report."""
-        requests, warnings = dict(self._requests), tuple(self._warnings)
+        sent = Counter(self._objects.requests)
+        requests = self._requests + sent - self._sent_before
+        self._sent_before = sent
+        warnings = tuple(self._warnings)
         self._requests.clear()
         self._warnings.clear()
-        return requests, warnings
+        return dict(requests), warnings

@@ -24,7 +24,8 @@ from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.stopping import Py4JJavaError, is_interruption
 from riffle_spark.spark.work import Sink, SparkWork
 from riffle_spark.state.paths import check_store_name
-from riffle_spark.worker.homes import options_of, store_of
+from riffle_spark.state.root import open_store
+from riffle_spark.worker.homes import options_of
 from riffle_spark.worker.order import Home
 
 __all__ = ["Stateful", "StatefulJob", "together"]
@@ -32,6 +33,7 @@ __all__ = ["Stateful", "StatefulJob", "together"]
 _logger = logging.getLogger("riffle_spark")
 _TOML = Path("conf/riffle.toml")
 _REPORTS_KEPT = 1000
+_BINARY = "UTF8_BINARY"
 
 
 class Stateful:
@@ -126,8 +128,10 @@ class _Running:
         self._frames = PlacedFrames()
         self._operators: tuple[object, list[Operator]] | None = None
         self._checked_source = False
-        objects = store_of(self.home)
-        surroundings = Surroundings(objects, SparkCluster(spark), self._clock, Worker(), reached=job._reached)
+        objects, beside = (open_store(self.home.root, self.home.options) for _ in range(2))
+        surroundings = Surroundings(
+            objects, SparkCluster(spark), self._clock, Worker(), reached=job._reached, upkeep_objects=beside
+        )
         self._driver = Driver(self.settings, self.home, surroundings)
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
@@ -152,6 +156,7 @@ class _Running:
 
     def _operators_for(self, batch: DataFrame) -> list[Operator]:
         if self._operators is None or self._operators[0] != batch.schema:
+            _check_collations(batch, [name for operator, _ in self._job.parts for name in operator.key])
             rows = routing.arrow_schema(batch)
             built = [operator_of(o.store, o.key, o.compute, o.order_by, rows) for o, _ in self._job.parts]
             self._operators = (batch.schema, built)
@@ -164,6 +169,18 @@ class _Running:
         if self.settings.report_file:
             with Path(self.settings.report_file).open("a") as file:
                 file.write(report.to_json() + "\n")
+
+
+def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:
+    """Refuse key columns whose strings do not compare as bytes: equal keys would hash to different key-groups."""
+    for field in batch.schema.fields:
+        collation = getattr(field.dataType, "collation", _BINARY)
+        if field.name in key and collation != _BINARY:
+            raise ConfigError(
+                f"key column {field.name!r} has collation {collation}",
+                remedy=f"cast it: cast({field.name} as string collate {_BINARY}), or key by lower({field.name})",
+                where=field.name,
+            )
 
 
 def settings_of(spark: SparkSession, code: Settings | None) -> Settings:
