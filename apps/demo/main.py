@@ -56,7 +56,7 @@ class Demo:
             self._cluster.wait_until_ready()
             job = self._job.submit(self._broker, self._store, self._cluster)
             stack.callback(job.stop)
-            self._console.print(f"The job runs on {', '.join(self._cluster.hosts)}; its log: {job.log}")
+            self._console.print(f"The job runs on {', '.join(self._cluster.hosts)}; its log: {job.log}", soft_wrap=True)
             run = self._follow(job, producer)
             ledger = Ledger.read(self._ledger_file)
             difference = compare(ledger, counted_by(self._job.output, self._keys))
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         return INTERRUPTED
     except RiffleError as error:
-        console.print(f"{error}\nThe logs are in {folder}", highlight=False, markup=False)
+        console.print(f"{error}\nThe logs are in {folder}", highlight=False, markup=False, soft_wrap=True)
         return 1
     if options.json:
         print(outcome.to_json())
