@@ -1,0 +1,61 @@
+"""Records, entries and links drawn by Hypothesis, and plain ones for tests that need just any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from riffle_spark.state.manifest import Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.record import Record
+
+NUMBERS = st.integers(0, 2**40)
+CHECKSUMS = st.integers(0, 2**64 - 1)
+NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=("Cs",)), max_size=12)
+ATTEMPTS = st.builds("{}-{:032x}".format, st.integers(0, 999), st.integers(0, 2**128 - 1))
+HEADS = st.builds(Head, st.integers(0, 50), ATTEMPTS)
+LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS)
+SNAPSHOTS = st.builds(Snapshot, NAMES, HEADS, NUMBERS, CHECKSUMS, NUMBERS)
+ENTRIES = st.builds(
+    Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=4).map(tuple), st.none() | st.integers(-(2**62), 2**62)
+)
+ADDRESSES = st.tuples(st.sampled_from(["totals", "tails"]), st.integers(0, 32_767))
+RECORDS = st.builds(
+    Record, NUMBERS, st.sampled_from(["batch", "claim", "rollback", "adopt"]), NAMES, NAMES, NAMES, NUMBERS, NAMES,
+    st.integers(-1, 2**40), NUMBERS, NUMBERS, st.integers(1, 32_768), NAMES, NUMBERS,
+    entries=st.dictionaries(ADDRESSES, ENTRIES, max_size=6), target=st.none() | NUMBERS, offsets=st.none() | NAMES,
+    input_digest=st.none() | NAMES, time_ms=st.none() | NUMBERS, watermark_ms=st.none() | NUMBERS,
+    schemas=st.dictionaries(NAMES, st.dictionaries(NAMES, NAMES, max_size=2), max_size=2),
+    owners=st.dictionaries(NAMES, NAMES, max_size=3),
+    outputs=st.lists(st.tuples(NAMES, LINKS), max_size=3).map(tuple),
+)  # fmt: skip
+
+PLAIN = Record(
+    sequence=0, kind="claim", previous="", commit_id="c", log_id="c", epoch=1, query_id="q", version=-1, rollbacks=0,
+    written_ms=0, total=8, dispatch="key_group", full=0,
+)  # fmt: skip
+
+
+def drafted(commit_id: str, version: int = 0) -> Record:
+    """Return the draft of a batch."""
+    return replace(PLAIN, kind="batch", commit_id=commit_id, version=version)
+
+
+def attempt(number: int = 0, epoch: int = 1) -> str:
+    """Return an attempt's name."""
+    return f"{epoch}-{number:032x}"
+
+
+def link(version: int, number: int = 0, *, start: int = 0, length: int = 10, epoch: int = 1) -> Link:
+    """Return a link of a chain."""
+    return Link(Head(version, attempt(number, epoch)), start, length, 7, 1)
+
+
+def entry(*versions: int) -> Entry:
+    """Return an entry with a chain of these versions."""
+    return Entry(chain=tuple(link(version) for version in versions))
+
+
+def manifest(**chains: tuple[int, ...]) -> Manifest:
+    """Return a manifest of store ``totals``: ``manifest(kg0=(1, 2))``."""
+    return Manifest({("totals", int(name[2:])): entry(*versions) for name, versions in chains.items()})

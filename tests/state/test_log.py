@@ -1,0 +1,263 @@
+"""The log of one query: one line of records (I3), whoever appends, whatever the store answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from drawn_records import PLAIN, drafted, entry, manifest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.state import paths
+from riffle_spark.state.faulty import Fault, FaultyStore
+from riffle_spark.state.log import FULL_EVERY, Log
+from riffle_spark.state.manifest import Address, Entry, Manifest
+from riffle_spark.state.memory import MemoryStore
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.record import Record, decode, digest
+
+ROOT = "memory://root"
+
+
+def opened(store: ObjectStore) -> Log:
+    """Open a log."""
+    log = Log(store, ROOT)
+    log.open()
+    return log
+
+
+def grown(store: ObjectStore, count: int) -> Log:
+    """Return a log of so many records, each changing one key-group of eight."""
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    for version in range(count - 1):
+        address = ("totals", version % 8)
+        changed = log.manifest.entries.get(address, Entry()).extended(entry(version).chain[0])
+        log.append(drafted(f"c{version}", version), log.manifest.changed({address: changed}))
+    return log
+
+
+def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes]) -> None:
+    """Change the bytes of a record."""
+    name = paths.record(sequence)
+    data = store.get(name)
+    assert data is not None
+    store.delete([name])
+    store.put_if_absent(name, change(data))
+
+
+def test_an_empty_root_is_an_empty_log() -> None:
+    """Nothing is there, and nothing is an error."""
+    log = Log(MemoryStore(), ROOT)
+    assert log.open() is None
+    assert log.manifest == Manifest()
+    assert log.next_is_absent()
+
+
+def test_each_record_names_the_one_before_i3() -> None:
+    """I3: record n + 1 holds the digest of n, and numbers have no gap."""
+    store = MemoryStore()
+    grown(store, 40)
+    names = store.list(paths.LOG)
+    assert names == [paths.record(sequence) for sequence in range(40)]
+    datas = [store.get(name) or b"" for name in names]
+    previous = [decode(data, "").previous for data in datas]
+    assert previous == ["", *(digest(data) for data in datas[:-1])]
+
+
+def test_a_record_is_full_now_and_then_and_holds_changes_between() -> None:
+    """Every sixteenth record is full; the others hold what changed since the full one they name."""
+    store = MemoryStore()
+    log = grown(store, 40)
+    fulls = [s for s in range(40) if log.read(s).full == s]
+    assert fulls == [0, FULL_EVERY, 2 * FULL_EVERY]
+    assert len(log.read(FULL_EVERY + 3).entries) == 3
+    assert len(log.read(FULL_EVERY).entries) == 8
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 18, 33, 40])
+def test_a_reader_of_two_records_knows_everything(count: int) -> None:
+    """Whatever the newest record is, opening the log anew gives the writer's manifest with one list and two gets."""
+    store = MemoryStore()
+    log = grown(store, count)
+    before = dict(store.requests)
+    again = opened(store)
+    assert again.manifest == log.manifest
+    assert again.tail == log.tail
+    assert store.requests["list"] - before["list"] == 1
+    assert store.requests["get"] - before["get"] <= 2
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=3), min_size=1, max_size=40), st.data())
+@settings(deadline=None, max_examples=40)
+def test_any_record_says_what_its_writer_knew(history: list[dict[int, int]], data: st.DataObject) -> None:
+    """Over random changes and reopenings, each record read alone gives the manifest of its time."""
+    store = MemoryStore()
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    known = [Manifest()]
+    for version, changes in enumerate(history):
+        if data.draw(st.booleans()):
+            log = opened(store)
+        entries: dict[Address, Entry] = {("totals", kg): entry(rows) for kg, rows in changes.items()}
+        kind = data.draw(st.sampled_from(["batch", "batch", "batch", "rollback"]))
+        following = Manifest(entries) if kind == "rollback" else log.manifest.changed(entries)
+        known.append(following)
+        log.append(_rollback(version) if kind == "rollback" else drafted(f"c{version}", version), following)
+    assert [log.manifest_of(log.read(s)) for s in range(len(known))] == known
+
+
+def _rollback(version: int) -> Record:
+    return replace(drafted(f"c{version}", version), kind="rollback", target=0)
+
+
+def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
+    """The record arrived, the answer did not: reading it settles the append."""
+    store = FaultyStore(MemoryStore(), [Fault("answer_lost", "put", paths.LOG)])
+    log = opened(store)
+    assert log.append(PLAIN, Manifest()).sequence == 0
+    assert not log.unclear
+    assert [method for method, _ in store.calls] == ["list", "list", "put", "put", "get"]
+
+
+def test_a_lost_put_is_put_again() -> None:
+    """The request got lost: the same bytes are put again."""
+    store = FaultyStore(MemoryStore(), [Fault("request_lost", "put", paths.LOG, times=3)])
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    assert opened(store.inner).tail == log.tail
+
+
+@pytest.mark.parametrize("kind", ["answer_lost", "unavailable"])
+def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
+    """Bounded tries, then an error that says so; settling later commits the record exactly once."""
+    store = FaultyStore(MemoryStore())
+    log = grown(store, 3)
+    following = log.manifest.changed(manifest(kg0=(2,)).entries)
+    store.script(Fault(kind, "", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError, match="unclear whether record 3") as caught:
+        log.append(drafted("mine", 2), following)
+    assert caught.value.where == paths.record(3)
+    assert log.unclear
+    store.heal()
+    assert log.settle().commit_id == "mine"
+    assert not log.unclear
+    assert log.manifest == following
+    assert opened(store).tail == log.tail
+
+
+def test_nothing_else_is_appended_while_an_append_is_unclear() -> None:
+    """A second append before the first is settled is a bug of the caller's, and stops."""
+    store = FaultyStore(MemoryStore(), [Fault("unavailable", name=paths.LOG + "0", times=None)])
+    log = opened(store)
+    with pytest.raises(UnavailableError):
+        log.append(PLAIN, Manifest())
+    with pytest.raises(AssertionError, match="unclear"):
+        log.append(PLAIN, Manifest())
+
+
+def test_a_late_put_of_our_own_settles_as_ours() -> None:
+    """The bytes arrive only after the tries were used up: settling finds them."""
+    store = FaultyStore(MemoryStore(), [Fault("late", "put", paths.LOG), Fault("unavailable", "put", paths.LOG, 1, 9)])
+    log = opened(store)
+    with pytest.raises(UnavailableError):
+        log.append(PLAIN, Manifest())
+    assert store.land() == [True]
+    store.heal()
+    assert log.settle() == opened(store).tail
+
+
+def test_a_second_driver_fences_the_first_i4() -> None:
+    """I4: who finds another's record under its next number is fenced, and stays behind."""
+    store = MemoryStore()
+    first = grown(store, 3)
+    second = opened(store)
+    assert first.next_is_absent()
+    second.append(drafted("second", 2), second.manifest)
+    assert not first.next_is_absent()
+    with pytest.raises(FencedError, match="record 3"):
+        first.append(drafted("first", 2), first.manifest)
+    assert opened(store).tail == second.tail
+
+
+def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
+    """Our put was lost and another driver took the number: settling says fenced, and forgets our record."""
+    store = FaultyStore(MemoryStore())
+    first, second = grown(store, 2), opened(store)
+    store.script(Fault("request_lost", "put", paths.LOG, times=5))
+    with pytest.raises(UnavailableError):
+        first.append(drafted("first", 1), first.manifest)
+    second.append(drafted("second", 1), second.manifest)
+    with pytest.raises(FencedError):
+        first.settle()
+    assert not first.unclear
+
+
+def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
+    """A gap between the full record and the newest is a lost record; told to go on, the log opens."""
+    store = MemoryStore()
+    grown(store, 6)
+    store.delete([paths.record(3), paths.record(4)])
+    with pytest.raises(ConflictError, match=r"has lost record 3 of its log and 1 more") as caught:
+        opened(store)
+    assert "riffle rollback" in caught.value.remedy
+    newest = Log(store, ROOT).open(broken=True)
+    assert newest is not None
+    assert newest.sequence == 5
+
+
+def test_a_lost_full_record_is_named() -> None:
+    """Without the full record the newest cannot be read; the error names it."""
+    store = MemoryStore()
+    grown(store, 20)
+    store.delete([paths.record(s) for s in range(17)])
+    with pytest.raises(CorruptStateError, match="missing") as caught:
+        opened(store)
+    assert caught.value.where == paths.record(16)
+
+
+def test_old_records_may_go() -> None:
+    """What retention removed from the beginning is no loss."""
+    store = MemoryStore()
+    log = grown(store, 20)
+    store.delete([paths.record(s) for s in range(10)])
+    again = opened(store)
+    assert again.first == 10
+    assert again.manifest == log.manifest
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b[: len(b) // 2], lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b"", lambda b: b[40:]]
+)
+@pytest.mark.parametrize("sequence", [16, 19])
+def test_a_damaged_record_is_named(change: Callable[[bytes], bytes], sequence: int) -> None:
+    """The newest record or its full one, truncated, flipped or emptied: damage, by name."""
+    store = MemoryStore()
+    grown(store, 20)
+    altered(store, sequence, change)
+    with pytest.raises(CorruptStateError) as caught:
+        opened(store)
+    assert caught.value.where == paths.record(sequence)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["log/readme", "log/\u00b2" + "0" * 19, "photos/1", "delta/0/x"])
+def test_a_root_that_is_not_ours_is_refused(name: str) -> None:
+    """Objects that no riffle log explains: nothing is written among them."""
+    store = MemoryStore()
+    store.put_if_absent(name, b"mine")
+    with pytest.raises(ConfigError, match="not a riffle log") as caught:
+        opened(store)
+    assert "root" in caught.value.remedy
+
+
+def test_what_records_list_is_told_for_scans() -> None:
+    """All objects of all records from one on: of chains, snapshots and outputs, whatever the records are."""
+    store = MemoryStore()
+    log = grown(store, 40)
+    everything = log.listed_since(0)
+    assert everything == {entry(version).chain[0].object for version in range(39)}
+    assert log.listed_since(39) == log.manifest.objects()
