@@ -7,6 +7,7 @@ caught-up members. ``None`` is everyone alike.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.counts import Demand
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.seats import fair_range
+from riffle_spark.assign.seats import Range, fair_range
 
 __all__ = ["FreeSet", "Rows", "demand_of", "free_sets", "rows_of"]
 
@@ -97,6 +98,8 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
     slots = [member.slots if may else 0 for member, may in zip(board.members, board.placeable, strict=True)]
     totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group)).astype(np.int64)
     member_low, member_high = fair_range(int(totals.sum() + base.sum()), slots)
+    if all(home != NOBODY for home in board.homes):
+        member_low, member_high = _or_as_level_as_now(board, base, slots, (member_low, member_high))
     low, high = _row_ranges(rows, totals, slots, (np.array(member_low) - base, np.array(member_high) - base))
     owned, held, free = _seated(board, rows, sets)
     fewest_first = settings.store_balance == 0
@@ -118,6 +121,23 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
         move_price=len(board.tasks) + 1 if fewest_first else 8,
         stray_price=-len(board.tasks) if fewest_first else 1,
     )
+
+
+def _or_as_level_as_now(board: Board, base: Ints, slots: list[int], fair: Range) -> Range:
+    """Return the fair range, or, where the present is at least as level per slot, the range that it spans.
+
+    With unequal capacities fair seats may lie further apart than tasks do now; then nothing needs to move.
+    """
+    able = [m for m, slot in enumerate(slots) if slot]
+    now = base + np.bincount(np.array(board.homes, np.int64), minlength=len(slots))
+    if len({slots[m] for m in able}) == 1 or any(now[m] for m in range(len(slots)) if not slots[m]):
+        return fair
+    ratios = [now[m] / slots[m] for m in able]
+    least, most = min(ratios), max(ratios)
+    apart = max(fair[1][m] / slots[m] for m in able) - min(fair[1][m] / slots[m] for m in able)
+    if most - least > min(1.0, apart):
+        return fair
+    return [math.ceil(least * slot) for slot in slots], [math.floor(most * slot) for slot in slots]
 
 
 def _seated(board: Board, rows: Rows, sets: list[FreeSet]) -> tuple[Ints, Ints, Ints]:

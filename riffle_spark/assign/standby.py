@@ -54,6 +54,10 @@ class Copies:
             low = [max(0, min(count, least[m])) for m, count in enumerate(low)]
         return low, high
 
+    def ratio(self, member: int) -> float:
+        """Return the copies per slot of a member."""
+        return self.load[member] / max(self.slots[member], 1)
+
     def copies(self, task: int) -> list[int]:
         """Return the members that hold a copy, the owner first."""
         return [self.owners[task], *self.standbys[task]]
@@ -158,9 +162,9 @@ def level(copies: Copies, among: Sequence[int]) -> None:
 
 def _level_once(copies: Copies, among: Sequence[int]) -> bool:
     load, low, high = copies.load, copies.low, copies.high
-    takers = sorted((m for m in among if load[m] < high[m]), key=lambda m: (load[m] >= low[m], _ratio(copies, m), m))
+    takers = sorted((m for m in among if load[m] < high[m]), key=lambda m: (load[m] >= low[m], copies.ratio(m), m))
     givers = [m for m in among if load[m] > low[m] and copies.held[m]]
-    givers.sort(key=lambda m: (load[m] <= high[m], -_ratio(copies, m), m))
+    givers.sort(key=lambda m: (load[m] <= high[m], -copies.ratio(m), m))
     for giver in givers:
         over = load[giver] > high[giver]
         for taker in takers:
@@ -172,10 +176,6 @@ def _level_once(copies: Copies, among: Sequence[int]) -> bool:
                 copies.add(task, taker)
                 return True
     return False
-
-
-def _ratio(copies: Copies, member: int) -> float:
-    return copies.load[member] / max(copies.slots[member], 1)
 
 
 def _movable(copies: Copies, giver: int, taker: int) -> int | None:

@@ -20,6 +20,9 @@ from riffle_spark.assign.standby import Copies, level
 
 __all__ = ["cheaper"]
 
+TIE = 64
+"""How many times a goal outweighs the next: traffic and moves, then racks apart, then copies that are near."""
+
 
 def cheaper(copies: Copies, settings: AssignSettings) -> None:
     """Move standbys to where they read less across racks."""
@@ -33,43 +36,75 @@ def cheaper(copies: Copies, settings: AssignSettings) -> None:
 
 def _flow(copies: Copies, settings: AssignSettings) -> None:
     zones = zones_of(copies.board, single=False)
+    prices = _Prices(copies, zones, settings)
     classes: dict[TaskClass, list[int]] = defaultdict(list)
     for t in copies.stateful:
         if copies.standbys[t]:
-            edges = _edges(copies, t, zones, settings)
-            classes[TaskClass(0, edges, units=len(copies.standbys[t]))].append(t)
+            classes[TaskClass(0, prices.edges(t), units=len(copies.standbys[t]))].append(t)
     owned = np.bincount(np.array(copies.owners, np.int64), minlength=len(zones.of)).astype(np.int64)
     load = np.array(copies.load, np.int64)
     low = np.maximum(np.minimum(np.array(copies.low), load) - owned, 0)
     high = np.maximum(np.array(copies.high), load) - owned
     counted = [replace(each, count=len(tasks)) for each, tasks in classes.items()]
     flow = solve(Network(counted, zones.of, low[None, :], high[None, :], low, high))
+    members = [[m for m, of in enumerate(zones.of) if of == zone] for zone in range(len(zones.racks))]
+    first = [tasks[0] for tasks in classes.values()]
+    reads = sum(prices.read(first[c], zone) * units for (c, zone), units in flow.to_zone.items())
+    if reads >= sum(prices.read(t, zones.of[m]) for t in copies.stateful for m in copies.standbys[t]):
+        return
     for c, (each, tasks) in enumerate(classes.items()):
         totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in each.edges}
         for t, wanted in _shares(each, tasks, totals):
-            _settle(copies, t, wanted, zones)
-    for zone in range(len(zones.racks)):
-        level(copies, [m for m, of in enumerate(zones.of) if of == zone])
+            _settle(copies, t, wanted, zones, members)
+    for zone in members:
+        level(copies, zone)
 
 
-def _edges(copies: Copies, task: int, zones: Zones, settings: AssignSettings) -> tuple[tuple[int, int, int], ...]:
-    """Return one edge a unit and zone: dearer where a copy is near already, and where none has been."""
-    board = copies.board
-    scale = 2 * sum(map(len, copies.standbys)) + 1
-    stay = settings.rack_aware_assignment_non_overlap_cost * scale * scale + 1
-    owner = copies.owners[task]
-    traffic, weight = board.tasks[task].standby_traffic, settings.rack_aware_assignment_traffic_cost
-    near = {m for m, rank in board.ranks[task].items() if rank == 0 and board.absent[task] > 0}
-    near |= {*copies.standbys[task]}
-    edges = []
-    for zone, rack in enumerate(zones.racks):
-        members = [m for m, of in enumerate(zones.of) if of == zone and m != owner]
-        kept = sum(m in near for m in members)
-        crowd = int(zones.of[owner] == zone)
-        cost = rack_cost(traffic, rack, weight) * scale * scale
-        for unit in range(min(len(members), len(copies.standbys[task]))):
-            edges.append((zone, cost + (unit + crowd) * scale + (stay if unit >= kept else 0), 1))
-    return tuple(edges)
+class _Prices:
+    """What one standby more costs in a zone: traffic first, then a move, then a copy that is near already."""
+
+    def __init__(self, copies: Copies, zones: Zones, settings: AssignSettings) -> None:
+        self._copies, self._zones = copies, zones
+        self._sizes = [zones.of.count(zone) for zone in range(len(zones.racks))]
+        self._stay = settings.rack_aware_assignment_non_overlap_cost * TIE * TIE + 1
+        self._weight = settings.rack_aware_assignment_traffic_cost * TIE * TIE
+        self._known: dict[object, tuple[tuple[int, int, int], ...]] = {}
+
+    def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
+        """Return one edge a unit and zone, the same object for tasks that are alike."""
+        board, units = self._copies.board, len(self._copies.standbys[task])
+        traffic, home = board.tasks[task].standby_traffic, self._zones.of[self._copies.owners[task]]
+        parts = tuple(traffic.parts_read_across(rack) for rack in self._zones.racks)
+        kept = self._kept(task)
+        key = (parts, traffic.unit, home, units, kept)
+        if key not in self._known:
+            self._known[key] = tuple(
+                (zone, each * self._weight // traffic.unit + self._extra(unit, zone == home, kept[zone]), 1)
+                for zone, each in enumerate(parts)
+                for unit in range(min(self._sizes[zone] - (zone == home), units))
+            )
+        return self._known[key]
+
+    def read(self, task: int, zone: int) -> int:
+        """Return what a standby in a zone reads across racks, in units of the flow's cost."""
+        traffic = self._copies.board.tasks[task].standby_traffic
+        return traffic.parts_read_across(self._zones.racks[zone]) * self._weight // traffic.unit
+
+    def _extra(self, unit: int, with_owner: bool, kept: int) -> int:
+        return (unit + with_owner) * TIE + (self._stay if unit >= kept else 0)
+
+    def _kept(self, task: int) -> tuple[int, ...]:
+        """Return how many members of each zone hold a copy that could stay, the owner's aside."""
+        board = self._copies.board
+        near = set(self._copies.standbys[task])
+        if board.absent[task] > 0:
+            near |= {m for m, rank in board.ranks[task].items() if rank == 0}
+        near.discard(self._copies.owners[task])
+        kept = [0] * len(self._sizes)
+        for m in near:
+            if self._zones.of[m] >= 0:
+                kept[self._zones.of[m]] += 1
+        return tuple(kept)
 
 
 def _shares(each: TaskClass, tasks: list[int], totals: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
@@ -89,7 +124,7 @@ def _shares(each: TaskClass, tasks: list[int], totals: dict[int, int]) -> list[t
     return shares
 
 
-def _settle(copies: Copies, task: int, wanted: dict[int, int], zones: Zones) -> None:
+def _settle(copies: Copies, task: int, wanted: dict[int, int], zones: Zones, members: list[list[int]]) -> None:
     """Give the task as many standbys in each zone as wanted, keeping those that are there."""
     board = copies.board
     left = dict(wanted)
@@ -102,8 +137,8 @@ def _settle(copies: Copies, task: int, wanted: dict[int, int], zones: Zones) -> 
     for zone in sorted(left):
         for _ in range(left[zone]):
             holders = copies.copies(task)
-            able = [m for m, of in enumerate(zones.of) if of == zone and m not in holders]
-            copies.add(task, min(able, key=lambda m: copies.choice(task, m)))
+            able = [m for m in members[zone] if m not in holders]
+            copies.add(task, min(able, key=lambda m: (board.rank(task, m), copies.ratio(m), m)))
 
 
 def _swap_pairs(copies: Copies, settings: AssignSettings) -> None:

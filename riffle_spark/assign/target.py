@@ -35,19 +35,20 @@ def owner_target(board: Board, base: Ints, settings: AssignSettings, *, racks: b
     sets = free_sets(board, rows)
     seated = list(sets)
     demand = demand_of(board, rows, seated, base, settings)
-    kept = _still_good(board, rows, demand)
     if not racks and not rows.costs:
+        kept = _still_good(board, rows, _Bounds.of(demand, None, settings))
         return kept or seat_tasks(board, rows, seated, balanced_counts(demand), strays_first=demand.stray_price < 0)
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
     bounds = _Bounds.of(demand, balanced_counts(demand), settings)
+    kept = _still_good(board, rows, bounds)
     found = _cheapest(board, rows, sets, bounds, settings)
     if kept and _read_cost(board, rows, kept, settings) <= _read_cost(board, rows, found, settings):
         return kept
     return found
 
 
-def _still_good(board: Board, rows: Rows, demand: Demand) -> list[int] | None:
+def _still_good(board: Board, rows: Rows, bounds: _Bounds) -> list[int] | None:
     """Return the last assignment's target if nothing speaks against it: then no plan is changed half-way."""
     counts = np.zeros(rows.allowed.shape, np.int64)
     for t, aim in enumerate(board.aims):
@@ -56,9 +57,10 @@ def _still_good(board: Board, rows: Rows, demand: Demand) -> list[int] | None:
         if aim == NOBODY or aim != wanted or (returned and aim != board.homes[t]) or not rows.allowed[rows.of[t], aim]:
             return None
         counts[rows.of[t], aim] += 1
-    total = counts.sum(axis=0) + demand.base
-    fair = (total >= demand.member_low).all() and (total <= demand.member_high).all()
-    apart = demand.store_weight == 0 or ((counts >= demand.low).all() and (counts <= demand.high).all())
+    total = counts.sum(axis=0)
+    by_row = counts if bounds.by_row else total[None, :]
+    fair = (total >= bounds.member_low).all() and (total <= bounds.member_high).all()
+    apart = (by_row >= bounds.low).all() and (by_row <= bounds.high).all()
     return list(board.aims) if fair and apart else None
 
 
@@ -79,15 +81,18 @@ class _Bounds:
         self.by_row = by_row
 
     @classmethod
-    def of(cls, demand: Demand, counts: Ints, settings: AssignSettings) -> _Bounds:
-        total = counts.sum(axis=0)
-        member_low = np.minimum(np.maximum(demand.member_low - demand.base, 0), total)
-        member_high = np.maximum(demand.member_high - demand.base, total)
+    def of(cls, demand: Demand, counts: Ints | None, settings: AssignSettings) -> _Bounds:
+        """Return the ranges of the demand; ``counts`` widens them to a placement that is known."""
+        member_low, member_high = np.maximum(demand.member_low - demand.base, 0), demand.member_high - demand.base
+        low, high = demand.low, demand.high
+        if counts is not None:
+            total = counts.sum(axis=0)
+            member_low, member_high = np.minimum(member_low, total), np.maximum(member_high, total)
+            low, high = np.minimum(low, counts), np.maximum(high, counts)
+            if len(set(demand.slots[demand.slots > 0].tolist())) > 1:
+                low = np.zeros_like(low)
         if settings.rack_aware_assignment_strategy == "min_cost" or settings.store_balance == 0:
             return cls(member_low[None, :], member_high[None, :], member_low, member_high, by_row=False)
-        low, high = np.minimum(demand.low, counts), np.maximum(demand.high, counts)
-        if len(set(demand.slots[demand.slots > 0].tolist())) > 1:
-            low = np.zeros_like(low)
         return cls(low, high, member_low, member_high, by_row=True)
 
 
