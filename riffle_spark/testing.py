@@ -179,8 +179,8 @@ def routed(order: Order, rows: pa.Table) -> dict[int, pa.Table]:
 class SimWork:
     """One micro-batch's rows on a ``SimCluster``. Implements ``protocol.ports.Work``.
 
-    ``perform(attempt)`` executes a slot and returns the answer that counts: a test may run it twice, elsewhere, later or
-    not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it.
+    ``perform(attempt)`` executes a slot and returns the answer that counts: a test may run it twice, elsewhere, later
+    or not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it.
     """
 
     def __init__(

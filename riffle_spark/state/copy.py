@@ -83,12 +83,19 @@ class Copy:
             raise _trouble(folder, error) from error
         try:
             self._growing(self._environment.reader_check)
+            self._check_not_truncated()
             self._state, self._meta, self._long = self._growing(lambda: self._databases(create=new))
         except BaseException:
             self._environment.close()
             if new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def _check_not_truncated(self) -> None:
+        """Touching a page beyond the end of the file would kill the process, so its length is looked at first."""
+        pages = self._environment.info()["last_pgno"] + 1
+        if (self.folder / "data.mdb").stat().st_size < pages * self._environment.stat()["psize"]:
+            raise _damaged(self.folder, EOFError("the file is truncated"))
 
     def _databases(self, *, create: bool) -> list[lmdb._Database]:
         """Open all three in one transaction. A reading one would not do: its end takes the handles with it."""
@@ -179,7 +186,8 @@ class Copy:
 
     def _put_long(self, transaction: lmdb.Transaction, rows: Rows) -> None:
         if rows.longs:
-            longs = [(k, whole) for k, whole in zip(rows.keys, rows.longs, strict=True) if whole is not None]
+            all_rows = zip(rows.keys, rows.values, rows.longs, strict=True)
+            longs = [(k, whole) for k, value, whole in all_rows if whole is not None and value is not None]
             with transaction.cursor(db=self._long) as cursor:
                 cursor.putmulti(longs)
 

@@ -25,7 +25,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def fold_without_checking_the_head(patch: pytest.MonkeyPatch) -> None:
     """A delta is folded onto whatever the copy holds."""
     patch.setattr(Copy, "_expect", lambda *_: None)
-    patch.setattr(Entry, "after", lambda self, head: self.chain[-1:])
+    patch.setattr(Entry, "after", lambda self, *_: self.chain[-1:])
 
 
 def take_exists_for_success(patch: pytest.MonkeyPatch) -> None:
@@ -45,13 +45,13 @@ def run_again_while_unclear(patch: pytest.MonkeyPatch) -> None:
             raise
 
     patch.setattr(Log, "_put", skipping)
-    patch.setattr(Log, "next_is_absent", lambda self: True)
+    patch.setattr(Log, "next_is_absent", lambda *_: True)
     patch.setattr(driver, "decide", lambda *_: Decision.RUN)
 
 
 def list_a_snapshot_that_is_no_link(patch: pytest.MonkeyPatch) -> None:
     """A snapshot replaces the whole chain, whatever its head."""
-    patch.setattr(Entry, "replaced", lambda self, snapshot: Entry(snapshot, ()))
+    patch.setattr(Entry, "replaced", lambda _, snapshot: Entry(snapshot, ()))
 
 
 def sweep_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def sweep_too_early(patch: pytest.MonkeyPatch) -> None:
 def sweep_what_is_listed(patch: pytest.MonkeyPatch) -> None:
     """The scan for orphans knows the newest full record only."""
     patch.setattr(Manifest, "changed", _forgetting)
-    patch.setattr(upkeep, "orphans", lambda names, listed, epoch, version: [n for n in names if n not in listed])
+    patch.setattr(upkeep, "orphans", lambda names, listed, *_: [n for n in names if n not in listed])
 
 
 def reuse_attempt_names(patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def run_what_is_committed(patch: pytest.MonkeyPatch) -> None:
 
 def drop_the_fencing(patch: pytest.MonkeyPatch) -> None:
     """A driver does not look whether another has appended before its sink."""
-    patch.setattr(driver.Driver, "_check_not_fenced", lambda self: None)
+    patch.setattr(driver.Driver, "_check_not_fenced", lambda *_: None)
     patch.setattr(Log, "_put", _whatever_happens)
 
 
@@ -115,7 +115,7 @@ def test_the_simulation_finds(plant: Plant, tmp_path: Path, monkeypatch: pytest.
     for seed in range(SEEDS):
         try:
             Schedule(seed, tmp_path / str(seed)).run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a bug shows in any way
             print(f"seed {seed}: {error!r}"[:300])
             return
     pytest.fail(f"{SEEDS} schedules did not find it")

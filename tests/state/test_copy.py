@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -129,8 +130,6 @@ def test_a_value_of_10_mb_is_kept(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=25)
 def test_long_keys_come_back_whole(shapes: list[tuple[int, int]]) -> None:
     """Keys around and beyond what the file takes are stored, told apart, read back and deleted."""
-    import tempfile
-
     keys = sorted({"x" * length + str(last) for length, last in shapes})
     table = pa.table({"k": keys, "v": list(range(len(keys)))}, schema=pa.schema([*TEXT.key, *TEXT.state]))
     encoded = TEXT.encode(table)
@@ -164,8 +163,6 @@ def test_a_copy_that_is_gone_is_damaged_not_made_anew(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=25)
 def test_any_deltas_add_up_to_what_a_dictionary_holds(deltas: list[dict[str, bytes | None]]) -> None:
     """Puts and deletes in any order and number equal those on a plain dictionary."""
-    import tempfile
-
     model: dict[bytes, bytes] = {}
     with tempfile.TemporaryDirectory() as folder, Copy(Path(folder) / "c", new=True) as copy:
         head = EMPTY_HEAD

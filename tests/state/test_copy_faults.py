@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -90,12 +91,9 @@ def test_a_file_that_is_not_a_copy_is_told_or_starts_empty(tmp_path: Path, damag
     whole = file.read_bytes()
     flipped = bytes(255 - b for b in whole[:8192]) + whole[8192:]
     file.write_bytes({"emptied": b"", "foreign": b"\x01" * len(whole), "meta pages flipped": flipped}[damage])
-    try:
-        with Copy(tmp_path / "c") as copy:
-            assert copy.head() == EMPTY_HEAD
-            assert contents(copy) == {}
-    except DamagedCopy as error:
-        assert error.where == str(tmp_path / "c")
+    with contextlib.suppress(DamagedCopy), Copy(tmp_path / "c") as copy:
+        assert copy.head() == EMPTY_HEAD
+        assert contents(copy) == {}
 
 
 def test_a_head_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ except RiffleError as error:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_truncated_or_flipped_file_never_raises_anything_but_our_error(tmp_path: Path, seed: int) -> None:
-    """Random damage to a real file: a value, our own error or a dead process, never another exception."""
+    """Random damage to a real file: what is cut off is always told, what is flipped at least raises nothing else."""
     chance = random.Random(seed)
     file = grown(tmp_path / "c")
     data = bytearray(file.read_bytes())
@@ -136,5 +134,4 @@ def test_a_truncated_or_flipped_file_never_raises_anything_but_our_error(tmp_pat
         [sys.executable, "-c", READ, str(tmp_path / "c")], capture_output=True, text=True, timeout=60, check=False
     )
     assert "Traceback" not in done.stderr, done.stderr
-    assert done.stdout.strip() in {"", "DamagedCopy"}
-    print(done.returncode, done.stdout.strip())
+    assert done.stdout.strip() in ({"DamagedCopy"} if seed % 2 else {"", "DamagedCopy"})

@@ -230,7 +230,7 @@ def test_old_records_may_go() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda b: b[: len(b) // 2], lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b"", lambda b: b[40:]]
+    "change", [lambda b: b[: len(b) // 2], lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda _: b"", lambda b: b[40:]]
 )
 @pytest.mark.parametrize("sequence", [16, 19])
 def test_a_damaged_record_is_named(change: Callable[[bytes], bytes], sequence: int) -> None:

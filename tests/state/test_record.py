@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pyarrow as pa
@@ -30,11 +31,8 @@ def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObje
     good = encode(record)
     place = data.draw(st.integers(0, len(good) - 1))
     bad = good[:place] + bytes([good[place] ^ (1 << data.draw(st.integers(0, 7)))]) + good[place + 1 :]
-    try:
+    with contextlib.suppress(CorruptStateError):
         assert decode(bad, "log/0") == record
-    except CorruptStateError as error:
-        assert error.where == "log/0"
-        assert error.remedy
 
 
 @given(st.integers(0, 10_000))
@@ -42,7 +40,7 @@ def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObje
 def test_a_truncated_record_is_told(length: int) -> None:
     """Whatever of the end is missing, it is damage."""
     good = encode(PLAIN)
-    with pytest.raises(CorruptStateError, match="record"):
+    with pytest.raises(CorruptStateError, match=r"record.*log/0.*\n.*What to do"):
         decode(good[: length % len(good)], "log/0")
 
 
