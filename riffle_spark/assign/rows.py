@@ -98,7 +98,7 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
     slots = [member.slots if may else 0 for member, may in zip(board.members, board.placeable, strict=True)]
     totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group)).astype(np.int64)
     member_low, member_high = fair_range(int(totals.sum() + base.sum()), slots)
-    if all(home != NOBODY for home in board.homes):
+    if not base.any() and all(home != NOBODY for home in board.homes):
         member_low, member_high = _or_as_level_as_now(board, base, slots, (member_low, member_high))
     low, high = _row_ranges(rows, totals, slots, (np.array(member_low) - base, np.array(member_high) - base))
     owned, held, free = _seated(board, rows, sets)

@@ -153,11 +153,14 @@ def _part(copies: Copies) -> None:
                 copies.add(t, min(better, key=lambda m: copies.choice(t, m)))
 
 
-def level(copies: Copies, among: Sequence[int]) -> None:
-    """Move standbys from members over their fair share to members under it, while there is such a pair."""
+def level(copies: Copies, among: Sequence[int]) -> bool:
+    """Move standbys from members over their fair share to members under it; return whether there was such a pair."""
+    moved = False
     for _ in range(sum(map(len, copies.standbys)) + 1):
         if not _level_once(copies, among):
-            return
+            break
+        moved = True
+    return moved
 
 
 def _level_once(copies: Copies, among: Sequence[int]) -> bool:

@@ -20,6 +20,7 @@ from riffle_spark.assign.standby import Copies, level
 
 __all__ = ["cheaper"]
 
+ROUNDS = 4
 TIE = 64
 """How many times a goal outweighs the next: traffic and moves, then racks apart, then copies that are near."""
 
@@ -30,11 +31,14 @@ def cheaper(copies: Copies, settings: AssignSettings) -> None:
         return
     if settings.rack_aware_assignment_tags or settings.forced_awareness:
         _swap_pairs(copies, settings)
-    else:
-        _flow(copies, settings)
+        return
+    for _ in range(ROUNDS):
+        if not _flow(copies, settings) or not level(copies, range(len(copies.load))):
+            return
 
 
-def _flow(copies: Copies, settings: AssignSettings) -> None:
+def _flow(copies: Copies, settings: AssignSettings) -> bool:
+    """Send the standbys to racks where they read less; return whether there was anything to gain."""
     zones = zones_of(copies.board, single=False)
     prices = _Prices(copies, zones, settings)
     classes: dict[TaskClass, list[int]] = defaultdict(list)
@@ -51,13 +55,14 @@ def _flow(copies: Copies, settings: AssignSettings) -> None:
     first = [tasks[0] for tasks in classes.values()]
     reads = sum(prices.read(first[c], zone) * units for (c, zone), units in flow.to_zone.items())
     if reads >= sum(prices.read(t, zones.of[m]) for t in copies.stateful for m in copies.standbys[t]):
-        return
+        return False
     for c, (each, tasks) in enumerate(classes.items()):
         totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in each.edges}
         for t, wanted in _shares(each, tasks, totals):
             _settle(copies, t, wanted, zones, members)
     for zone in members:
         level(copies, zone)
+    return True
 
 
 class _Prices:
