@@ -1,0 +1,152 @@
+"""Members' folders: one executor each, taken over only when nobody uses them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, OutOfDate
+from riffle_spark.state import folder as folder_module
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.folder import Folder, claim, default_local_dir
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def test_an_executor_finds_its_own_folder_again(tmp_path: Path) -> None:
+    """Claims of one owner, from whatever process, give one folder."""
+    first = claim(tmp_path, "app/1", ["app/1"])
+    assert claim(tmp_path, "app/1", ["app/1"]).path == first.path
+    assert first.is_of_owner()
+    assert first.member == first.path.name
+
+
+def test_live_executors_keep_their_folders(tmp_path: Path) -> None:
+    """A new executor beside living ones gets a new folder."""
+    folders = [claim(tmp_path, f"app/{n}", ["app/0", "app/1", "app/2"]).path for n in range(3)]
+    assert len(set(folders)) == 3
+
+
+def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
+    """Static membership: who comes takes what a lost one left, copies included; the old owner finds the door shut."""
+    lost = claim(tmp_path, "app/1", ["app/1"])
+    (lost.path / "mark").write_text("warm")
+    taken = claim(tmp_path, "app/2", ["app/2"])
+    assert (taken.path / "mark").read_text() == "warm"
+    assert not lost.is_of_owner()
+    with pytest.raises(OutOfDate, match="taken over"), lost.used():
+        pass
+    with taken.used():
+        pass
+
+
+def test_a_folder_in_use_is_not_taken(tmp_path: Path) -> None:
+    """A late task of a dead executor still holds its folder: the new one gets another."""
+    lost = claim(tmp_path, "app/1", ["app/1"])
+    with lost.used():
+        assert claim(tmp_path, "app/2", ["app/2"]).path != lost.path
+    assert claim(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
+
+
+def test_a_half_written_owner_is_nobodys(tmp_path: Path) -> None:
+    """A crash while the owner's id was written leaves a folder that is free."""
+    lost = claim(tmp_path, "app/1", ["app/1"])
+    (lost.path / "owner").write_text("")
+    assert claim(tmp_path, "app/2", ["app/2"]).path == lost.path
+
+
+def compete(base: Path, owner: str, live: Sequence[str], seconds: float) -> None:
+    """Claim a folder and work in it, writing who is there; notice anyone else."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        folder = claim(base, owner, live)
+        try:
+            with folder.used():
+                (folder.path / "inside").write_text(owner)
+                time.sleep(0.001)
+                assert (folder.path / "inside").read_text() == owner
+        except OutOfDate:
+            continue
+
+
+@pytest.mark.parametrize("knows_others", [True, False])
+def test_processes_that_compete_never_share_a_folder(tmp_path: Path, knows_others: bool) -> None:
+    """Executors claim at once, even ones that think each other dead: at no time are two in one folder."""
+    for owner in ("app/old1", "app/old2"):
+        claim(tmp_path, owner, ["app/old1", "app/old2"])
+    owners = [f"app/{n}" for n in range(3)]
+    processes = [
+        SPAWN.Process(target=compete, args=(tmp_path, owner, owners if knows_others else [owner], 0.7))
+        for owner in owners
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    if knows_others:
+        assert len(list(tmp_path.glob("*/owner"))) == 3
+
+
+def test_a_copy_is_switched_in_at_once_and_the_old_one_goes(tmp_path: Path) -> None:
+    """The link leads to one whole copy at any time; the copy before is removed even while it is open."""
+    folder = claim(tmp_path, "app/1", ())
+    first, second = folder.fresh("s", 7), folder.fresh("s", 7)
+    assert first != second
+    Copy(first, new=True).close()
+    folder.switch("s", 7, first)
+    assert folder.current("s", 7) == first
+    with Copy(first) as opened:
+        Copy(second, new=True).close()
+        folder.switch("s", 7, second)
+        assert opened.scan()[1] == []
+    assert folder.link("s", 7).resolve() == second
+    assert not first.exists()
+    folder.drop("s", 7)
+    assert folder.current("s", 7) is None
+    assert list((folder.path / "copies" / "s").iterdir()) == []
+
+
+def test_sealed_files_are_kept_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member keeps what it sealed, the newest of it; a disk that refuses harms nothing."""
+    monkeypatch.setattr(folder_module, "_SEALED_FILES_MAX", 100)
+    folder = claim(tmp_path, "app/1", ())
+    for version in range(200):
+        assert folder.keep_sealed(version, "1-aa", b"x" * version)
+    folder.forget_sealed()
+    assert folder.sealed_file(199, "1-aa").read_bytes() == b"x" * 199
+    assert folder.sealed_file(100, "1-aa").exists()
+    assert not folder.sealed_file(99, "1-aa").exists()
+    refused = Folder(tmp_path / "absent", "app/1")
+    assert not refused.keep_sealed(1, "1-aa", b"x")
+    refused.forget_sealed()
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("nfs4", True), ("ext4", False), ("fuse.s3fs", True)])
+def test_network_file_systems_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, refused: bool
+) -> None:
+    """Memory-mapped files and locks need a local disk; the innermost mount decides."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"none / xfs rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
+    monkeypatch.setattr(folder_module, "_MOUNTS", mounts)
+    if refused:
+        with pytest.raises(ConfigError, match=kind) as caught:
+            claim(tmp_path / "deep" / "er", "app/1", ())
+        assert "local_dir" in caught.value.remedy
+    else:
+        claim(tmp_path / "deep" / "er", "app/1", ())
+
+
+def test_the_default_folder_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own local directories come first, of several the first."""
+    for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("LOCAL_DIRS", "/one,/two")
+    assert default_local_dir() == "/one"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/spark")
+    assert default_local_dir() == "/spark"
