@@ -37,6 +37,9 @@ from riffle_spark.worker.order import Home, Order, Receipt
 
 __all__ = ["Driver", "Surroundings"]
 
+_LINKS_TOLD = 2
+"""An owner misses one link, two if a batch came between; with more, the record costs less than telling all slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -225,14 +228,15 @@ class Driver:
         return replace(self._home, live=live, log_id=tail.log_id if tail else "")
 
     def _order(self, incoming: Incoming, operator: Operator, layout: Layout) -> Order:
-        manifest, tail = self._log.manifest, self._log.tail
-        entries = {kg: entry for (store, kg), entry in manifest.entries.items() if store == operator.store}
+        every, tail, mine = self._log.manifest.entries, self._log.tail, operator.store
+        assert tail is not None
+        entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in every.items() if store == mine}
         return Order(
             home=self._order_home(), schema=operator.schema, compute=operator.compute, output=operator.declared.output,
             rows=operator.rows,
             per_key_group=operator.declared.per_key_group, order_by=operator.order_by, total=self._settings.key_groups,
             epoch=self._epoch, version=incoming.version, time_ms=incoming.time_ms,
-            watermark_ms=tail.watermark_ms if tail else None, slots=layout.orders(), entries=entries,
+            watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=tail.sequence,
             seal_output=self._settings.deliver_after_commit,
         )  # fmt: skip
 

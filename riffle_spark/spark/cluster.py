@@ -51,5 +51,5 @@ def _layout(executors: Sequence[Executor], numbers: Sequence[int]) -> Layout:
 
 def _receipt(text: str) -> SnapshotReceipt:
     body = json.loads(text)
-    taken = [(store, group, Snapshot(**{**snap, "head": Head(**snap["head"])})) for store, group, snap in body["taken"]]
+    taken = [(store, group, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, group, snap in body["taken"]]
     return SnapshotReceipt(taken, body["requests"], body["error"])

@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -17,7 +18,14 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark import jvm as handles
 from riffle_spark.worker.place import LOCAL_EXECUTOR
 
-__all__ = ["application_id", "await_executors", "batch_facts", "executors", "unbounded_kafka_source"]
+__all__ = [
+    "application_id",
+    "await_executors",
+    "batch_facts",
+    "executors",
+    "expected_executors",
+    "unbounded_kafka_source",
+]
 
 _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
@@ -39,27 +47,44 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
     listed = context._jsc.sc().statusStore().executorList(True)
     found = [_executor(listed.apply(index)) for index in range(listed.size())]
     others = sorted(executor for executor in found if executor.id != LOCAL_EXECUTOR)
-    if others or not str(context.master).startswith("local"):
+    if others or not _is_local(context):
         return tuple(others)
     return (Executor(LOCAL_EXECUTOR, "", context.defaultParallelism),)
 
 
-def await_executors(spark: SparkSession, settings: Settings) -> None:
-    """Wait for the expected executors, at most ``initial_rebalance_delay``; then go on with those there are.
+def _is_local(context: Any) -> bool:
+    """Tell whether the driver is the one executor; ``local-cluster`` has executors of its own."""
+    return re.match(r"local(\[.*])?\Z", str(context.master)) is not None
 
-    Expected are ``expected_executors``, else ``spark.executor.instances``, else one. Raises ``UnavailableError`` if
-    there is none at all.
+
+def expected_executors(spark: SparkSession, settings: Settings) -> int:
+    """Return how many executors a start waits for: ``expected_executors``, else ``spark.executor.instances``, else one.
+
+    One where none can come: in local mode and with Spark Connect.
     """
-    expected = settings.expected_executors or int(spark.conf.get("spark.executor.instances", "1") or 1)
+    if not handles.is_classic(spark) or _is_local(handles.context(spark)):
+        return 1
+    return settings.expected_executors or int(spark.conf.get("spark.executor.instances", "1") or 1)
+
+
+def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) -> tuple[Executor, ...]:
+    """Return the live executors once there are as many as expected, or after ``initial_rebalance_delay`` those there
+    are.
+
+    Raises ``UnavailableError`` if there is none at all.
+    """
     deadline = time.monotonic() + settings.initial_rebalance_delay
-    while len(executors(spark)) < expected and time.monotonic() < deadline:
+    found = executors(spark)
+    while len(found) < expected and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-    if not executors(spark):
+        found = executors(spark)
+    if not found:
         raise UnavailableError(
             f"no executor came within {settings.initial_rebalance_delay:g} s",
             remedy="look at the cluster's resources, or raise initial_rebalance_delay",
             where="initial_rebalance_delay",
         )
+    return found
 
 
 def _executor(summary: Any) -> Executor:

@@ -137,11 +137,12 @@ class _Running:
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         if not self._checked_source:
             self._check_source(batch)
-            inventory.await_executors(batch.sparkSession, self.settings)
+            expected = inventory.expected_executors(batch.sparkSession, self.settings)
+            inventory.await_executors(batch.sparkSession, self.settings, expected)
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         operators = self._operators_for(batch)
         sinks = {operator.store: sink for operator, sink in self._job.parts}
-        work = SparkWork(batch, operators, sinks, self._frames, self.home)
+        work = SparkWork(batch, operators, sinks, self._frames, self.home, self.settings)
         report = self._driver.process(incoming, operators, work)
         self._tell(report)
         return report

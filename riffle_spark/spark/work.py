@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory, routing
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.sealed import sealed_rows
@@ -39,12 +40,14 @@ class SparkWork:
         sinks: Mapping[str, Sink],
         frames: PlacedFrames,
         home: Home,
+        settings: Settings,
     ) -> None:
         self._batch = batch
         self._operators = {operator.store: operator for operator in operators}
         self._sinks = sinks
         self._frames = frames
         self._home = home
+        self._settings = settings
         self._results: dict[str, DataFrame] = {}
         self._routed: dict[str, DataFrame] = {}
         self._counts: dict[str, Observation] = {}
@@ -54,8 +57,8 @@ class SparkWork:
         return self._frames.placeable
 
     def executors(self) -> Sequence[Executor]:
-        """Return the live executors, sorted by id."""
-        return inventory.executors(self._batch.sparkSession)
+        """Return the live executors, sorted by id; while there is none, wait for one."""
+        return inventory.await_executors(self._batch.sparkSession, self._settings)
 
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""

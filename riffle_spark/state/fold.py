@@ -10,7 +10,7 @@ is out of date.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -48,14 +48,21 @@ class _Work:
     restore: bool
 
 
-class Keeper:
-    """Keeps the copies of one store in one member's folder."""
+def _not_cut(key_group: int) -> Entry:
+    raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
 
-    def __init__(self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int) -> None:
+
+class Keeper:
+    """Keeps the copies of one store in one member's folder. ``whole`` gets an entry that came cut."""
+
+    def __init__(
+        self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int, whole: Callable[[int], Entry] = _not_cut
+    ) -> None:
         self._folder = folder
         self._schema = schema
         self._reader = reader
         self._epoch = epoch
+        self._whole = whole
 
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], Brought]:
         """Return an open copy at exactly the entry's head for each key-group that was ever touched.
@@ -105,6 +112,8 @@ class Keeper:
 
     def _plan(self, key_group: int, entry: Entry, opened: dict[int, Copy]) -> _Work | None:
         copy, head = self._open(key_group)
+        if entry.cut is not None and (head is None or entry.after(head) is None):
+            entry = self._whole(key_group)
         links = entry.after(head) if head is not None else None
         if copy is not None and head is not None and links is not None:
             opened[key_group] = copy
@@ -117,8 +126,7 @@ class Keeper:
             self._folder.drop(self._schema.store, key_group)
             return None
         opened[key_group] = fresh = Copy(self._folder.fresh(self._schema.store, key_group), new=True)
-        base = entry.snapshot.head if entry.snapshot else EMPTY_HEAD
-        return _Work(key_group, fresh, entry, base, entry.chain, restore=True)
+        return _Work(key_group, fresh, entry, entry.base, entry.chain, restore=True)
 
     def _open(self, key_group: int) -> tuple[Copy | None, Head | None]:
         current = self._folder.current(self._schema.store, key_group)

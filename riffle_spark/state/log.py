@@ -10,11 +10,12 @@ Until it is settled nothing else is appended. Each record names the digest of th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state import paths
-from riffle_spark.state.manifest import Manifest
+from riffle_spark.state.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record, decode, digest, encode
 
@@ -35,7 +36,7 @@ class Log:
         self._store = store
         self._root = root
         self._digest = ""
-        self._changed: dict[tuple[str, int], object] = {}
+        self._base: Mapping[Address, Entry] = {}
         self._unclear: tuple[Record, bytes, Manifest] | None = None
         self.tail: Record | None = None
         self.manifest = Manifest()
@@ -86,9 +87,8 @@ class Log:
             )
 
     def _adopt_tail(self, record: Record, data: bytes) -> None:
-        manifest = self.manifest_of(record)
-        self.tail, self.manifest, self._digest = record, manifest, digest(data)
-        self._changed = dict.fromkeys(record.entries) if record.full != record.sequence else {}
+        self._base = record.entries if record.full == record.sequence else self.read(record.full).entries
+        self.tail, self.manifest, self._digest = record, _joined(record, self._base), digest(data)
 
     def read(self, sequence: int) -> Record:
         """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
@@ -104,8 +104,7 @@ class Log:
         """Return what ``record`` and the full record it changes say together."""
         if record.full == record.sequence:
             return Manifest(record.entries)
-        base = self.read(record.full)
-        return Manifest(base.entries).changed(record.entries)
+        return _joined(record, self.read(record.full).entries)
 
     def listed_since(self, oldest: int) -> set[str]:
         """Return the names of all objects that the records from ``oldest`` on list. Reads each of them; for scans."""
@@ -117,7 +116,7 @@ class Log:
             record = self.read(sequence)
             if base is None or base.sequence != record.full:
                 base = record if record.full == sequence else self.read(record.full)
-            listed |= Manifest(base.entries).changed(record.entries).objects()
+            listed |= _joined(record, base.entries).objects()
             listed |= {link.object for _, link in record.outputs}
         return listed
 
@@ -146,7 +145,7 @@ class Log:
         self._put(record, data)
         self._unclear = None
         if record.full == record.sequence:
-            self._changed = {}
+            self._base = manifest.entries
         self.tail, self.manifest, self._digest = record, manifest, digest(data)
         return record
 
@@ -186,17 +185,19 @@ class Log:
 
     def _completed(self, draft: Record, manifest: Manifest) -> Record:
         sequence = self._next_sequence()
-        self._changed.update(
-            (address, None) for address, entry in manifest.entries.items()
-            if self.manifest.entries.get(address) is not entry
-        )  # fmt: skip
-        tail = self.tail
+        tail, base = self.tail, self._base
         full = tail is None or draft.kind in ("rollback", "adopt") or sequence - tail.full >= FULL_EVERY
-        entries = manifest.entries if full or tail is None else {a: manifest.entries[a] for a in self._changed}
+        changed = {a: e.since(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
         return replace(
             draft,
             sequence=sequence,
             previous=self._digest,
             full=sequence if full or tail is None else tail.full,
-            entries=entries,
+            entries=manifest.entries if full else changed,
         )
+
+
+def _joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
+    """Return what a record and the entries of the full record it changes say together."""
+    changes = {address: entry.joined(base.get(address, EMPTY)) for address, entry in record.entries.items()}
+    return Manifest(changes if record.full == record.sequence else {**base, **changes})

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from riffle_spark.state import paths
 
 __all__ = ["EMPTY", "EMPTY_HEAD", "Address", "Entry", "Head", "Link", "Manifest", "Snapshot"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Head:
+class Head(NamedTuple):
     """A point in a key-group's history: the version and the attempt (``<epoch>-<attempt id>``) that made it."""
 
     version: int
@@ -28,8 +28,7 @@ EMPTY_HEAD = Head(-1, "")
 """The head of a key-group that nothing has touched yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One key-group's part of one delta object: a byte range, its checksum (XXH3-64) and its changed rows."""
 
     head: Head
@@ -44,8 +43,7 @@ class Link:
         return paths.delta(self.head.version, self.head.attempt)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """One key-group's whole state at ``head``: its id, bytes, checksum (XXH3-64) and rows."""
 
     id: str
@@ -62,17 +60,28 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key-group of one store: a snapshot, the chain after it, and when its earliest timer is due (ms)."""
+    """One key-group of one store: a snapshot, the chain after it, and when its earliest timer is due (ms).
+
+    In a cut entry snapshot and earlier links are left out, and ``cut`` is the head that they lead to.
+    """
 
     snapshot: Snapshot | None = None
     chain: tuple[Link, ...] = ()
     timer_ms: int | None = None
+    cut: Head | None = None
 
     @property
     def head(self) -> Head:
         """The point that snapshot and chain lead to."""
         if self.chain:
             return self.chain[-1].head
+        return self.base
+
+    @property
+    def base(self) -> Head:
+        """The point that the chain starts from."""
+        if self.cut is not None:
+            return self.cut
         return self.snapshot.head if self.snapshot else EMPTY_HEAD
 
     @property
@@ -82,13 +91,32 @@ class Entry:
 
     def after(self, head: Head) -> tuple[Link, ...] | None:
         """Return the links that lead from ``head`` to this entry's head, or ``None`` if it is not on the chain."""
-        base = self.snapshot.head if self.snapshot else EMPTY_HEAD
-        if head == base:
+        if head == self.base:
             return self.chain
         for index, link in enumerate(self.chain):
             if link.head == head:
                 return self.chain[index + 1 :]
         return None
+
+    def recent(self, links: int) -> Entry:
+        """Return the entry cut to its last ``links`` links."""
+        if len(self.chain) <= links:
+            return self
+        return Entry(None, self.chain[-links:], self.timer_ms, cut=self.chain[-links - 1].head)
+
+    def since(self, base: Entry) -> Entry:
+        """Return the entry cut to what was appended to ``base``, or whole where more than that has changed."""
+        known = len(base.chain)
+        if self.snapshot != base.snapshot or self.chain[:known] != base.chain:
+            return self
+        return Entry(None, self.chain[known:], self.timer_ms, cut=base.head)
+
+    def joined(self, base: Entry) -> Entry:
+        """Return the whole entry that was cut to what follows ``base``."""
+        if self.cut is None:
+            return self
+        assert self.cut == base.head, f"cut at {self.cut}, but the entry before leads to {base.head}"
+        return Entry(base.snapshot, base.chain + self.chain, self.timer_ms)
 
     def extended(self, link: Link, timer_ms: int | None = None) -> Entry:
         """Return the entry with one more link."""

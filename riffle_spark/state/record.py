@@ -110,6 +110,10 @@ _REMEDY_FOREIGN = (
 )
 
 
+_Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int | None"]
+"""Key-group, timer, snapshot, chain as five numbers a link, and where the entry is cut."""
+
+
 def _link_to_json(link: Link) -> list[object]:
     return [link.head.version, link.head.attempt, link.start, link.length, f"{link.checksum:016x}", link.rows]
 
@@ -132,7 +136,8 @@ def _entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
         taken = snapshot and [
             snapshot.id, number(snapshot.head), snapshot.length, f"{snapshot.checksum:016x}", snapshot.rows,
         ]  # fmt: skip
-        rows.setdefault(store, []).append([key_group, entry.timer_ms, taken, chain])
+        cut = None if entry.cut is None else number(entry.cut)
+        rows.setdefault(store, []).append([key_group, entry.timer_ms, taken, chain, cut])
     return {"heads": [[head.version, head.attempt] for head in heads], "stores": rows}
 
 
@@ -152,9 +157,9 @@ def _entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
         taken, head, length, checksum, count = cast("tuple[str, int, int, str, int]", tuple(row))
         return Snapshot(taken, heads[head], length, int(checksum, 16), count)
 
-    stores = cast("dict[str, list[tuple[int, int | None, list[object] | None, list[int | str]]]]", columns["stores"])
+    stores = cast("dict[str, list[_Row]]", columns["stores"])
     return {
-        (store, key_group): Entry(snapshot(taken), links(chain), timer)
+        (store, key_group): Entry(snapshot(taken), links(chain), timer, None if cut is None else heads[cut])
         for store, rows in stores.items()
-        for key_group, timer, taken, chain in rows
+        for key_group, timer, taken, chain, cut in rows
     }

@@ -6,14 +6,17 @@ from pathlib import Path
 
 from riffle_spark.settings import Settings
 from riffle_spark.state.folder import Folder, claim, default_local_dir
+from riffle_spark.state.log import Log
+from riffle_spark.state.manifest import Manifest
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.root import StoreOptions, open_store, root_id
 from riffle_spark.worker.order import Home
 
-__all__ = ["folder_of", "options_of", "store_of", "use_store"]
+__all__ = ["folder_of", "manifest_at", "options_of", "store_of", "use_store"]
 
 _STORES_KEPT = 16
 _folders: dict[tuple[Path, str], Folder] = {}
+_manifests: dict[tuple[str, str, int], Manifest] = {}
 _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 
 
@@ -48,3 +51,13 @@ def options_of(settings: Settings) -> StoreOptions:
         s3_connect_timeout_seconds=settings.s3_connect_timeout, s3_read_timeout_seconds=settings.s3_read_timeout,
         s3_max_attempts=settings.s3_max_attempts, s3_max_connections=settings.s3_max_connections,
     )  # fmt: skip
+
+
+def manifest_at(home: Home, sequence: int) -> Manifest:
+    """Return what the log's record ``sequence`` says of all key-groups. The last one read is kept."""
+    name = (home.root, home.log_id, sequence)
+    if name not in _manifests:
+        log = Log(store_of(home), home.root)
+        _manifests.clear()
+        _manifests[name] = log.manifest_of(log.read(sequence))
+    return _manifests[name]

@@ -38,7 +38,11 @@ class Home:
 
 @dataclass(frozen=True)
 class Order:
-    """One operator's batch: what every slot needs to know. ``slots`` maps a slot's number to its key-groups."""
+    """One operator's batch: what every slot needs to know. ``slots`` maps a slot's number to its key-groups.
+
+    ``entries`` come cut to their last links, which is all that an owner needs; a slot that needs more reads the log's
+    record ``sequence`` itself. So an order stays small however long the chains are.
+    """
 
     home: Home
     schema: StoreSchema
@@ -54,6 +58,7 @@ class Order:
     watermark_ms: int | None
     slots: Mapping[int, tuple[int, ...]]
     entries: Mapping[int, Entry]
+    sequence: int
     seal_output: bool = False
 
 

@@ -22,7 +22,7 @@ from riffle_spark.state.fold import Keeper
 from riffle_spark.state.manifest import EMPTY, Entry
 from riffle_spark.state.parts import Reader
 from riffle_spark.worker import call
-from riffle_spark.worker.homes import folder_of, store_of
+from riffle_spark.worker.homes import folder_of, manifest_at, store_of
 from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema
 from riffle_spark.worker.seal import seal
 from riffle_spark.worker.touched import Touched, read_state, touch
@@ -75,7 +75,7 @@ class _Attempt:
     def _compute(self, rows: pa.Table, touched: Touched) -> call.Result:
         order = self.order
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group, _, _ in touched.spans}
-        keeper = Keeper(self.folder, order.schema, self.reader, order.epoch)
+        keeper = Keeper(self.folder, order.schema, self.reader, order.epoch, self._whole)
         try:
             state, found = self._read(keeper, touched, entries)
         except DamagedCopy:
@@ -83,6 +83,10 @@ class _Attempt:
             state, found = self._read(keeper, touched, entries)
         with self.step("compute"):
             return call.run(order, rows, touched, state, found)
+
+    def _whole(self, key_group: int) -> Entry:
+        order = self.order
+        return manifest_at(order.home, order.sequence).entry(order.schema.store, key_group)
 
     def _read(self, keeper: Keeper, touched: Touched, entries: dict[int, Entry]) -> tuple[pa.Table, BoolArray]:
         with self.step("fold"):
