@@ -1,17 +1,19 @@
-"""What streaming tests are made of: a feed of files, a sink that remembers, state read back. Knows Spark and riffle's public names."""
+"""What streaming tests are made of: a feed of files, a sink that remembers, a log read back. Knows no test."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from riffle_spark import Settings, StatefulJob
+from apps.demo.servers.guard import descendants
+from riffle_spark import Settings
 from riffle_spark.state.log import Log
 from riffle_spark.state.record import Record
 from riffle_spark.state.root import open_store
@@ -23,10 +25,10 @@ class Feed:
     """A folder of JSON files, each of which is one micro-batch, in the order in which they were added."""
 
     def __init__(self, folder: Path, schema: str) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.schema = schema
-        self._next = itertools.count()
+        self._next = itertools.count(len(list(folder.iterdir())))
 
     def add(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Add one micro-batch of rows."""
@@ -71,7 +73,7 @@ def settings_in(folder: Path, **given: object) -> Settings:
     return Settings(**{**usual, **given})
 
 
-def run_to_end(stream: DataFrame, job: StatefulJob, checkpoint: Path) -> StreamingQuery:
+def run_to_end(stream: DataFrame, job: Callable[..., None], checkpoint: Path) -> StreamingQuery:
     """Run a query over all that is there, and raise what it failed with."""
     query = start(stream, job, checkpoint, availableNow=True)
     if not query.awaitTermination(QUERY_TIMEOUT_SECONDS):
@@ -96,3 +98,14 @@ def records(root: str) -> list[Record]:
 def committed(root: str) -> list[int]:
     """Return the versions that a root's log has committed, in order."""
     return [record.version for record in records(root) if record.kind == "batch"]
+
+
+def executor_processes() -> dict[str, int]:
+    """Return the process ids of the executors that this process's session started on this machine, by executor id."""
+    found = {}
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            if "--executor-id" in words and "java" in words[0]:
+                found[words[words.index("--executor-id") + 1]] = pid
+    return found

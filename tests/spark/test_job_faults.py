@@ -41,6 +41,11 @@ def returns_a_foreign_key(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa
     return answer, answer
 
 
+def keeps(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Change nothing."""
+    return state, state
+
+
 BROKEN = {
     raises: "raises raised ZeroDivisionError:\n.*no page has a size of 0",
     returns_text: "has not the declared columns",
@@ -52,7 +57,7 @@ BROKEN = {
 def test_a_broken_function_fails_the_batch(
     spark: SparkSession, tmp_path: Path, function: Callable[..., object]
 ) -> None:
-    """The error holds what is wrong, the store, the key-group and the executor; a mended function goes on from there."""
+    """The error holds what is wrong, store, key-group and executor; a mended function goes on from there."""
     settings = settings_in(tmp_path)
     frame = spark.range(6).selectExpr("id k")
     broken = arrow_function(function, state=pa.schema([("seen", pa.int64())]), output=SEEN)
@@ -63,7 +68,7 @@ def test_a_broken_function_fails_the_batch(
     assert "executor driver" in caught.value.where
     assert sink.calls == []
     assert committed(f"file://{tmp_path}/state") == []
-    mended = arrow_function(lambda rows, state: (state, state), state=pa.schema([("seen", pa.int64())]), output=SEEN)
+    mended = arrow_function(keeps, state=pa.schema([("seen", pa.int64())]), output=SEEN)
     Stateful("pages", "k", mended, settings=settings).into(sink)(frame, 0)
     assert committed(f"file://{tmp_path}/state") == [0]
 
@@ -142,7 +147,7 @@ def test_another_number_of_key_groups_is_refused(spark: SparkSession, tmp_path: 
     frame = spark.range(3).selectExpr("id k")
     Stateful("totals", "k", COUNTED, settings=settings_in(tmp_path)).into(Kept())(frame, 0)
     other = settings_in(tmp_path, key_groups=12)
-    with pytest.raises(ConfigError, match="key_groups = 12, but the state in .* has 8") as caught:
+    with pytest.raises(ConfigError, match=r"key_groups = 12, but the state in .* has 8") as caught:
         Stateful("totals", "k", COUNTED, settings=other).into(Kept())(frame, 1)
     assert "set key_groups = 8" in caught.value.remedy
 
@@ -152,7 +157,7 @@ def test_another_schema_of_the_state_is_refused(spark: SparkSession, tmp_path: P
     frame = spark.range(3).selectExpr("id k", "double(id) v")
     settings = settings_in(tmp_path)
     Stateful("totals", "k", COUNTED, settings=settings).into(Kept())(frame, 0)
-    with pytest.raises(ConfigError, match="(?s)has another schema.*stored: .*declared: "):
+    with pytest.raises(ConfigError, match=r"(?s)has another schema.*stored: .*declared: "):
         Stateful("totals", "k", aggregate(rows=sum_("v")), settings=settings).into(Kept())(frame, 1)
     with pytest.raises(ConfigError, match="has another schema"):
         Stateful("totals", "k", COUNTED, settings=settings).into(Kept())(frame.selectExpr("cast(k as int) k"), 1)

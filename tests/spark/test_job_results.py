@@ -12,7 +12,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql import functions as F
 from streaming import Feed, Kept, committed, run_to_end, settings_in
 
 import riffle_spark
@@ -27,7 +27,7 @@ SPARKS = {"rows": "count(1)", "total": "sum(v)", "least": "min(v)", "greatest": 
 
 
 def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSession, tmp_path: Path) -> None:
-    """After four batches the newest row of every key equals Spark's groupBy, types included; rows routed are counted."""
+    """After four batches the newest row of every key equals Spark's groupBy, types included."""
     chance = random.Random(7)
     feed = Feed(tmp_path / "in", "k string, v long")
     for _ in range(4):

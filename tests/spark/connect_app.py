@@ -1,0 +1,44 @@
+"""A streaming job on Spark Connect, which cannot share a process with a classic session: ``connect_app.py FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import Settings, Stateful, aggregate, count, sum_
+
+
+def main(folder: Path) -> None:
+    """Run three batches, lose Spark's last commit, and run on as a new query would."""
+    spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    settings = Settings(
+        root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8, report_file=f"{folder}/reports.jsonl"
+    )
+    out = str(folder / "out")
+
+    def sink(rows: DataFrame, batch: int) -> None:
+        rows.write.mode("overwrite").json(f"{out}/{batch:04d}")
+
+    def run() -> None:
+        job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
+        source = spark.readStream.schema("k long, v long").option("maxFilesPerTrigger", 1).json(f"{folder}/in")
+        writer = source.writeStream.foreachBatch(job).option("checkpointLocation", f"{folder}/checkpoint")
+        query = writer.trigger(availableNow=True).start()
+        if not query.awaitTermination(120):
+            query.stop()
+            raise TimeoutError("the query did not end")
+        if query.exception() is not None:
+            raise query.exception()
+
+    run()
+    for lost in (folder / "checkpoint" / "commits").glob("*2*"):
+        lost.unlink()
+    (folder / "later" / "0003.json").rename(folder / "in" / "0003.json")
+    run()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,166 @@
+"""Slots run on the executors they were given to: counted over twenty assignments, by receipts and by Spark itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from py4j.java_gateway import JavaObject
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from streaming import Kept, settings_in
+
+from riffle_spark import Stateful, aggregate, count
+from riffle_spark.protocol.layout import laid_out
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.spark import inventory, placement
+from riffle_spark.spark.frames import PlacedFrames
+from riffle_spark.spark.routing import arrow_schema
+from riffle_spark.spark.stream import home_of
+from riffle_spark.spark.work import SparkWork
+from riffle_spark.worker.order import Order, Receipt
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+MASTER = "local-cluster[3,1,600]"
+BATCHES, TOTAL, ROWS = 20, 32, 500
+
+
+@pytest.fixture(scope="module")
+def executors(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Executor, ...]:
+    """Wait for all three."""
+    found = inventory.await_executors(spark, settings_in(tmp_path_factory.mktemp("none")), expected=3)
+    assert len(found) == 3
+    return found
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    """Return rows of every key-group."""
+    return spark.range(ROWS).selectExpr("id k")
+
+
+class Slots:
+    """Batches of one operator, run on layouts that a test makes up."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._settings = settings_in(folder)
+        self._home = home_of(spark, self._settings)
+        self._operator: Operator = operator_of("totals", ["k"], aggregate(rows=count()), (), arrow_schema(rows(spark)))
+        self._frames = PlacedFrames()
+        self.kept = Kept()
+
+    def work(self, batch: DataFrame) -> SparkWork:
+        """Return the work of one batch."""
+        return SparkWork(batch, [self._operator], {"totals": self.kept}, self._frames, self._home, self._settings)
+
+    def order(self, layout: Layout, version: int) -> Order:
+        """Return what the slots of a layout are told; the state is empty at every version."""
+        operator = self._operator
+        return Order(
+            home=self._home, schema=operator.schema, compute=operator.compute, output=operator.declared.output,
+            rows=operator.rows, per_key_group=False, order_by=(), total=TOTAL, epoch=1, version=version, time_ms=0,
+            watermark_ms=None, slots=layout.orders(), entries={},
+        )  # fmt: skip
+
+
+def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> Layout:
+    """Return a layout in which every key-group has any owner."""
+    return laid_out(executors, {key_group: chance.choice(executors).id for key_group in range(TOTAL)})
+
+
+def ran_elsewhere(layout: Layout, receipts: list[Receipt]) -> list[Receipt]:
+    """Return the receipts of slots that ran on another executor than the layout says."""
+    wanted = {slot.number: slot.executor for slot in layout.slots}
+    return [receipt for receipt in receipts if receipt.executor != wanted[receipt.slot]]
+
+
+def test_every_slot_of_twenty_random_assignments_runs_where_wanted(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
+) -> None:
+    """All slots of twenty batches, each with a new random owner of every key-group, run on their owners' executors."""
+    chance, slots, seen = random.Random(20), Slots(spark, tmp_path), 0
+    for version in range(BATCHES):
+        layout = random_layout(chance, executors)
+        work = slots.work(rows(spark))
+        receipts = list(work.run(layout, [slots.order(layout, version)]))
+        assert {receipt.slot for receipt in receipts} == set(layout.orders())
+        assert ran_elsewhere(layout, receipts) == []
+        assert work.placed()
+        seen += len(receipts)
+        work.release()
+    assert seen == BATCHES * len(executors)
+
+
+def tasks_that_read_a_shuffle(context: SparkContext, group: str) -> list[JavaObject]:
+    """Return the status store's tasks of a job group that got their rows from a shuffle: the slots."""
+    tracker, store = context.statusTracker(), context._jsc.sc().statusStore()
+    stages = {stage for job in tracker.getJobIdsForGroup(group) for stage in tracker.getJobInfo(job).stageIds}
+    lists = [store.taskList(stage, 0, 100) for stage in sorted(stages)]
+    tasks = [tasks.apply(at) for tasks in lists for at in range(tasks.size())]
+    return [task for task in tasks if task.taskMetrics().get().shuffleReadMetrics().recordsRead() > 0]
+
+
+def test_spark_agrees_who_ran_which_slot(spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path) -> None:
+    """The status store's list of tasks names the executor that each receipt names, partition by partition."""
+    slots, context = Slots(spark, tmp_path), spark.sparkContext
+    layout = random_layout(random.Random(3), executors)
+    context.setJobGroup("who-ran-what", "one batch")
+    try:
+        receipts = slots.work(rows(spark)).run(layout, [slots.order(layout, 0)])
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    context._jsc.sc().listenerBus().waitUntilEmpty(10_000)
+    listed = tasks_that_read_a_shuffle(context, "who-ran-what")
+    told = {layout.slots[task.index()].number: task.executorId() for task in listed}
+    assert told == {receipt.slot: receipt.executor for receipt in receipts}
+    assert {task.taskLocality() for task in listed} == {"PROCESS_LOCAL"}
+
+
+def test_rows_are_counted_on_both_sides_of_the_shuffle(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
+) -> None:
+    """Spark's own metric beside the kept result counts the rows that go in, receipts those that come out."""
+    slots, layout = Slots(spark, tmp_path), random_layout(random.Random(4), executors)
+    work = slots.work(rows(spark).where("k < 321"))
+    receipts = work.run(layout, [slots.order(layout, 0)])
+    assert work.routed() == {"totals": 321}
+    assert work.recount("totals") == sum(receipt.rows for receipt in receipts) == 321
+
+
+def test_rows_of_another_attempt_are_never_delivered(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
+) -> None:
+    """A kept block of an attempt that is not the receipts' stops the sink with an outcome that leads to another run."""
+    slots, layout = Slots(spark, tmp_path), random_layout(random.Random(5), executors)
+    work = slots.work(rows(spark))
+    first, *others = work.run(layout, [slots.order(layout, 0)])
+    with pytest.raises(StaleRows):
+        work.deliver([replace(first, attempt="1-lost"), *others], Delivery(0, "d"))
+    assert slots.kept.deliveries == {}
+    work.deliver([first, *others], Delivery(0, "d"))
+    assert len(slots.kept.deliveries["d"]) == ROWS
+
+
+def test_a_job_follows_its_executors(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever executors are there, no slot is missed, state comes along, and a frame is built once an assignment."""
+    chance, built, live = random.Random(6), [], [executors]
+    place: Callable[..., DataFrame] = placement.placed
+    monkeypatch.setattr(placement, "placed", lambda *given: built.append(given) or place(*given))
+    monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
+    kept = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    for batch in range(8):
+        if batch % 2 == 0:
+            others = [e for e in (executors, executors[:2], executors[1:], executors[::2]) if e != live[-1]]
+            live.append(chance.choice(others))
+        job(rows(spark).selectExpr("k % 50 k"), batch)
+    assert [report.misses for report in job.reports] == [0] * 8
+    assert all(report.placed for report in job.reports)
+    assert [set(report.owners) for report in job.reports] == [{e.id for e in live[1 + n // 2]} for n in range(8)]
+    assert kept.latest("k") == {k: {"rows": 80} for k in range(50)}
+    assert len(built) == 4
