@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from riffle_spark.assign.available import high_availability
-from riffle_spark.assign.model import Assignment, AssignSettings, View
+from riffle_spark.assign.custom import load_assignor, refusals, with_target
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, View
+from riffle_spark.assign.sticky import hashed, sticky
 from riffle_spark.errors import ConfigError
 
 __all__ = ["assign"]
@@ -21,4 +25,20 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
     """
     if view.tasks and not view.members:
         raise ConfigError("there is no live member to place tasks on", remedy="start an executor, then assign again")
-    return high_availability(view, settings)
+    chosen = settings.assignor
+    if chosen == "high_availability":
+        return high_availability(view, settings)
+    if chosen in ("sticky", "hash"):
+        return (sticky if chosen == "sticky" else hashed)(view, settings)
+    return _users(view, settings, load_assignor(chosen) if isinstance(chosen, str) else chosen)
+
+
+def _users(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
+    """Take a user's answer if it is valid; else keep what is and say what was wrong."""
+    answer = assignor(view, settings)
+    wrong = refusals(view, answer, settings)
+    if not wrong:
+        return with_target(answer)
+    kept = high_availability(view, replace(settings, rebalance_enable="none"))
+    said = tuple(f"the assignor's answer is refused: {each}" for each in wrong)
+    return replace(kept, warnings=(*said, *kept.warnings))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.figures import balance_of, cost_of
+from riffle_spark.assign.memory import memory_warnings
 from riffle_spark.assign.model import Assignment, AssignSettings, Goal, MemberId, Move, Role, TaskId, View
 from riffle_spark.assign.racks import rack_cost, rack_warnings
 from riffle_spark.assign.seats import fair_range
@@ -38,17 +39,19 @@ def told(view: View, settings: AssignSettings, decided: Decided, warnings: Seque
     goal_standbys = _named_copies(board, decided.copies.standbys)
     live = [member for member, here in zip(board.members, board.live, strict=True) if here]
     cost = cost_of(board.members, view.tasks, target, goal_standbys, settings)
+    kept, warming = _named_copies(board, decided.standbys), _named_copies(board, decided.warmups)
+    crowded = memory_warnings(live, view.tasks, owners, (kept, warming))
     return Assignment(
         owners=dict(sorted(owners.items())),
-        standbys=_named_copies(board, decided.standbys),
-        warmups=_named_copies(board, decided.warmups),
+        standbys=kept,
+        warmups=warming,
         target=dict(sorted(target.items())),
         moves=tuple(sorted(_moves(decided, settings), key=lambda move: (move.task, move.role, move.target))),
         needs_probe=bool(decided.unsettled),
         probe_reason=_probe_reason(decided),
         cost=cost,
-        balance=balance_of(live, view.tasks, owners, _named_copies(board, decided.standbys)),
-        warnings=(*warnings, *rack_warnings(view.members, view.tasks, settings)),
+        balance=balance_of(live, view.tasks, owners, kept),
+        warnings=(*warnings, *crowded, *rack_warnings(view.members, view.tasks, settings)),
     )
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "NO_TRAFFIC",
     "AssignSettings",
     "Assignment",
+    "Assignor",
     "Balance",
     "Goal",
     "Kind",
@@ -139,6 +140,10 @@ UserCost: TypeAlias = Callable[[Task, Member], int | None]
 """A user's own integer cost of a task on a member; ``None`` means not allowed there."""
 
 
+Assignor: TypeAlias = "Callable[[View, AssignSettings], Assignment]"
+"""Any assignor: one view and the settings in, one assignment out (KIP-924)."""
+
+
 @dataclass(frozen=True, slots=True)
 class AssignSettings:
     """The settings that concern assignment, with their defaults.
@@ -157,7 +162,7 @@ class AssignSettings:
     rack_aware_assignment_traffic_cost: int = 10
     rack_aware_assignment_non_overlap_cost: int = 1
     rack_aware_assignment_tags: tuple[str, ...] = ()
-    assignor: str = "high_availability"
+    assignor: str | Assignor = "high_availability"
     include: tuple[tuple[str, str], ...] = ()
     exclude: tuple[tuple[str, str], ...] = ()
     forced_awareness: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.counts import Demand
+from riffle_spark.assign.memory import copies_that_fit
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.seats import Range, fair_range
 
@@ -97,7 +98,10 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
     """
     slots = [member.slots if may else 0 for member, may in zip(board.members, board.placeable, strict=True)]
     totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group)).astype(np.int64)
-    member_low, member_high = fair_range(int(totals.sum() + base.sum()), slots)
+    count = int(totals.sum() + base.sum())
+    fits = copies_that_fit(board.members, board.tasks, count)
+    most = None if fits is None else [m if slot else 0 for m, slot in zip(fits, slots, strict=True)]
+    member_low, member_high = fair_range(count, slots, most)
     if not base.any() and all(home != NOBODY for home in board.homes):
         member_low, member_high = _or_as_level_as_now(board, base, slots, (member_low, member_high))
     low, high = _row_ranges(rows, totals, slots, (np.array(member_low) - base, np.array(member_high) - base))

@@ -1,7 +1,8 @@
 """Which moves can be made without spreading the load wider. Knows owners per slot. Does not know lags or copies.
 
 A move is smooth if neither its source falls below the lightest nor its target rises above the heaviest member there was
-at the start. Moves that are not smooth alone may be together: an exchange is a cycle of moves.
+at the start. Where work is measured the number of tasks says nothing, and any move is smooth. Moves that are not smooth
+alone may be together: an exchange is a cycle of moves.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from riffle_spark.assign.board import NOBODY, Board
+from riffle_spark.assign.weigh import is_weighed
 
 __all__ = ["Loads", "Step", "Waiting", "shortest_cycle"]
 
@@ -36,8 +38,9 @@ class Loads:
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
         self._watched = np.array(board.live) & np.array(board.placeable)
         ratios = (self._counts / self._slots)[self._watched]
-        self._low: float = ratios.min() if len(ratios) else 0.0
-        self._high: float = ratios.max() if len(ratios) else 0.0
+        bounded = len(ratios) > 0 and not is_weighed(board)
+        self._low: float = ratios.min() if bounded else -np.inf
+        self._high: float = ratios.max() if bounded else np.inf
 
     def are_smooth(self, steps: Sequence[Step]) -> bool:
         """Tell whether all the moves together leave every member within the bounds of the start."""

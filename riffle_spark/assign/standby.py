@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from riffle_spark.assign.board import Board
+from riffle_spark.assign.memory import copies_that_fit
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.seats import fair_range
 from riffle_spark.assign.spread import Spread, spread_of
@@ -47,7 +48,8 @@ class Copies:
         most = [len(self.owners) if slots else 0 for slots in self.slots]
         crowded = any(load > len(self.stateful) for load in self.load) or total > sum(most) or self.wanted == 0
         uneven = len({slots for slots in self.slots if slots}) > 1
-        low, high = fair_range(total, self.slots, most if uneven and not crowded else None)
+        fits = copies_that_fit(self.board.members, self.board.tasks, total)
+        low, high = fair_range(total, self.slots, fits or (most if uneven and not crowded else None))
         if loose and uneven:
             fullest = max((count / slots for count, slots in zip(high, self.slots, strict=True) if slots), default=0)
             least = [math.ceil((fullest - 1) * slots) for slots in self.slots]

@@ -19,6 +19,7 @@ from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.racks import Zones, rack_cost, zones_of
 from riffle_spark.assign.rows import FreeSet, Rows, demand_of, free_sets, rows_of
 from riffle_spark.assign.seat import seat_tasks, with_copies_first
+from riffle_spark.assign.weigh import is_weighed, weighed_target
 
 __all__ = ["owner_target"]
 
@@ -33,6 +34,8 @@ def owner_target(board: Board, base: Ints, settings: AssignSettings, *, racks: b
         return []
     rows = rows_of(board, settings)
     sets = free_sets(board, rows)
+    if is_weighed(board) and not racks and not rows.costs:
+        return weighed_target(board, rows, sets, settings.balance_band)
     seated = list(sets)
     demand = demand_of(board, rows, seated, base, settings)
     if not racks and not rows.costs:
@@ -168,7 +171,7 @@ def _zone_costs(board: Board, rows: Rows, task: int, zones: Zones, settings: Ass
 
 
 class _Shade:
-    """What the standbys of a task must read across racks if its owner takes a place in a zone: a tie-break for owners."""
+    """What the standbys of a task must read across racks if its owner is in a zone: a tie-break for owners."""
 
     def __init__(self, board: Board, zones: Zones, settings: AssignSettings) -> None:
         self._board, self._zones = board, zones

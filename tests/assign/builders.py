@@ -1,0 +1,54 @@
+"""Builders of views: "a:0-3 b:4-7" is member a owning tasks 0 to 3 of the group g, and b the next four."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from riffle_spark.assign.model import Member, MemberId, Task, TaskId, View
+
+WHOLE = 150_000
+
+
+def shared() -> Path:
+    """Return the folder of shared anchors; fail with the reason if it is not there."""
+    named = os.environ.get("RIFFLE_SHARED")
+    folder = Path(named) if named else Path(__file__).resolve().parents[3] / "shared"
+    anchors = folder / "anchors" / "kafka_streams"
+    if not (anchors / "scenarios").is_dir():
+        raise AssertionError(
+            f"the Kafka Streams anchors are missing: no folder {anchors / 'scenarios'}. "
+            "Put the shared folder beside the checkout or set RIFFLE_SHARED to it."
+        )
+    return anchors
+
+
+def task(number: int, group: str = "g") -> TaskId:
+    """Return the id of one task."""
+    return TaskId(group, number)
+
+
+def view(layout: str, *, group: str = "g", total: int | None = None, slots: Mapping[str, int] | None = None) -> View:
+    """Return a view of warm owners; ``total`` tasks in all, those that nobody owns included."""
+    owners: dict[TaskId, MemberId] = {}
+    members = []
+    for part in layout.split():
+        name, _, ranges = part.partition(":")
+        members.append(Member(name, slots=(slots or {}).get(name, 1)))
+        for number in numbers(ranges):
+            owners[task(number, group)] = name
+    count = len(owners) if total is None else total
+    return View(
+        members=tuple(members),
+        tasks=tuple(Task(task(number, group), size=WHOLE) for number in range(count)),
+        owners=owners,
+        lags={owned: {member: 0} for owned, member in owners.items()},
+    )
+
+
+def numbers(ranges: str) -> Iterable[int]:
+    """Return the numbers of "0-3,7"."""
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)

@@ -1,0 +1,154 @@
+"""All shared scenarios, side by side with Kafka Streams' own results."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.report import Json, converge_of, single_of
+from riffle_spark.assign.scenario import read_scenario
+from riffle_spark.assign.simulate import group_of, run
+from tests.assign.builders import shared
+
+FAMILIES = {"random": 100, "worked": 17, "scale": 21}
+LARGEST_CONVERGED = 1000
+
+
+def _files(family: str) -> list[Path]:
+    found = sorted((shared() / "scenarios" / family).iterdir())
+    assert len(found) == FAMILIES[family], f"expected {FAMILIES[family]} scenarios of {family}, found {len(found)}"
+    return found
+
+
+def _kafka(path: Path) -> Json:
+    data = (shared() / "results" / path.parent.name / path.name).read_bytes()
+    return cast(Json, json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
+
+
+def _phases(path: Path, strategy: str | None = None) -> list[Json]:
+    scenario = read_scenario(path, strategy)
+    return cast("list[Json]", converge_of(scenario, run(scenario), keep=True, history=False)["phases"])
+
+
+def _number(figures: Json, *names: str) -> float:
+    for name in names[:-1]:
+        figures = cast(Json, figures[name])
+    return cast(float, figures[names[-1]])
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[Json]]:
+    """Every random scenario's phases without a rack strategy."""
+    return {path.name: _phases(path, "none") for path in _files("random")}
+
+
+@pytest.fixture(scope="module")
+def as_filed() -> dict[str, list[Json]]:
+    """Every random and worked scenario's phases with the strategy of the file."""
+    return {path.name: _phases(path) for path in (*_files("random"), *_files("worked"))}
+
+
+def _sound(name: str, number: int, phase: Json) -> list[str]:
+    found = [f"{name} phase {number}: {key}" for key in ("converged", "stable") if not phase[key]]
+    found += [f"{name} phase {number}: {each}" for each in cast("list[str]", phase["broken"])]
+    rounds = cast("dict[str, list[str]]", phase["broken_rounds"])
+    return found + [f"{name} phase {number} round {at}: {each}" for at, all_ in rounds.items() for each in all_]
+
+
+def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_filed: dict[str, list[Json]]) -> None:
+    """Every round of every scenario is valid, caught up, bounded; every phase converges, balanced, and stays."""
+    broken = [
+        each
+        for runs in (plain, as_filed)
+        for name, phases in runs.items()
+        for number, phase in enumerate(phases)
+        for each in _sound(name, number, phase)
+    ]
+    assert not broken, "replay with `riffle plan --scenario <file> --history`:\n" + "\n".join(broken[:20])
+
+
+def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
+    """In sum at most 1.3 times the fewest owners move, and hardly any of them twice."""
+    phases = [phase for each in plain.values() for phase in each]
+    fewest = sum(_number(phase, "fewest_stateful_active_moves") for phase in phases)
+    net = sum(_number(phase, "net_stateful_active_moves") for phase in phases)
+    made = sum(_number(phase, "moves", "active_stateful") for phase in phases)
+    assert net <= 1.3 * fewest
+    assert made <= 1.05 * net
+
+
+def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(plain: dict[str, list[Json]]) -> None:
+    """Our own count of the fewest moves equals the one of the shared results."""
+    for path in _files("random"):
+        theirs = cast("list[Json]", cast(Json, _kafka(path)["converge"])["phases"])[0]
+        ours = plain[path.name][0]
+        assert ours["fewest_stateful_active_moves"] == theirs["fewest_stateful_active_moves"], path.name
+
+
+def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
+    """No round spreads owners wider than before the phase, or than the first round had to for lost owners."""
+    for name, phases in plain.items():
+        for phase in phases:
+            by_round = cast("list[float]", phase["stateful_imbalance_by_round"])
+            start = max(cast(float, phase["stateful_imbalance_before"]), by_round[0])
+            lost = "event" in phase or by_round[0] == start
+            allowed = start if lost else cast(float, phase["stateful_imbalance_before"])
+            assert max(by_round) <= allowed + 1e-9, f"{name}: {by_round}, before {phase['stateful_imbalance_before']}"
+
+
+def test_rounds_are_bounded_by_the_copies_to_warm(plain: dict[str, list[Json]]) -> None:
+    """A phase takes at most as many rounds as its warm-ups fill, and two more."""
+    for path in _files("random"):
+        most = read_scenario(path).settings.max_warmup_replicas
+        for phase in plain[path.name]:
+            warm = sum(cast("list[int]", phase["warmups_by_round"]))
+            assert cast(int, phase["rounds"]) <= math.ceil(warm / most) + 2, path.name
+
+
+def test_racks_cost_less_than_kafkas_in_sum(as_filed: dict[str, list[Json]]) -> None:
+    """Both rack strategies read less across racks than Kafka Streams does, and groups are spread as `none` does."""
+    ours = theirs = 0.0
+    for path in (*_files("random"), *_files("worked")):
+        kafka = _kafka(path)
+        if kafka["strategy"] == "none":
+            continue
+        for phase, other in zip(
+            as_filed[path.name], cast("list[Json]", cast(Json, kafka["converge"])["phases"]), strict=False
+        ):
+            if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
+                ours += _number(phase, "cross_rack", "total_cost")
+                theirs += _number(other, "cross_rack", "total_cost")
+    assert ours < theirs
+
+
+def test_balance_subtopology_spreads_as_well_as_none(as_filed: dict[str, list[Json]]) -> None:
+    """With one-thread clients no group is spread wider than one."""
+    for path in _files("random"):
+        scenario = read_scenario(path)
+        slots = {client.member.slots for client in scenario.clients}
+        slots |= {client.member.slots for event in scenario.events for client in event.add}
+        if scenario.settings.rack_aware_assignment_strategy == "balance_subtopology" and slots == {1}:
+            for phase in as_filed[path.name]:
+                assert _number(phase, "balance", "subtopology_active_worst") <= 1, path.name
+
+
+@pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
+def test_scale_scenarios_are_sound(strategy: str) -> None:
+    """One assignment of every size is sound; up to 1 000 tasks the group also converges."""
+    for path in _files("scale"):
+        if not path.name.endswith(f"_{strategy}.json.gz"):
+            continue
+        scenario = read_scenario(path)
+        if len(scenario.tasks) <= LARGEST_CONVERGED:
+            found = [each for number, phase in enumerate(_phases(path)) for each in _sound(path.name, number, phase)]
+            assert not found, found[:10]
+        else:
+            group = group_of(scenario)
+            figures = single_of(scenario, group, assign(group.view(), scenario.settings))
+            assert figures["broken"] == [], path.name
