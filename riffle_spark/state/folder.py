@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from riffle_spark.errors import ConfigError, OutOfDate
+from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
 
 __all__ = ["Folder", "claim", "default_local_dir"]
 
@@ -140,8 +140,19 @@ def claim(base: Path, owner: str, live: Collection[str]) -> Folder:
     ``live`` are the owners the driver sees alive; a folder of any other is free. Raises ``ConfigError`` on a network
     file system.
     """
-    base.mkdir(parents=True, exist_ok=True)
-    _refuse_network(base)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        _refuse_network(base)
+        return _claimed(base, owner, live)
+    except OSError as error:
+        raise UnavailableError(
+            f"no folder for local copies can be made: {error}",
+            remedy="free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to",
+            where=str(base),
+        ) from error
+
+
+def _claimed(base: Path, owner: str, live: Collection[str]) -> Folder:
     with (base / ".claims").open("a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         folders = sorted(path.parent for path in base.glob("*/owner"))

@@ -65,8 +65,9 @@ def _changes(order: Order, touched: Touched, result: Result) -> tuple[pa.Table, 
     indices = np.concatenate([result.changed, result.deleted])
     state = result.state
     if len(result.deleted):
-        gone = pa.table({f.name: pa.nulls(len(result.deleted), f.type) for f in order.schema.state})
-        state = pa.concat_tables([state, gone.cast(state.schema)]) if state.num_columns else state
+        nullable = pa.schema([field.with_nullable(True) for field in state.schema])
+        gone = [pa.nulls(len(result.deleted), field.type) for field in nullable]
+        state = pa.concat_tables([state.cast(nullable), pa.table(gone, schema=nullable)])
     mark = np.arange(len(indices)) >= len(result.changed)
     sort = np.argsort(indices, kind="stable")
     ordered = not len(result.deleted) and bool(np.all(np.diff(indices) > 0))

@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -120,13 +121,17 @@ def run_slot(
     ``rows`` holds the slot's input with the routing columns. What fails with a ``RiffleError`` (the user's function, a
     copy, the store) is answered as a receipt with that error and no rows: running it again would not mend it.
     """
-    attempt = _Attempt(order, executor, random_bytes(16))
+    attempt_id, attempt = random_bytes(16), None
     try:
+        attempt = _Attempt(order, executor, attempt_id)
         with attempt.folder.used():
             result = attempt.run(slot, rows)
     except RiffleError as error:
-        attempt.facts.update(error=(type(error).__name__, error.problem, error.remedy, error.where))
-        return _answer(order.output, order.output.empty_table(), attempt.receipt(slot, executor))
+        told = (type(error).__name__, error.problem, error.remedy, error.where)
+        name = f"{order.epoch}-{attempt_id.hex()}"
+        bare = Receipt(order.schema.store, slot, name, order.version, member="", executor=executor)
+        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=told)
+        return _answer(order.output, order.output.empty_table(), receipt)
     return _answer(order.output, result.output, attempt.receipt(slot, executor))
 
 

@@ -1,0 +1,117 @@
+"""One store on one member, run slot by slot without a driver: what a slot answers can be committed or not."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.process.compute import Compute
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.protocol.receipts import changes_of
+from riffle_spark.state.faulty import FaultyStore
+from riffle_spark.state.manifest import Entry, Manifest
+from riffle_spark.state.memory import MemoryStore
+from riffle_spark.state.parts import Reader
+from riffle_spark.testing import home_of, routed
+from riffle_spark.worker.homes import use_store
+from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt
+from riffle_spark.worker.slot import run_slot
+
+TOTAL = 16
+ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
+STATE = pa.schema([("last", pa.int64())])
+OUTPUT = pa.schema([("k", pa.string()), ("last", pa.int64())])
+
+
+def rows_of(*triples: tuple[object, ...], schema: pa.Schema = ROWS) -> pa.Table:
+    """Make input rows."""
+    return pa.table(
+        [pa.array([t[i] for t in triples], schema.field(i).type) for i in range(len(schema))], schema=schema
+    )
+
+
+def keep_last(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Keep each key's last value as it came; a null one deletes the key."""
+    last = dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
+    kept = {key: value for key, value in last.items() if value is not None}
+    table = pa.table([list(kept), list(kept.values())], schema=OUTPUT)
+    gone = [key for key, value in last.items() if value is None]
+    return table, table, pa.table([pa.array(gone, pa.string())], schema=OUTPUT.remove(1))
+
+
+def kept_last(state: pa.Schema = STATE) -> Compute:
+    """Keep the last value, with a state schema of one's own."""
+    return arrow_function(keep_last, state=state, output=OUTPUT)
+
+
+class Member:
+    """A store of one key column on one member. ``run`` runs a slot, ``commit`` lists what it answered."""
+
+    def __init__(
+        self, folder: Path, compute: Compute, rows: pa.Schema = ROWS, key: tuple[str, ...] = ("k",),
+        order_by: tuple[str, ...] = (), **changes: object,
+    ) -> None:  # fmt: skip
+        self.operator = operator_of("totals", key, compute, order_by, rows)
+        self.store = FaultyStore(MemoryStore(), sleep=lambda _: None)
+        self.home = home_of(f"memory://{uuid.uuid4().hex}", folder)
+        use_store(self.home, self.store)
+        self.entries: Mapping[int, Entry] = {}
+        self.version = 0
+        self.changes = changes
+        self._ids = itertools.count()
+
+    def order(self) -> Order:
+        """Return the order for the next batch: one slot, all key-groups."""
+        order = Order(
+            home=self.home, schema=self.operator.schema, compute=self.operator.compute,
+            output=self.operator.declared.output, rows=self.operator.rows,
+            per_key_group=self.operator.declared.per_key_group, order_by=self.operator.order_by, total=TOTAL, epoch=1,
+            version=self.version, time_ms=1000 + self.version, watermark_ms=None, slots={0: tuple(range(TOTAL))},
+            entries=self.entries, sequence=0,
+        )  # fmt: skip
+        return replace(order, **self.changes)  # type: ignore[arg-type]
+
+    def answer(self, rows: pa.Table, executor: str = "1") -> tuple[pa.Table, Receipt]:
+        """Run the next batch's slot; return output rows and receipt."""
+        order = self.order()
+        table = run_slot(order, 0, executor, routed(order, rows)[0], lambda size: next(self._ids).to_bytes(size, "big"))
+        receipts = table.column(RECEIPT).drop_null().to_pylist()
+        assert len(receipts) == 1
+        output = table.filter(table.column(RECEIPT).is_null()).drop_columns([ATTEMPT, RECEIPT])
+        return output, Receipt.from_json(receipts[0])
+
+    def commit(self, receipt: Receipt) -> None:
+        """List what an attempt sealed, and go on to the next batch."""
+        assert receipt.error is None
+        manifest = Manifest({("totals", kg): entry for kg, entry in self.entries.items()})
+        changed = {kg: entry for (_, kg), entry in changes_of(manifest, [receipt]).items()}
+        self.entries = {**self.entries, **changed}
+        self.version += 1
+
+    def feed(self, rows: pa.Table, executor: str = "1") -> list[dict[str, object]]:
+        """Run and commit a batch; return its output rows."""
+        output, receipt = self.answer(rows, executor)
+        self.commit(receipt)
+        return output.to_pylist()
+
+    def refused(self, rows: pa.Table) -> tuple[str, str, str, str]:
+        """Run a batch that must fail; nothing may have been sealed or returned."""
+        before = self.store.inner.list("")
+        output, receipt = self.answer(rows)
+        assert receipt.error is not None
+        assert output.num_rows == 0
+        assert receipt.parts == ()
+        assert self.store.inner.list("") == before
+        return receipt.error
+
+    def changes_sealed(self, receipt: Receipt) -> list[dict[str, object]]:
+        """Return the rows of all parts that an attempt sealed."""
+        links = [receipt.link(part) for part in receipt.parts]
+        tables = Reader(self.store, None).links(links)
+        return [row for link in links for row in tables[link].to_pylist()]

@@ -1,0 +1,314 @@
+"""One slot of one batch: what it reads, computes, seals and answers, and how its faults are told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from slots import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
+
+from riffle_spark.process.aggregates import aggregate, count, sum_
+from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.process.compute import Batch, Declared, Update
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.faulty import Fault
+from riffle_spark.worker.order import KEY_GROUP, Receipt
+from riffle_spark.worker.slot import run_slot
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Member:
+    """Count and sum per key."""
+    return Member(tmp_path, aggregate(count=count(), total=sum_("v")))
+
+
+def test_state_goes_on_from_batch_to_batch(member: Member) -> None:
+    """Each batch finds what the ones before committed, in the same key-groups."""
+    member.feed(rows_of(("a", 1, 0), ("b", 2, 0), ("a", 3, 0)))
+    out = member.feed(rows_of(("b", 5, 0), ("c", 1, 0)))
+    assert sorted(out, key=lambda row: row["k"]) == [
+        {"k": "b", "count": 2, "total": 7},
+        {"k": "c", "count": 1, "total": 1},
+    ]
+
+
+def test_an_attempt_that_is_not_committed_leaves_no_trace(member: Member) -> None:
+    """Run twice, committed once: the second run starts where the first did, and the copies were not touched (I2)."""
+    member.feed(rows_of(("a", 1, 0)))
+    outputs = [member.answer(rows_of(("a", 10, 0))) for _ in range(3)]
+    assert [output.to_pylist()[0]["total"] for output, _ in outputs] == [11, 11, 11]
+    assert len({receipt.attempt for _, receipt in outputs}) == 3
+    member.commit(outputs[1][1])
+    assert member.feed(rows_of(("a", 100, 0)))[0]["total"] == 111
+
+
+def test_a_slot_without_rows_answers_with_a_receipt_alone(member: Member) -> None:
+    """Nothing came: nothing is put, and the slot still reports."""
+    for compute in (member, Member(Path(member.home.local_dir or "") / "f", kept_last())):
+        output, receipt = compute.answer(rows_of())
+        assert output.num_rows == 0
+        assert (receipt.rows, receipt.keys, receipt.parts, receipt.sealed_bytes) == (0, 0, (), 0)
+        assert compute.store.inner.requests["put"] == 0
+
+
+def test_a_slot_that_changes_nothing_puts_nothing(tmp_path: Path) -> None:
+    """Output alone is no change of state."""
+    only_output = arrow_function(
+        lambda rows, _: (rows.select(["k", "v"]).rename_columns(["k", "last"]), _nothing()), state=STATE, output=OUTPUT
+    )
+    member = Member(tmp_path, only_output)
+    output, receipt = member.answer(rows_of(("a", 1, 0)))
+    assert output.num_rows == 1
+    assert receipt.parts == ()
+    assert member.store.inner.list("") == []
+
+
+def _nothing() -> pa.Table:
+    return OUTPUT.empty_table()
+
+
+def test_one_object_holds_a_part_a_key_group(member: Member) -> None:
+    """Parts lie side by side, key-groups ascending, and hold the new state of the changed keys only."""
+    member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
+    _, receipt = member.answer(rows_of(*((f"k{n}", 1, 0) for n in range(0, 50, 5))))
+    assert [part.key_group for part in receipt.parts] == sorted({part.key_group for part in receipt.parts})
+    assert receipt.parts[0].start == 0
+    for left, right in zip(receipt.parts, receipt.parts[1:], strict=False):
+        assert right.start == left.start + left.length
+    assert sorted(row["k"] for row in member.changes_sealed(receipt)) == sorted(f"k{n}" for n in range(0, 50, 5))
+    assert sum(part.rows for part in receipt.parts) == 10
+    assert receipt.keys == 10
+
+
+@pytest.mark.parametrize("nullable", [True, False])
+def test_deleted_keys_are_sealed_as_deleted(tmp_path: Path, nullable: bool) -> None:
+    """A key that is removed is gone in the next batch and after a restore, also where state columns are not null."""
+    member = Member(tmp_path, kept_last(pa.schema([pa.field("last", pa.int64(), nullable=nullable)])))
+    member.feed(rows_of(("a", 1, 0), ("b", 2, 0)))
+    _, receipt = member.answer(rows_of(("a", None, 0), ("b", 3, 0), ("never", None, 0)))
+    marks = {row["k"]: row["__deleted"] for row in member.changes_sealed(receipt)}
+    assert marks == {"a": True, "b": False}
+    member.commit(receipt)
+    member.feed(rows_of(("a", None, 0), ("c", 1, 0)), executor="another")
+    assert member.feed(rows_of(("b", 9, 0)), executor="third") == [{"k": "b", "last": 9}]
+
+
+def test_declared_order_decides_what_is_last(tmp_path: Path) -> None:
+    """Rows come by their order columns, ties as they arrived; without them as they arrived."""
+    shuffled = rows_of(("a", 1, 30), ("a", 2, 10), ("a", 3, 30), ("a", 4, 20))
+    assert Member(tmp_path / "by", kept_last(), order_by=("at",)).feed(shuffled) == [{"k": "a", "last": 3}]
+    assert Member(tmp_path / "as", kept_last()).feed(shuffled) == [{"k": "a", "last": 4}]
+
+
+def test_only_the_needed_columns_reach_a_slot(tmp_path: Path) -> None:
+    """Key, declared and order columns; the others were dropped before the shuffle."""
+    assert Member(tmp_path, aggregate(n=count())).operator.rows.names == ["k"]
+    assert Member(tmp_path, aggregate(n=sum_("v")), order_by=("at",)).operator.rows.names == ["k", "v", "at"]
+    assert Member(tmp_path, kept_last()).operator.rows.names == ["k", "v", "at"]
+
+
+def test_keys_of_several_columns_with_nulls_are_told_apart(tmp_path: Path) -> None:
+    """Nulls differ from everything and from each other's column."""
+    schema = pa.schema([("a", pa.string()), ("b", pa.int32()), ("v", pa.int64())])
+    member = Member(tmp_path, aggregate(n=count()), schema, key=("a", "b"))
+    batch = rows_of((None, 1, 0), ("", 1, 0), ("", None, 0), (None, None, 0), (None, 1, 0), schema=schema)
+    member.feed(batch)
+    out = member.feed(batch)
+    assert {(row["a"], row["b"]): row["n"] for row in out} == {
+        (None, 1): 4, ("", 1): 2, ("", None): 2, (None, None): 2,
+    }  # fmt: skip
+
+
+def test_long_keys_and_a_value_of_10_mb(tmp_path: Path) -> None:
+    """Keys beyond what the local file takes and huge values come back whole, folded and restored."""
+    state = pa.schema([("last", pa.large_binary())])
+    output = pa.schema([("k", pa.string()), ("size", pa.int64())])
+    value = os.urandom(10 << 20)
+
+    def grow(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
+        held = dict(zip(old["k"].to_pylist(), old["last"].to_pylist(), strict=True))
+        keys = sorted(set(rows["k"].to_pylist()))
+        assert all(held.get(key, value) == value for key in held)
+        sizes = [len(held.get(key, b"")) for key in keys]
+        stored = pa.table([keys, [value] * len(keys)], schema=pa.schema([("k", pa.string()), *state]))
+        return pa.table([keys, sizes], schema=output), stored
+
+    member = Member(tmp_path, arrow_function(grow, state=state, output=output))
+    long = ["x" * 600 + "1", "x" * 600 + "2", "short"]
+    batch = rows_of(*((key, 1, 0) for key in long))
+    assert [row["size"] for row in member.feed(batch)] == [0, 0, 0]
+    assert {row["size"] for row in member.feed(batch)} == {10 << 20}
+    assert {row["size"] for row in member.feed(batch, executor="another")} == {10 << 20}
+
+
+def test_one_hot_key(member: Member) -> None:
+    """All rows of one key: one key-group, one part, one row."""
+    batch = rows_of(*(("hot", 1, n) for n in range(20_000)))
+    out, receipt = member.answer(batch)
+    assert out.to_pylist() == [{"k": "hot", "count": 20_000, "total": 20_000}]
+    assert [part.rows for part in receipt.parts] == [1]
+    assert receipt.rows == 20_000
+
+
+def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
+    """A key that is not deterministic sends a row where it does not belong; the error says what to do."""
+    member.changes["slots"] = {0: tuple(range(TOTAL)), 1: ()}
+    order = member.order()
+    foreign = {**member.changes, "slots": {0: (), 1: tuple(range(TOTAL))}}
+    member.changes = foreign
+    rows = pa.table(
+        [[0], [3], ["a"], [1]], schema=pa.schema([("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows])
+    )
+    answer = run_slot(member.order(), 0, "1", rows)
+    kind, problem, remedy, where = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error or ("",) * 4
+    assert kind == "ConfigError"
+    assert problem == "1 rows of foreign key-groups reached slot 0, the first of key-group 3"
+    assert "deterministic" in remedy
+    assert where == "totals"
+
+
+def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member) -> None:
+    """Spark and Python must agree on every key-group; a disagreement is found at once."""
+    order = member.order()
+    fields = [("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows]
+    rows = pa.table([[0] * 3, [1, 1, 1], ["a", "b", "c"], [1] * 3], schema=pa.schema(fields))
+    answer = run_slot(order, 0, "1", rows)
+    error = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error
+    assert error is not None
+    assert error[:2] == ("ConfigError", "Spark and riffle hash these keys differently")
+
+
+def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: Path) -> None:
+    """The receipt carries the user's frames, the key-group and the store; nothing is sealed."""
+
+    def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        raise ValueError("negative amount")
+
+    kind, problem, _, where = Member(tmp_path, arrow_function(explode, state=STATE, output=OUTPUT)).refused(
+        rows_of(("a", 1, 0))
+    )
+    assert kind == "UserFunctionError"
+    assert "negative amount" in problem
+    assert "Traceback" in problem
+    assert where.startswith("store 'totals', key-group ")
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ((OUTPUT.empty_table(), pa.table({"k": ["b"], "last": [1]})), "not its own"),
+        ((OUTPUT.empty_table(), pa.table({"k": ["a"], "other": [1]})), "declared columns"),
+        ((OUTPUT.empty_table(), pa.table({"k": ["a"], "last": ["text"]})), "declared columns"),
+        ((OUTPUT.empty_table(), pa.table({"k": ["a", "a"], "last": [1, 2]})), "same key twice"),
+        (None, "returned a NoneType"),
+        (("x", "y"), "not a pyarrow.Table"),
+    ],
+)
+def test_a_function_that_breaks_its_declaration_fails_the_batch(tmp_path: Path, returned: object, told: str) -> None:
+    """Foreign and repeated keys and other schemas are refused before anything is sealed."""
+    member = Member(tmp_path, arrow_function(lambda *_: returned, state=STATE, output=OUTPUT))
+    kind, problem, remedy, _ = member.refused(rows_of(("a", 1, 0)))
+    assert kind == "UserFunctionError"
+    assert told in problem
+    assert remedy
+
+
+def test_a_store_that_is_away_is_answered_as_such(member: Member) -> None:
+    """A put that fails ends the attempt; the next one finds everything as it was."""
+    member.feed(rows_of(("a", 1, 0)))
+    member.store.script(Fault("unavailable", "put", "delta/"))
+    assert member.refused(rows_of(("a", 1, 0)))[0] == "UnavailableError"
+    assert member.feed(rows_of(("a", 1, 0)))[0]["total"] == 2
+
+
+def test_a_put_that_was_answered_twice_is_one_object(member: Member) -> None:
+    """No other attempt can have the name, so finding it taken is success."""
+    member.feed(rows_of(("a", 1, 0)))
+    order = member.order()
+    assert order.version == 1
+    member.store.inner.put_if_absent(f"delta/{1:020d}/1-{1:032x}", b"")
+    assert member.answer(rows_of(("a", 1, 0)))[1].error is None
+
+
+def test_a_copy_beyond_the_base_stops_the_attempt(member: Member) -> None:
+    """A zombie of an older batch answers that it is out of date."""
+    member.feed(rows_of(("a", 1, 0)))
+    old = member.entries
+    member.feed(rows_of(("a", 1, 0)))
+    member.feed(rows_of(("a", 1, 0)))
+    member.entries, member.version = old, 1
+    assert member.refused(rows_of(("a", 1, 0)))[0] == "OutOfDate"
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 20_000])
+def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: bytes) -> None:
+    """The slot restores and goes on; the driver sees a restore, the user nothing."""
+    member.feed(rows_of(("a", 1, 0)))
+    member.feed(rows_of(("a", 1, 0)))
+    for file in Path(member.home.local_dir or "").glob("*/*/copies/totals/*.*/data.mdb"):
+        file.write_bytes(damage)
+    output, receipt = member.answer(rows_of(("a", 1, 0)))
+    assert output.to_pylist()[0]["total"] == 3
+    assert receipt.restores == 1
+
+
+def test_values_that_cannot_be_read_are_healed_too(member: Member) -> None:
+    """A copy whose file is whole and whose values are not: dropped, restored, read again."""
+    member.feed(rows_of(("a", 1, 0)))
+    member.answer(rows_of(("a", 1, 0)))
+    link = next(path for path in Path(member.home.local_dir or "").glob("*/*/copies/totals/*") if path.is_symlink())
+    with Copy(link.resolve()) as copy, copy._environment.begin(write=True, db=copy._state) as transaction:
+        key = next(iter(transaction.cursor()))[0]
+        transaction.put(key, b"\x01")
+    output, receipt = member.answer(rows_of(("a", 1, 0)))
+    assert output.to_pylist()[0]["total"] == 2
+    assert receipt.restores == 1
+
+
+def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_path: Path) -> None:
+    """Even before it has a folder, a slot answers with a receipt that names the place and the remedy."""
+    (tmp_path / "file").write_text("x")
+    member.home = member.home.__class__(
+        member.home.root, member.home.options, str(tmp_path / "file"), "app", frozenset()
+    )
+    kind, _, remedy, where = member.refused(rows_of(("a", 1, 0)))
+    assert kind == "UnavailableError"
+    assert "local_dir" in remedy
+    assert str(tmp_path) in where
+
+
+class Remember:
+    """A computation that is told everything and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the seam's arguments
+        """Declare a state of one column, all key-groups in one call."""
+        return Declared(STATE, OUTPUT, columns=None, per_key_group=False)
+
+    def __call__(self, batch: Batch) -> Update:
+        """Change every key."""
+        self.batches.append(batch)
+        everything = np.arange(batch.keys.num_rows)
+        state = pa.table([[batch.version] * batch.keys.num_rows], schema=STATE)
+        return Update(OUTPUT.empty_table(), everything, state, everything[:0])
+
+
+def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path) -> None:
+    """Codes point from rows to keys, state lies beside its key, and no clock is read."""
+    compute = Remember()
+    member = Member(tmp_path, compute)
+    member.feed(rows_of(*((f"k{n % 7}", n, 0) for n in range(30))))
+    member.feed(rows_of(*((f"k{n % 9}", n, 0) for n in range(30))))
+    last = compute.batches[-1]
+    keys = last.keys["k"].to_pylist()
+    assert [keys[code] for code in last.codes] == last.rows["k"].to_pylist()
+    assert sorted(keys) == sorted(f"k{n}" for n in range(9))
+    for key, found, value in zip(keys, last.found, last.state["last"].to_pylist(), strict=True):
+        assert (bool(found), value) == ((True, 0) if key not in ("k7", "k8") else (False, None))
+    assert (last.version, last.time_ms, last.watermark_ms, last.key_group) == (1, 1001, None, None)
+    assert last.rows.column_names == ROWS.names
