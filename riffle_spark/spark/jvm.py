@@ -5,11 +5,14 @@ The one module without types: py4j has none. Only ``placement`` and ``inventory`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Observation, SparkSession
 
-__all__ = ["NoJvm", "context", "is_classic", "is_same", "module", "scala_seq", "session"]
+__all__ = ["NoJvm", "context", "is_classic", "is_same", "module", "observed", "scala_seq", "session"]
+
+_OBSERVED_TRIES = 100
 
 
 class NoJvm(Exception):
@@ -40,6 +43,17 @@ def session(spark: SparkSession) -> Any:
     if not is_classic(spark):
         raise NoJvm("Spark Connect has no JVM session")
     return spark._jsparkSession
+
+
+def observed(count: Observation, tries: int = _OBSERVED_TRIES) -> Mapping[str, int] | None:
+    """Return what was observed in an action, or ``None`` if Spark does not tell within a tenth of a second a try.
+
+    It comes over Spark's listener bus, which drops events under load; ``Observation.get`` would then wait for ever.
+    """
+    answer = getattr(count, "_jo", None)
+    if answer is not None and all(answer.getOrEmpty().isEmpty() for _ in range(tries)):
+        return None
+    return count.get
 
 
 def module(cls: Any) -> Any:

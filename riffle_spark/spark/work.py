@@ -16,6 +16,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
 from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory, routing
+from riffle_spark.spark import jvm as handles
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.sealed import sealed_rows
 from riffle_spark.spark.task import slot_function
@@ -84,7 +85,8 @@ class SparkWork:
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""
-        return {store: _observed(count) for store, count in self._counts.items()}
+        seen = {store: handles.observed(count) for store, count in self._counts.items()}
+        return {store: self.recount(store) if found is None else found[_ROWS] for store, found in seen.items()}
 
     def recount(self, store: str) -> int:
         """Return how many rows are routed to a store, by reading the input again."""
@@ -123,10 +125,6 @@ class SparkWork:
             result.unpersist()
         self._results.clear()
         self._counts.clear()
-
-
-def _observed(count: Observation) -> int | None:
-    return count.get.get(_ROWS)
 
 
 def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:

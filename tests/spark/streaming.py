@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -98,6 +99,25 @@ def records(root: str) -> list[Record]:
 def committed(root: str) -> list[int]:
     """Return the versions that a root's log has committed, in order."""
     return [record.version for record in records(root) if record.kind == "batch"]
+
+
+@contextmanager
+def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[JavaObject]]]:
+    """Name the Spark jobs of the block; what is yielded returns their tasks, as Spark's status store lists them."""
+    context, jvm = spark.sparkContext, spark.sparkContext._jsc.sc()
+
+    def tasks() -> list[JavaObject]:
+        jvm.listenerBus().waitUntilEmpty(10_000)
+        tracker = context.statusTracker()
+        stages = {stage for job in tracker.getJobIdsForGroup(name) for stage in tracker.getJobInfo(job).stageIds}
+        lists = [jvm.statusStore().taskList(stage, 0, 100) for stage in sorted(stages)]
+        return [each.apply(at) for each in lists for at in range(each.size())]
+
+    context.setJobGroup(name, name)
+    try:
+        yield tasks
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
 
 
 def executor_processes() -> dict[str, int]:

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from py4j.java_gateway import JavaObject
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
-from streaming import Kept, settings_in
+from streaming import Kept, job_group, settings_in
 
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.protocol.layout import laid_out
@@ -94,26 +92,12 @@ def test_every_slot_of_twenty_random_assignments_runs_where_wanted(
     assert seen == BATCHES * len(executors)
 
 
-def tasks_that_read_a_shuffle(context: SparkContext, group: str) -> list[JavaObject]:
-    """Return the status store's tasks of a job group that got their rows from a shuffle: the slots."""
-    tracker, store = context.statusTracker(), context._jsc.sc().statusStore()
-    stages = {stage for job in tracker.getJobIdsForGroup(group) for stage in tracker.getJobInfo(job).stageIds}
-    lists = [store.taskList(stage, 0, 100) for stage in sorted(stages)]
-    tasks = [tasks.apply(at) for tasks in lists for at in range(tasks.size())]
-    return [task for task in tasks if task.taskMetrics().get().shuffleReadMetrics().recordsRead() > 0]
-
-
 def test_spark_agrees_who_ran_which_slot(spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path) -> None:
     """The status store's list of tasks names the executor that each receipt names, partition by partition."""
-    slots, context = Slots(spark, tmp_path), spark.sparkContext
-    layout = random_layout(random.Random(3), executors)
-    context.setJobGroup("who-ran-what", "one batch")
-    try:
+    slots, layout = Slots(spark, tmp_path), random_layout(random.Random(3), executors)
+    with job_group(spark, "who-ran-what") as tasks:
         receipts = slots.work(rows(spark)).run(layout, [slots.order(layout, 0)])
-    finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
-    context._jsc.sc().listenerBus().waitUntilEmpty(10_000)
-    listed = tasks_that_read_a_shuffle(context, "who-ran-what")
+    listed = [task for task in tasks() if task.taskMetrics().get().shuffleReadMetrics().recordsRead() > 0]
     told = {layout.slots[task.index()].number: task.executorId() for task in listed}
     assert told == {receipt.slot: receipt.executor for receipt in receipts}
     assert {task.taskLocality() for task in listed} == {"PROCESS_LOCAL"}

@@ -57,7 +57,7 @@ def asked(s3_folder: Path) -> Callable[[str], list[str]]:
 
 def kind(line: str) -> str:
     """Return what a line of the access log says was asked."""
-    method = re.search(r"\b(GET|PUT|HEAD|DELETE|POST) /", line)
+    method = re.search(r"(GET|PUT|HEAD|DELETE|POST) /", line)
     assert method, line
     return "list" if "list-type" in line or "prefix=" in line else method[1].lower()
 
