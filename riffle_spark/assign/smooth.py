@@ -30,14 +30,15 @@ class Step(NamedTuple):
 
 
 class Loads:
-    """Owners per slot while moves are tried."""
+    """Owners per slot while moves are tried; a ``goal`` that must be reached counts as smooth as well."""
 
-    def __init__(self, board: Board, owners: Sequence[int]) -> None:
+    def __init__(self, board: Board, owners: Sequence[int], goal: Sequence[int] = ()) -> None:
         self._slots = np.maximum(np.array(board.slots, np.int64), 1)
         owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
         self._watched = np.array(board.live) & np.array(board.placeable)
-        ratios = (self._counts / self._slots)[self._watched]
+        counts = [self._counts, np.bincount(np.array(goal, np.int64), minlength=len(self._slots))][: 1 + bool(goal)]
+        ratios = np.concatenate([(each / self._slots)[self._watched] for each in counts])
         bounded = len(ratios) > 0 and not is_weighed(board)
         self._low: float = ratios.min() if bounded else -np.inf
         self._high: float = ratios.max() if bounded else np.inf

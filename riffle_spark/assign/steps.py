@@ -42,7 +42,7 @@ class OwnerPlan:
 def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
     """Decide who owns each task now and which targets to warm up."""
     owners, forced, ready, pending = _sort_out(board, target)
-    loads = Loads(board, owners)
+    loads = Loads(board, owners, list(target) if _is_ordered(board, settings) else [])
     made = _make(loads, ready, settings.moves_at_once)
     for step in made:
         owners[step.task] = step.target
@@ -55,6 +55,14 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
             reached[step.task] = owners[step.task]
         held = []
     return OwnerPlan(owners, reached, warm, frozenset(forced), frozenset(step.task for step in held))
+
+
+def _is_ordered(board: Board, settings: AssignSettings) -> bool:
+    """Tell whether more than balance asks for the target: a drain, a pin, a return, a rule, a lack of memory."""
+    drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
+    pinned = any(pin != NOBODY for pin in board.pins) or board.homes != board.owners
+    small = any(member.memory_bytes is not None for member in board.members)
+    return drained or pinned or small or settings.user_cost is not None
 
 
 def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[int], list[Step], list[Step]]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from assign_views import shared
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.report import Json, converge_of, single_of
 from riffle_spark.assign.scenario import read_scenario
 from riffle_spark.assign.simulate import group_of, run
-from tests.assign.builders import shared
 
 FAMILIES = {"random": 100, "worked": 17, "scale": 21}
 LARGEST_CONVERGED = 1000

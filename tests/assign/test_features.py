@@ -1,0 +1,283 @@
+"""What operators and users can ask for beside balance: pins, drains, tags, weights, memory, their own assignor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from assign_views import WHOLE, task, view
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.check import violations
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, Traffic, View
+from riffle_spark.errors import ConfigError
+
+SETTINGS = AssignSettings(max_warmup_replicas=100)
+
+
+def caught_up(before: View, done: Assignment) -> View:
+    """Return the view after everything assigned has caught up."""
+    lags = {each: dict(held) for each, held in before.lags.items()}
+    for each, owner in done.owners.items():
+        lags.setdefault(each, {})[owner] = 0
+    for copies in (done.standbys, done.warmups):
+        for each, members in copies.items():
+            lags.setdefault(each, {}).update(dict.fromkeys(members, 0))
+    return replace(
+        before, owners=done.owners, standbys=done.standbys, warmups=done.warmups, lags=lags, target=done.target
+    )
+
+
+def settled(before: View, settings: AssignSettings) -> Assignment:
+    """Assign until nothing is left to move."""
+    for _ in range(100):
+        done = assign(before, settings)
+        assert not violations(before, done, settings)
+        before = caught_up(before, done)
+        if not done.needs_probe:
+            return done
+    raise AssertionError("did not settle")
+
+
+def test_no_member_at_all_is_an_error_that_says_what_to_do() -> None:
+    """Tasks without a member cannot be placed."""
+    with pytest.raises(ConfigError, match="start an executor"):
+        assign(replace(view("a:0-3"), members=()), SETTINGS)
+
+
+def test_an_owner_keeps_its_task_until_the_newcomer_is_warm() -> None:
+    """A newcomer warms up first and owns nothing yet."""
+    first = assign(view("a:0-3 b:"), SETTINGS)
+    assert set(first.owners.values()) == {"a"}
+    assert sorted(len(members) for members in first.warmups.values()) == [1, 1]
+    assert first.needs_probe
+    assert all(move.goal == "balance" for move in first.moves)
+    assert Counter(settled(view("a:0-3 b:"), SETTINGS).owners.values()) == {"a": 2, "b": 2}
+
+
+def test_an_empty_member_is_caught_up_on_a_small_task() -> None:
+    """A task smaller than the acceptable lag moves at once."""
+    small = view("a:0-3 b:")
+    small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
+    assert Counter(assign(small, SETTINGS).owners.values()) == {"a": 2, "b": 2}
+
+
+def test_a_pinned_task_goes_where_it_is_pinned_and_stays() -> None:
+    """A pin outweighs balance; without it the group levels again."""
+    pinned = replace(view("a:0-3 b:4-7"), pins={task(0): "b", task(1): "b"})
+    done = settled(pinned, SETTINGS)
+    assert done.owners[task(0)] == done.owners[task(1)] == "b"
+    assert any(move.goal == "operator" for move in assign(pinned, SETTINGS).moves)
+
+
+def test_a_drained_member_ends_up_with_nothing() -> None:
+    """An excluded member gives everything away, but only to members that are warm."""
+    drained = replace(SETTINGS, exclude=(("id", "b"),), num_standbys=1)
+    before = view("a:0-3 b:4-7 c:8-11")
+    assert "b" in assign(before, drained).owners.values()
+    done = settled(before, drained)
+    assert "b" not in done.owners.values()
+    assert all("b" not in members for members in done.standbys.values())
+
+
+def test_include_limits_members_by_attribute() -> None:
+    """Only members with an included attribute get anything in the end."""
+    before = view("a:0-3 b:4-7")
+    members = tuple(replace(each, tags={"disk": "ssd" if each.id == "a" else "hdd"}) for each in before.members)
+    done = settled(replace(before, members=members), replace(SETTINGS, include=(("disk", "ssd"),)))
+    assert set(done.owners.values()) == {"a"}
+
+
+def test_standbys_go_over_different_tag_values_first() -> None:
+    """No standby shares its owner's zone while another zone has a member (KIP-708)."""
+    members = tuple(Member(f"m{n}", tags={"zone": f"z{n % 3}"}) for n in range(6))
+    before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(24)))
+    settings = replace(SETTINGS, num_standbys=2, rack_aware_assignment_tags=("zone",))
+    done = settled(before, settings)
+    zones = {member.id: member.tags["zone"] for member in members}
+    for each, owner in done.owners.items():
+        assert len({zones[m] for m in (owner, *done.standbys[each])}) == 3
+
+
+def test_forced_awareness_leaves_room_for_a_zone_that_is_away() -> None:
+    """With two forced zones and only one alive, no standby is doubled up in it."""
+    members = tuple(Member(f"m{n}", tags={"zone": "z0"}) for n in range(3))
+    before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(6)))
+    settings = replace(SETTINGS, num_standbys=1, forced_awareness={"zone": ("z0", "z1")})
+    assert not assign(before, settings).standbys
+
+
+@pytest.mark.parametrize("enabled", ["none", "standbys"])
+def test_rebalancing_can_be_switched_off(enabled: str) -> None:
+    """Owners stay, but a task without an owner is always placed."""
+    settings = replace(SETTINGS, rebalance_enable=enabled)  # type: ignore[arg-type]
+    done = assign(view("a:0-6 b:", total=8), settings)
+    assert [done.owners[task(n)] for n in range(7)] == ["a"] * 7
+    assert done.owners[task(7)] in ("a", "b")
+
+
+def test_nothing_is_rebalanced_while_a_task_has_no_owner() -> None:
+    """The default places what is lost first and levels afterwards; `always` does both at once."""
+    lost = view("a:0-6 b:", total=8)
+    first = assign(lost, SETTINGS)
+    assert not first.warmups
+    assert first.needs_probe
+    assert assign(lost, replace(SETTINGS, allow_rebalance="always")).warmups
+
+
+def test_moves_at_once_are_limited_but_not_the_forced_ones() -> None:
+    """One voluntary move an assignment; tasks without an owner are all placed."""
+    small = view("a:0-7 b:")
+    small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
+    limited = replace(SETTINGS, moves_at_once=1)
+    assert Counter(assign(small, limited).owners.values()) == {"a": 7, "b": 1}
+    assert len(assign(view("a: b:", total=8), limited).owners) == 8
+
+
+def test_weights_within_the_band_move_nothing_and_beyond_it_they_do() -> None:
+    """Work is levelled by weight, and once level it is left alone."""
+    before = view("a:0-3 b:4-7")
+
+    def weighed(heavy: int) -> View:
+        weights = [heavy if n < 2 else 10 for n in range(8)]
+        return replace(before, tasks=tuple(replace(each, weight=weights[n]) for n, each in enumerate(before.tasks)))
+
+    assert not assign(weighed(12), SETTINGS).moves
+    done = settled(weighed(30), SETTINGS)
+    work = Counter[str]()
+    for number in range(8):
+        work[done.owners[task(number)]] += 30 if number < 2 else 10
+    assert max(work.values()) <= 1.2 * 60
+
+
+def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:
+    """A small member gets what fits; if nothing fits anywhere the result says so."""
+    members = (Member("a", memory_bytes=200), Member("b", memory_bytes=1000))
+    tasks = tuple(Task(task(n), size=WHOLE, memory_bytes=100) for n in range(8))
+    done = assign(View(members, tasks), SETTINGS)
+    assert Counter(done.owners.values())["a"] == 2
+    assert not done.warnings
+    tight = assign(View((Member("a", memory_bytes=200),), tasks), SETTINGS)
+    assert "member a is given 800 bytes" in tight.warnings[0]
+
+
+def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
+    """While it is awaited others process its tasks and nobody warms up; back and warm, it takes over."""
+    lost = replace(
+        view("a:0-3 b:4-7 c:8-11"),
+        standbys={task(n): ("b",) for n in range(4)},
+    )
+    lags = {each: {**held, "b": 0} if each.key_group < 4 else dict(held) for each, held in lost.lags.items()}
+    away = replace(
+        lost,
+        members=tuple(member for member in lost.members if member.id != "a"),
+        owners={each: owner for each, owner in lost.owners.items() if owner != "a"},
+        lags={each: {m: lag for m, lag in held.items() if m != "a"} for each, held in lags.items()},
+        homes={task(n): "a" for n in range(4)},
+        awaited=(Member("a"),),
+    )
+    waiting = assign(away, SETTINGS)
+    assert {waiting.owners[task(n)] for n in range(4)} == {"b"}
+    assert not waiting.warmups
+    back = replace(caught_up(away, waiting), members=lost.members, awaited=(), homes=away.homes)
+    back = replace(
+        back, lags={each: {**held, **({"a": 3} if each.key_group < 4 else {})} for each, held in back.lags.items()}
+    )
+    returned = assign(back, SETTINGS)
+    assert returned.owners == lost.owners
+    assert {move.goal for move in returned.moves if move.role == "owner"} <= {"return", "balance"}
+
+
+def test_unknown_lag_ranks_after_every_known_one() -> None:
+    """A copy that lags is preferred to one of unknown lag."""
+    before = View((Member("a"), Member("b")), (Task(task(0), size=WHOLE),), lags={task(0): {"a": None, "b": 20_000}})
+    assert assign(before, SETTINGS).owners[task(0)] == "b"
+
+
+def test_a_pointer_ranks_after_real_copies() -> None:
+    """A lagging copy goes before a pointer to a snapshot, a pointer before nothing."""
+    before = View((Member("a"), Member("b"), Member("c")), (Task(task(0), size=WHOLE),), pointers={task(0): ("b",)})
+    assert assign(before, SETTINGS).owners[task(0)] == "b"
+    assert assign(replace(before, lags={task(0): {"c": 90_000}}), SETTINGS).owners[task(0)] == "c"
+
+
+def test_stateless_and_unlogged_tasks_move_at_once() -> None:
+    """Where no state can be lost nothing warms up."""
+    kinds = ("unlogged", "stateless")
+    tasks = tuple(Task(task(n), kind=kinds[n % 2]) for n in range(8))  # type: ignore[arg-type]
+    before = View((Member("a"), Member("b")), tasks, owners={each.id: "a" for each in tasks})
+    done = assign(before, replace(SETTINGS, num_standbys=1))
+    assert Counter(done.owners.values()) == {"a": 4, "b": 4}
+    assert not done.standbys
+    assert not done.warmups
+
+
+def test_racks_are_ignored_with_a_warning_if_one_is_unknown() -> None:
+    """One member without a rack switches racks off for all."""
+    tasks = tuple(Task(task(n), owner_traffic=Traffic(1, {"r1": 1})) for n in range(4))
+    before = View((Member("a", rack="r1"), Member("b")), tasks)
+    settings = replace(SETTINGS, rack_aware_assignment_strategy="min_cost")
+    assert "no rack is known for b" in assign(before, settings).warnings[0]
+
+
+def test_tags_that_contradict_racks_are_a_warning() -> None:
+    """The tags win, and it is said."""
+    before = View((Member("a", rack="r1", tags={"zone": "z"}), Member("b", rack="r2")), (Task(task(0)),))
+    settings = replace(SETTINGS, rack_aware_assignment_tags=("zone",))
+    assert "the tags win" in assign(before, settings).warnings[0]
+
+
+def test_a_users_cost_is_not_spoiled_by_later_goals() -> None:
+    """Not allowed is not allowed, and a cheaper place is taken where balance leaves the choice."""
+
+    def rule(each: Task, member: Member) -> int | None:
+        if each.id.key_group == 0 and member.id == "a":
+            return None
+        return 0 if (each.id.key_group % 2 == 0) == (member.id == "b") else 5
+
+    done = assign(view("a: b:", total=8), replace(SETTINGS, user_cost=rule))
+    assert all(done.owners[task(n)] == ("b" if n % 2 == 0 else "a") for n in range(8))
+
+
+def test_the_sticky_assignor_moves_at_once_and_little() -> None:
+    """Sticky keeps owners, levels, and waits for nobody."""
+    done = assign(view("a:0-5 b:6-7 c:8"), replace(SETTINGS, assignor="sticky"))
+    assert Counter(done.owners.values()) == {"a": 3, "b": 3, "c": 3}
+    assert sum(move.role == "owner" for move in done.moves) == 3
+
+
+def test_the_hash_assignor_needs_no_history() -> None:
+    """Hash gives the same places whoever owned before."""
+    settings = replace(SETTINGS, assignor="hash")
+    assert assign(view("a:0-7 b:"), settings).owners == assign(view("a: b:0-7"), settings).owners
+
+
+def broken_assignor(before: View, _: AssignSettings) -> Assignment:
+    """Own one task by a stranger and forget the others."""
+    return Assignment({before.tasks[0].id: "nobody", task(99): "a"})
+
+
+def test_a_users_invalid_answer_is_refused_and_named() -> None:
+    """The previous assignment stays and every violation is in the warnings."""
+    before = view("a:0-1 b:2-3")
+    done = assign(before, replace(SETTINGS, assignor=broken_assignor))
+    assert done.owners == before.owners
+    said = "\n".join(done.warnings)
+    for part in ("task g_1 has no owner", "task g_99 is unknown", "owner nobody of task g_0 is not a live member"):
+        assert part in said
+
+
+def test_a_users_assignor_by_path_is_used() -> None:
+    """A dotted path names a function; a wrong one is an error."""
+    path = "riffle_spark.assign.sticky.hashed"
+    hashed = assign(view("a:0-7 b:"), replace(SETTINGS, assignor="hash"))
+    assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
+    with pytest.raises(ConfigError, match="no assignor is found"):
+        assign(view("a:0"), replace(SETTINGS, assignor="no.such.thing"))
+
+
+def test_check_names_double_copies() -> None:
+    """A member that owns and keeps one task is named."""
+    done = Assignment({task(0): "a"}, standbys={task(0): ("a",)})
+    assert violations(view("a:0"), done) == ("member a holds two copies of task g_0",)

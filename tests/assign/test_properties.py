@@ -1,0 +1,262 @@
+"""Laws of the assignor, for any group: valid, level, sticky, converging, stable, the same everywhere, cheapest."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from assign_views import WHOLE, task, view
+from hypothesis import given, note
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.check import violations
+from riffle_spark.assign.counts import Demand, balanced_counts
+from riffle_spark.assign.figures import cost_of, spread_per_slot
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic
+from riffle_spark.assign.seats import fair_range
+from riffle_spark.assign.simulate import Event, Group, Phase
+from riffle_spark.assign.simulate import _settle as settle
+
+RACKS = ("r1", "r2", "r3")
+
+
+@st.composite
+def groups(draw: st.DrawFn, *, uniform: bool = True, stores: int = 3) -> Group:
+    """Return a group with random owners, some of them missing, and random copies."""
+    chance = random.Random(draw(st.integers(0, 2**32)))
+    members = {
+        f"m{n}": Member(f"m{n}", 1 if uniform else chance.randint(1, 4), chance.choice(RACKS))
+        for n in range(draw(st.integers(1, 7)))
+    }
+    tasks = tuple(
+        Task(
+            task(n, f"s{n % draw(st.integers(1, stores))}"),
+            size=WHOLE,
+            owner_traffic=Traffic(1, dict.fromkeys(chance.sample(RACKS, 2), 1)),
+            standby_traffic=Traffic(1, dict.fromkeys(chance.sample(RACKS, 2), 1)),
+        )
+        for n in range(draw(st.integers(1, 24)))
+    )
+    owners = {each.id: chance.choice(sorted(members)) for each in tasks if chance.random() < 0.9}
+    lags: dict[str, dict[TaskId, int | None]] = {name: {} for name in members}
+    for each, owner in owners.items():
+        lags[owner][each] = 0
+    for each in tasks:
+        for name in sorted(members):
+            if chance.random() < 0.15:
+                lags[name].setdefault(each.id, chance.choice([0, 5_000, 40_000, None]))
+    return Group(tasks, members, owners, lags=lags)
+
+
+def configured(strategy: str = "none", **changes: int) -> AssignSettings:
+    """Return settings with small bounds."""
+    return replace(AssignSettings(rack_aware_assignment_strategy=strategy), **changes)  # type: ignore[arg-type]
+
+
+def settled(group: Group, settings: AssignSettings) -> Phase:
+    """Run a group until nothing moves, and write its history down for the case that something is wrong."""
+    phase = settle(group, None, settings, True, assign)
+    note("replay: " + repr(group.view()))
+    for number, each in enumerate(phase.rounds, 1):
+        note(
+            f"round {number}: " + "; ".join(f"{m.task} {m.role} {m.source}->{m.target}" for m in each.assignment.moves)
+        )
+    return phase
+
+
+@pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
+@given(group=groups(), standbys=st.integers(0, 2), warmups=st.integers(1, 4))
+@examples(max_examples=40, deadline=None, derandomize=True)
+def test_every_group_converges_valid_level_and_stable(strategy: str, group: Group, standbys: int, warmups: int) -> None:
+    """Each round is valid and caught up; in the end owners are level and nothing moves any more."""
+    settings = configured(strategy, num_standbys=standbys, max_warmup_replicas=warmups)
+    phase = settled(group, settings)
+    assert phase.converged
+    assert phase.stable
+    for each in phase.rounds:
+        assert not violations(each.before.view(), each.assignment, settings)
+    last = phase.rounds[-1].assignment
+    assert spread_per_slot(list(group.members.values()), last.owners.values()) <= 1
+
+
+@given(group=groups(uniform=False), standbys=st.integers(0, 1))
+@examples(max_examples=40, deadline=None, derandomize=True)
+def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None:
+    """With any capacities owners per slot differ by at most one."""
+    phase = settled(group, configured(num_standbys=standbys, max_warmup_replicas=4))
+    assert phase.converged
+    assert phase.stable
+    assert spread_per_slot(list(group.members.values()), phase.rounds[-1].assignment.owners.values()) <= 1
+
+
+@given(group=groups(stores=1))
+@examples(max_examples=60, deadline=None, derandomize=True)
+def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
+    """A newcomer gets tasks; no two old members exchange any."""
+    before = settled(group, configured(max_warmup_replicas=50)).after
+    after = settled(
+        replace(before, members={**before.members, "new": Member("new", rack="r1")}),
+        configured(max_warmup_replicas=50),
+    ).after
+    assert {owner for each, owner in after.owners.items() if owner != before.owners[each]} <= {"new"}
+
+
+@given(group=groups(stores=1), standbys=st.integers(0, 1))
+@examples(max_examples=60, deadline=None, derandomize=True)
+def test_removing_a_member_moves_only_its_tasks(group: Group, standbys: int) -> None:
+    """Without standbys elsewhere only what it owned gets another owner."""
+    settings = configured(max_warmup_replicas=50, num_standbys=standbys)
+    before = settled(replace(group, lags={m: {} for m in group.members}), settings).after
+    gone = sorted(before.members)[0]
+    if len(before.members) == 1:
+        return
+    first = assign(before.struck_by(Event(drop=(gone,))).view(), settings)
+    moved = {each for each, owner in first.owners.items() if owner != before.owners[each]}
+    assert moved == {each for each, owner in before.owners.items() if owner == gone}
+
+
+@given(group=groups(), standbys=st.integers(0, 1))
+@examples(max_examples=40, deadline=None, derandomize=True)
+def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
+    """A settled group is left alone even if the last target is forgotten."""
+    settings = configured(max_warmup_replicas=50, num_standbys=standbys)
+    after = settled(group, settings).after
+    again = assign(replace(after.view(), target={}), settings)
+    assert not again.moves
+    assert not again.needs_probe
+
+
+@given(group=groups(), seed=st.integers(0, 1000))
+@examples(max_examples=30, deadline=None, derandomize=True)
+def test_the_order_of_the_input_does_not_matter(group: Group, seed: int) -> None:
+    """Shuffled members, tasks and maps give the same assignment."""
+    settings = configured("min_cost", num_standbys=1)
+    told = group.view()
+    shuffled = replace(
+        told,
+        members=_shuffled(told.members, seed),
+        tasks=_shuffled(told.tasks, seed),
+        owners=dict(_shuffled(tuple(told.owners.items()), seed)),
+        lags={
+            each: dict(_shuffled(tuple(held.items()), seed)) for each, held in _shuffled(tuple(told.lags.items()), seed)
+        },
+    )
+    assert repr(assign(told, settings)) == repr(assign(shuffled, settings))
+
+
+def _shuffled(values: tuple, seed: int) -> tuple:  # type: ignore[type-arg]
+    mixed = list(values)
+    random.Random(seed).shuffle(mixed)
+    return tuple(mixed)
+
+
+SCRIPT = """
+from assign_views import view
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import AssignSettings
+print(assign(view("a:0-9 b:10-12 c:", group="counts"), AssignSettings(num_standbys=1)))
+"""
+
+
+def test_two_hash_seeds_give_the_same_bytes() -> None:
+    """Python's own hash never reaches a result."""
+    paths = os.pathsep.join(path for path in (str(Path(__file__).parent), *sys.path) if path)
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("0", "4711")
+    }
+    assert len(outputs) == 1
+    assert next(iter(outputs))
+
+
+def _cheapest(group: Group, settings: AssignSettings) -> int:
+    """Try every level placement."""
+    names = sorted(group.members)
+    tasks = [each.id for each in group.tasks]
+    low, high = fair_range(len(tasks), [1] * len(names))
+    best = None
+    for places in itertools.product(names, repeat=len(tasks)):
+        counts = [places.count(name) for name in names]
+        if all(least <= count <= most for least, count, most in zip(low, counts, high, strict=True)):
+            cost = _cost(group, dict(zip(tasks, places, strict=True)), settings)
+            best = cost if best is None else min(best, cost)
+    assert best is not None
+    return best
+
+
+def _cost(group: Group, owners: Mapping[TaskId, str], settings: AssignSettings) -> int:
+    members = list(group.members.values())
+    moved = sum(group.owners[each] != owners[each] for each in group.owners)
+    stay = settings.rack_aware_assignment_non_overlap_cost
+    return cost_of(members, group.tasks, owners, {}, settings) + stay * moved
+
+
+@given(group=groups(stores=1))
+@examples(max_examples=25, deadline=None, derandomize=True)
+def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None:
+    """On small groups no level placement is cheaper than the flow's."""
+    names = sorted(group.members)[:3]
+    small = Group(
+        group.tasks[:6],
+        {name: group.members[name] for name in names},
+        {each.id: names[n % len(names)] for n, each in enumerate(group.tasks[:6])},
+    )
+    small = replace(small, lags={m: {each: 0 for each, owner in small.owners.items() if owner == m} for m in names})
+    settings = configured("min_cost", max_warmup_replicas=50)
+    target = assign(small.view(), settings).target
+    assert _cost(small, target, settings) == _cheapest(small, settings)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32))
+@examples(max_examples=60, deadline=None, derandomize=True)
+def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> None:
+    """The counts are within their ranges, and no brute force keeps more units where they are."""
+    chance = np.random.default_rng(seed)
+    owned = chance.integers(0, 3, (rows, members))
+    ranges = [fair_range(int(total), [1] * members) for total in owned.sum(axis=1)]
+    low, high = np.array([each[0] for each in ranges]), np.array([each[1] for each in ranges])
+    least, most = fair_range(int(owned.sum()), [1] * members)
+    zero = np.zeros_like(owned)
+    found = balanced_counts(
+        Demand(
+            owned, zero, zero, owned.sum(axis=1) * 0, np.ones_like(owned, bool), low, high, owned.sum(axis=0) * 0,
+            np.array(least), np.array(most), np.ones(members, np.int64), 55, 4500,
+        )
+    )  # fmt: skip
+    kept = int(np.minimum(found, owned).sum())
+    best = 0
+    for cells in itertools.product(*(range(a, b + 1) for a, b in zip(low.ravel(), high.ravel(), strict=True))):
+        other = np.array(cells).reshape(rows, members)
+        total = other.sum(axis=0)
+        if (other.sum(axis=1) == owned.sum(axis=1)).all() and (total >= least).all() and (total <= most).all():
+            best = max(best, int(np.minimum(other, owned).sum()))
+    assert kept == best
+
+
+def test_a_view_of_no_tasks_is_fine() -> None:
+    """Nothing to place is no error."""
+    assert assign(view("a:"), AssignSettings()) == Assignment({}, target={})
+
+
+def test_a_view_is_not_changed() -> None:
+    """The input is the same after the call."""
+    told = view("a:0-7 b: c:")
+    before = repr(told)
+    assign(told, AssignSettings(num_standbys=1))
+    assert repr(told) == before
