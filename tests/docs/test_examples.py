@@ -1,0 +1,97 @@
+"""The pages say what is so: examples run as written, links lead somewhere, settings are those of the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
+from pyspark.sql import SparkSession
+
+import riffle_spark
+from riffle_spark import Settings
+from riffle_spark.settings import read_toml
+
+RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
+ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]
+FOLDER = "/tmp/riffle-quickstart"
+SMALL = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"}
+
+
+def test_relative_links_lead_to_files_and_headings() -> None:
+    """Every relative link names a file of the project and, behind a '#', one of its headings."""
+    broken = []
+    for page in PAGES:
+        for link in links(page):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+                broken.append(f"{page.relative_to(CHECKOUT)}: {link}")
+    assert broken == []
+
+
+def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
+    """The README and the docs have runnable examples; what needs servers to run is at least free of syntax errors."""
+    assert {block.page.name for block in RUNNABLE} >= {"README.md", "sinks.md", "formats.md", "configuration.md"}
+    for block in ONLY_SHOWN:
+        compile(block.code, str(block), "exec")
+
+
+def test_every_setting_stands_in_the_configuration_page_with_its_default() -> None:
+    """The page's tables name each setting of the code exactly once, and its default."""
+    rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
+    told = {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")}
+    assert sorted(row[0].strip("`") for row in rows if row[0].startswith("`")) == sorted(Settings.__dataclass_fields__)
+    defaults = Settings()
+    given = {name: _value(cell) for name, cell in told.items()}
+    assert Settings(**{name: value for name, value in given.items() if value}) == defaults
+    assert {name for name, value in given.items() if not value} == {
+        name for name in told if getattr(defaults, name) in (None, ())
+    }
+
+
+def _value(cell: str) -> str:
+    """Return a cell as one would write it in a setting: '10 000' without its space, nothing for what is not set."""
+    return "" if cell in ("not set", "none") else re.sub(r"(?<=\d) (?=\d)", "", cell.strip("`"))
+
+
+def test_the_example_settings_are_all_commented_out() -> None:
+    """conf/riffle.toml can be read, and sets nothing."""
+    assert read_toml(CHECKOUT / "conf" / "riffle.toml") == {}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """Start the one session that all examples find."""
+    builder = SparkSession.builder.master("local[2]").appName("examples")
+    for name, value in SMALL.items():
+        builder = builder.config(name, value)
+    session = riffle_spark.configure(builder, kafka=False).getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what stands for the folder that the examples use."""
+    return tmp_path_factory.mktemp("quickstart")
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("block", RUNNABLE, ids=str)
+def test_runnable_examples_run_as_written(
+    spark: SparkSession, folder: Path, block: Block, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each block marked as runnable runs, in the order of the pages, and prints what it computed."""
+    code = block.code.replace(FOLDER, str(folder))
+    variables: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(code, str(block), "exec"), variables)
+    printed = capfd.readouterr().out
+    assert "print(" not in code or printed
+    job = variables.get("job")
+    if isinstance(job, riffle_spark.StatefulJob):
+        assert len(job.reports) >= 2
+        assert sum(report.rows for report in job.reports) > 0
