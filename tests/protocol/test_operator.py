@@ -1,0 +1,71 @@
+"""What an operator needs of its input, and what must stay as it is stored."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.aggregates import aggregate, count, sum_
+from riffle_spark.protocol.operator import Operator, check_schemas, operator_of
+
+ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64()), ("tags", pa.list_(pa.string()))])
+
+
+def operator(key: tuple[str, ...] = ("k",), rows: pa.Schema = ROWS, store: str = "totals") -> Operator:
+    """Return a sum per key."""
+    return operator_of(store, key, aggregate(total=sum_("v")), (), rows)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a..b", "", "log", "delta", "-a", ".a", "a" * 65, "ä", "a b", "a\n"])
+def test_a_store_name_that_could_leave_the_root_is_refused(name: str) -> None:
+    """Names become parts of object names and folders, and nothing else."""
+    with pytest.raises(ConfigError, match="cannot be a store name"):
+        operator(store=name)
+
+
+def test_a_key_column_that_is_missing_is_named() -> None:
+    """The error lists the columns there are."""
+    with pytest.raises(ConfigError, match="no column 'user'") as caught:
+        operator(("user",))
+    assert caught.value.remedy == "use one of k, n, v, tags"
+    with pytest.raises(ConfigError, match="no column 'offset'"):
+        operator_of("totals", ["k"], aggregate(n=count()), ["offset"], ROWS)
+
+
+def test_a_key_of_an_unsupported_type_is_refused() -> None:
+    """Lists, maps and structs are no keys."""
+    with pytest.raises(ConfigError, match="list") as caught:
+        operator(("tags",))
+    assert caught.value.where == "tags"
+
+
+def test_the_same_operator_fits_what_it_stored() -> None:
+    """Stored schemas are text and Arrow bytes, and equal operators have equal ones."""
+    check_schemas({"totals": operator().stored(), "other": {"key": "", "state": "", "text": ""}}, [operator()])
+    assert operator().stored()["text"] == "k: string | total: int64"
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        operator(("k", "n")),
+        operator(rows=ROWS.set(2, pa.field("v", pa.float64()))),
+        operator_of("totals", ["k"], aggregate(sum=sum_("v")), (), ROWS),
+        operator_of("totals", ["k"], aggregate(total=sum_("v"), n=count()), (), ROWS),
+        operator(rows=ROWS.set(0, pa.field("k", pa.binary()))),
+    ],
+    ids=["another key", "another type", "another name", "one more column", "another key type"],
+)
+def test_a_changed_schema_is_refused(now: Operator) -> None:
+    """Whatever differs in key or state: both are shown, and what can be done."""
+    with pytest.raises(ConfigError, match="another schema") as caught:
+        check_schemas({"totals": operator().stored()}, [now])
+    assert "stored:   k: string | total: int64" in caught.value.problem
+    assert "another store name" in caught.value.remedy
+
+
+def test_metadata_and_nullability_of_the_input_do_not_matter() -> None:
+    """What a source says beside the type may differ from run to run."""
+    told = ROWS.with_metadata({"a": "b"}).set(0, pa.field("k", pa.string(), nullable=False, metadata={"c": "d"}))
+    check_schemas({"totals": operator().stored()}, [operator(rows=told)])
