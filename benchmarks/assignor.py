@@ -1,0 +1,246 @@
+"""The assignor's figures beside Kafka Streams': times, growth, moves, imbalance, cross-rack cost, rounds.
+
+Times are the CPU times of one process, the best of a few calls, as the shared results give them for Kafka Streams.
+The scenarios and Kafka Streams' results lie outside the repository: beside it, or where RIFFLE_SHARED points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import AssignSettings, Member, Strategy, Task, TaskId, Traffic, View
+from riffle_spark.assign.report import converge_of
+from riffle_spark.assign.scenario import Scenario, read_scenario
+from riffle_spark.assign.simulate import run
+
+STRATEGIES: tuple[Strategy, ...] = ("none", "min_cost", "balance_subtopology")
+SIZES = ((128, 8), (128, 100), (256, 16), (512, 32), (1000, 50), (2000, 100), (4000, 200), (10_000, 1_000))
+RACKS = 6
+GROUPS = 8
+CALLS = 5
+
+
+def anchors() -> Path:
+    """Return the folder of the Kafka Streams anchors."""
+    named = os.environ.get("RIFFLE_SHARED")
+    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared"
+    found = folder / "anchors" / "kafka_streams"
+    if not found.is_dir():
+        raise SystemExit(f"no anchors in {found}: put the shared folder beside the checkout or set RIFFLE_SHARED")
+    return found
+
+
+def scale_out(tasks: int, members: int) -> View:
+    """Return a level group with a standby each in which every tenth member is new and empty."""
+    names = [f"m{n:04}" for n in range(members)]
+    old = [name for n, name in enumerate(names) if n % 10 != 3]
+    racks = [f"r{n}" for n in range(RACKS if members > 100 else 3)]
+    made, owners, standbys, lags = [], {}, {}, {}
+    for number in range(tasks):
+        group, part = number % GROUPS, number // GROUPS
+        near = {racks[(number + step) % len(racks)]: 1 for step in (0, 1)}
+        other = {racks[(part + step) % len(racks)]: 1 for step in (0, 2)}
+        each = TaskId(f"s{group}", part)
+        made.append(Task(each, size=150_000, owner_traffic=Traffic(1, near), standby_traffic=Traffic(1, other)))
+        owner = old[(part * GROUPS + group) % len(old)]
+        second = old[(part * GROUPS + group + 1 + part % 3) % len(old)]
+        owners[each], lags[each] = owner, {owner: 0}
+        if second != owner:
+            standbys[each] = (second,)
+            lags[each][second] = 3_000
+    joined = tuple(Member(name, 4, racks[n % len(racks)]) for n, name in enumerate(names))
+    return View(joined, tuple(made), owners, standbys, lags=lags)
+
+
+def milliseconds(view: View, settings: AssignSettings) -> float:
+    """Return the least CPU time of a few calls."""
+    taken = []
+    for _ in range(CALLS if len(view.tasks) < 4000 else 2):
+        started = time.process_time()
+        assign(view, settings)
+        taken.append(time.process_time() - started)
+    return round(min(taken) * 1000, 2)
+
+
+def times() -> dict[str, dict[str, float]]:
+    """Measure every strategy and size."""
+    found: dict[str, dict[str, float]] = {}
+    warm = scale_out(64, 4)
+    for strategy in STRATEGIES:
+        settings = AssignSettings(num_standbys=1, max_warmup_replicas=16, rack_aware_assignment_strategy=strategy)
+        assign(warm, settings)
+        found[strategy] = {
+            f"{tasks}x{members}": milliseconds(scale_out(tasks, members), settings) for tasks, members in SIZES
+        }
+    return found
+
+
+def growth(measured: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return the power with which time grows in tasks x racks + tasks + members, by least squares over all sizes."""
+    powers = {}
+    for strategy, by_size in measured.items():
+        points = []
+        for tasks, members in SIZES:
+            if (tasks, members) != (128, 100):
+                racks = RACKS if members > 100 else 3
+                points.append((math.log(tasks * racks + tasks + members), math.log(by_size[f"{tasks}x{members}"])))
+        mean_x = sum(x for x, _ in points) / len(points)
+        mean_y = sum(y for _, y in points) / len(points)
+        slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+        powers[strategy] = round(slope, 2)
+    return powers
+
+
+def content(path: Path) -> dict[str, Any]:
+    """Return a parsed result file."""
+    data = path.read_bytes()
+    parsed: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return parsed
+
+
+def phases(scenario: Scenario) -> list[dict[str, Any]]:
+    """Return the figures of every phase of a scenario."""
+    figures: Any = converge_of(scenario, run(scenario), keep=True, history=False)["phases"]
+    return list(figures)
+
+
+def scenarios(family: str, strategy: str | None, **changes: float) -> Iterator[tuple[Path, Scenario]]:
+    """Read the scenarios of a family, with changed settings."""
+    for path in sorted((anchors() / "scenarios" / family).iterdir()):
+        scenario = read_scenario(path, strategy)
+        yield path, replace(scenario, settings=replace(scenario.settings, **changes))  # type: ignore[arg-type]
+
+
+def moves() -> dict[str, Any]:
+    """Return how many owners move, how evenly and in how many rounds, without a rack strategy."""
+    fewest = net = made = broken = 0
+    bound, growth_of_imbalance = -100, 0.0
+    for _, scenario in scenarios("random", "none"):
+        for phase in phases(scenario):
+            fewest += phase["fewest_stateful_active_moves"]
+            net += phase["net_stateful_active_moves"]
+            made += phase["moves"]["active_stateful"]
+            broken += broken_in(phase)
+            warm = sum(phase["warmups_by_round"])
+            bound = max(bound, phase["rounds"] - math.ceil(warm / scenario.settings.max_warmup_replicas) - 2)
+            growth_of_imbalance = max(growth_of_imbalance, grown(phase))
+    return {
+        "net_over_fewest": round(net / fewest, 4),
+        "made_over_net": round(made / net, 4),
+        "worst_growth_of_imbalance": round(growth_of_imbalance, 4),
+        "rounds_over_bound_worst": bound,
+        "net_over_fewest_without_store_balance": round(_instance_only(), 4),
+        "broken": broken,
+    }
+
+
+def _instance_only() -> float:
+    found = [phase for _, each in scenarios("random", "none", store_balance=0.0) for phase in phases(each)]
+    return sum(phase["net_stateful_active_moves"] for phase in found) / sum(
+        phase["fewest_stateful_active_moves"] for phase in found
+    )
+
+
+def broken_in(phase: dict[str, Any]) -> int:
+    """Count the broken properties of a phase."""
+    unsettled = (not phase["converged"]) + (not phase["stable"])
+    return unsettled + len(phase["broken"]) + sum(map(len, phase["broken_rounds"].values()))
+
+
+def grown(phase: dict[str, Any]) -> float:
+    """Return how much wider owners were spread at worst than at the start; lost owners' tasks are placed first."""
+    by_round = phase["stateful_imbalance_by_round"]
+    start = phase["stateful_imbalance_before"]
+    if phase["moves"]["active_first_placed"]:
+        start = max(start, by_round[0])
+    return max(0.0, float(max(by_round) - start))
+
+
+def racks() -> dict[str, Any]:
+    """Return the cross-rack cost beside Kafka Streams': worst phase without stickiness, and the sum as configured."""
+    ours = theirs = broken = 0
+    for path, scenario in (*scenarios("random", None), *scenarios("worked", None)):
+        for phase, other in compared(path, scenario):
+            broken += broken_in(phase)
+            ours += phase["cross_rack"]["total_cost"]
+            theirs += other["cross_rack"]["total_cost"]
+    worst, dearer = 0.0, []
+    free = {"rack_aware_assignment_non_overlap_cost": 0}
+    for path, scenario in (*scenarios("random", None, **free), *scenarios("worked", None, **free)):
+        for number, (phase, other) in enumerate(compared(path, scenario)):
+            mine, cost = phase["cross_rack"]["total_cost"], other["cross_rack"]["total_cost"]
+            worst = max(worst, (mine + 10) / (cost + 10))
+            if mine > cost:
+                dearer.append(f"{scenario.name} phase {number}: {mine} against {cost}")
+    return {
+        "cross_rack_over_kafka_worst": round(worst, 4),
+        "cross_rack_over_kafka_sum": round(ours / theirs, 4),
+        "cross_rack_dearer_than_kafka": dearer,
+        "broken": broken,
+    }
+
+
+def compared(path: Path, scenario: Scenario) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return our phases beside Kafka Streams', where a rack strategy was in force and it finished."""
+    result = content(anchors() / "results" / path.parent.name / path.name)
+    if scenario.settings.rack_aware_assignment_strategy == "none" or "converge" not in result:
+        return
+    for phase, other in zip(phases(scenario), result["converge"]["phases"], strict=False):
+        if other["converged"] and "total_cost" in other["cross_rack"]:
+            yield phase, other
+
+
+def figures() -> dict[str, Any]:
+    """Measure everything."""
+    measured = times()
+    without, with_racks = moves(), racks()
+    return {
+        "times_ms": measured,
+        "growth_power": growth(measured),
+        **without,
+        **with_racks,
+        "broken": without["broken"] + with_racks["broken"],
+    }
+
+
+WANTED = {
+    "growth_power": "near 1",
+    "net_over_fewest": "<= 1.3 (Kafka Streams 5.3)",
+    "net_over_fewest_without_store_balance": "1",
+    "made_over_net": "<= 1.05 (2.0)",
+    "worst_growth_of_imbalance": "<= 0",
+    "rounds_over_bound_worst": "<= 0",
+    "cross_rack_over_kafka_worst": "<= 1 (one partition is added to both)",
+    "cross_rack_over_kafka_sum": "< 1",
+    "cross_rack_dearer_than_kafka": "[]",
+    "broken": "0",
+}
+
+
+def main() -> None:
+    """Print the figures, as a table or as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    found = figures()
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    for strategy, by_size in found["times_ms"].items():
+        print(f"{strategy:20}", "  ".join(f"{size} {taken} ms" for size, taken in by_size.items()))
+    for name, wanted in WANTED.items():
+        print(f"{name:40} {found[name]}  (wanted {wanted})")
+
+
+if __name__ == "__main__":
+    main()
