@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from riffle_spark.errors import RiffleError
+from riffle_spark.errors import CorruptStateError, RiffleError
 from riffle_spark.state import codec, paths
+from riffle_spark.state.copy import DamagedCopy
 from riffle_spark.state.fold import Keeper
-from riffle_spark.state.manifest import Entry, Snapshot
+from riffle_spark.state.manifest import Entry, Head, Snapshot
+from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.parts import Reader
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.worker.homes import folder_of, store_of
@@ -68,11 +70,22 @@ def take_snapshots(
     return SnapshotReceipt(receipt.taken, {kind: count for kind, count in sent.items() if count}, error)
 
 
-def _take(order: SnapshotOrder, keeper: Keeper, objects, attempt: str) -> Snapshot:  # type: ignore[no-untyped-def]
-    with keeper.bring_or_beyond(order.key_group, order.entry) as copy:
-        head, pairs, longs = copy.scan()
-    table: pa.Table = order.schema.table(pairs, longs)
+def _take(order: SnapshotOrder, keeper: Keeper, objects: ObjectStore, attempt: str) -> Snapshot:
+    try:
+        head, table = _scanned(order, keeper)
+    except DamagedCopy:
+        keeper.forget([order.key_group])
+        head, table = _scanned(order, keeper)
     data = codec.encode(table)
     snapshot_id = paths.snapshot_id(head.version, attempt)
     objects.put_if_absent(paths.snapshot(order.schema.store, order.key_group, snapshot_id), data)
     return Snapshot(snapshot_id, head, len(data), codec.checksum(data), table.num_rows)
+
+
+def _scanned(order: SnapshotOrder, keeper: Keeper) -> tuple[Head, pa.Table]:
+    with keeper.bring_or_beyond(order.key_group, order.entry) as copy:
+        head, pairs, longs = copy.scan()
+    try:
+        return head, order.schema.table(pairs, longs)
+    except CorruptStateError as error:
+        raise DamagedCopy(error.problem, remedy=error.remedy, where=order.schema.store) from error

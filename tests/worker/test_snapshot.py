@@ -1,0 +1,98 @@
+"""Taking snapshots on a member: exactly what the copy holds, whatever state the copy is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from slots import Member, rows_of
+
+from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.state import codec, paths
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.faulty import Fault
+from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt, take_snapshots
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Member:
+    """A member whose store has counted two keys in several batches."""
+    member = Member(tmp_path, aggregate(n=count()))
+    for _ in range(3):
+        member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
+    return member
+
+
+def orders(member: Member) -> list[SnapshotOrder]:
+    """Return an order for every key-group."""
+    schema = member.operator.schema
+    return [SnapshotOrder(member.home, schema, kg, entry, 1) for kg, entry in sorted(member.entries.items())]
+
+
+def rows(member: Member, receipt: SnapshotReceipt) -> dict[str, int]:
+    """Return what the snapshots of a receipt hold, checked."""
+    found: dict[str, int] = {}
+    for store, key_group, snapshot in receipt.taken:
+        name = paths.snapshot(store, key_group, snapshot.id)
+        data = member.store.inner.get(name)
+        assert data is not None
+        assert len(data) == snapshot.length
+        table = codec.decode(data, snapshot.checksum, name)
+        assert table.num_rows == snapshot.rows
+        assert snapshot.head in [link.head for link in member.entries[key_group].chain]
+        found |= dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))
+    return found
+
+
+def test_a_snapshot_holds_the_key_group_at_its_head(member: Member) -> None:
+    """One put each; ids hold version, epoch and attempt, and no two are alike."""
+    receipt = take_snapshots(orders(member), "1")
+    assert receipt.error is None
+    assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
+    assert receipt.requests["put"] == len(receipt.taken) == len({snapshot.id for _, _, snapshot in receipt.taken})
+    assert {snapshot.head.version for _, _, snapshot in receipt.taken} == {2}
+
+
+def test_a_member_without_a_copy_restores_one_first(member: Member) -> None:
+    """Whoever is asked can take it."""
+    assert rows(member, take_snapshots(orders(member), "another")) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
+    """An order that comes late gets the newer committed state, under its own head."""
+    late = orders(member)
+    member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
+    member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
+    receipt = take_snapshots(late, "1")
+    assert rows(member, receipt) == {"a": 4, "b": 4, "c": 4}
+    assert {snapshot.head.version for _, _, snapshot in receipt.taken} == {3}
+
+
+@pytest.mark.parametrize("how", ["file", "value"])
+def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) -> None:
+    """What cannot be read never becomes a snapshot."""
+    for link in Path(member.home.local_dir or "").glob("*/*/copies/totals/*"):
+        if not link.is_symlink():
+            continue
+        if how == "file":
+            (link.resolve() / "data.mdb").write_bytes(b"\xff" * 20_000)
+            continue
+        with Copy(link.resolve()) as copy, copy._environment.begin(write=True, db=copy._state) as transaction:
+            transaction.put(next(iter(transaction.cursor()))[0], b"\x01")
+    receipt = take_snapshots(orders(member), "1")
+    assert receipt.error is None
+    assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_an_error_ends_it_and_what_was_taken_counts(member: Member) -> None:
+    """The receipt tells what stopped it; the snapshots before that are listed as usual."""
+    member.store.script(Fault("unavailable", "put", "totals/", skip=1))
+    receipt = take_snapshots(orders(member), "1")
+    assert len(receipt.taken) == 1
+    assert "scripted fault" in (receipt.error or "")
+    rows(member, receipt)
+
+
+def test_no_orders_need_nothing() -> None:
+    """An executor without orders answers without a store or a folder."""
+    assert take_snapshots([], "1") == SnapshotReceipt()
