@@ -102,7 +102,7 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
     fits = copies_that_fit(board.members, board.tasks, count)
     most = None if fits is None else [m if slot else 0 for m, slot in zip(fits, slots, strict=True)]
     member_low, member_high = fair_range(count, slots, most)
-    if not base.any() and all(home != NOBODY for home in board.homes):
+    if settings.store_balance > 0 and not base.any() and all(home != NOBODY for home in board.homes):
         member_low, member_high = _or_as_level_as_now(board, base, slots, (member_low, member_high))
     low, high = _row_ranges(rows, totals, slots, (np.array(member_low) - base, np.array(member_high) - base))
     owned, held, free = _seated(board, rows, sets)

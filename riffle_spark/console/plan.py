@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -42,21 +43,26 @@ __all__ = ["plan_command"]
     show_default=True,
     help="Whether a member keeps state that it was told to let go of.",
 )
+@click.option("--no-store-balance", is_flag=True, help="Balance members only, not the tasks of each store.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, a file each.")
-def plan_command(  # noqa: PLR0913, PLR0917 (one parameter an option)
+def plan_command(
     scenarios: tuple[Path, ...],
     more: tuple[Path, ...],
     converge: bool,
     history: bool,
     strategy: str | None,
     owner_state: str,
+    no_store_balance: bool,
     as_json: bool,
 ) -> None:
     """Show who would own, keep and warm up what, and why."""
     keep = owner_state == "keep"
     try:
         for path in _files((*scenarios, *more)):
-            planned = _plan(read_scenario(path, strategy), converge or history, history, keep)
+            scenario = read_scenario(path, strategy)
+            if no_store_balance:
+                scenario = replace(scenario, settings=replace(scenario.settings, store_balance=0.0))
+            planned = _plan(scenario, converge or history, history, keep)
             click.echo(json.dumps(planned) if as_json else _text(planned))
     except RiffleError as error:
         raise click.ClickException(str(error)) from error
