@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.settings import read_toml
+from riffle_spark.state.log import Log
+from riffle_spark.state.root import open_store
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
 ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]
@@ -95,3 +97,14 @@ def test_runnable_examples_run_as_written(
     if isinstance(job, riffle_spark.StatefulJob):
         assert len(job.reports) >= 2
         assert sum(report.rows for report in job.reports) > 0
+    if "changed" in variables:
+        assert variables["changed"] == _changes_listed(f"file://{folder}/state")
+
+
+def _changes_listed(root: str) -> int:
+    """Return how many changed rows the log lists after the snapshots, as our own reader has it."""
+    log = Log(open_store(root), root)
+    log.open()
+    listed = sum(link.rows for entry in log.manifest.entries.values() for link in entry.chain)
+    assert listed > 0
+    return listed
