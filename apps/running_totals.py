@@ -15,8 +15,7 @@ import signal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import riffle_spark
-from riffle_spark import aggregate, count, sum_
+import riffle_spark as riffle
 
 
 def arguments() -> argparse.Namespace:
@@ -60,19 +59,13 @@ def writer(options: argparse.Namespace):
 
 def main() -> None:
     options = arguments()
-    spark = riffle_spark.configure(SparkSession.builder.appName("running-totals")).getOrCreate()
-    settings = riffle_spark.Settings(root=options.root) if options.root else None
-    totals = riffle_spark.Stateful(
-        "totals", key="user_id", compute=aggregate(count=count(), total=sum_("amount")), settings=settings
-    )
-    stream = events(spark, options).writeStream.foreachBatch(totals.into(writer(options)))
-    stream = stream.option("checkpointLocation", options.checkpoint)
-    stream = (
-        stream.trigger(availableNow=True)
-        if options.available_now
-        else stream.trigger(processingTime=f"{options.trigger_seconds} seconds")
-    )
-    query = stream.start()
+    spark = riffle.configure(SparkSession.builder.appName("running-totals")).getOrCreate()
+    settings = riffle.Settings(root=options.root) if options.root else None
+    compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
+    job = riffle.Stateful("totals", key="user_id", compute=compute, settings=settings).into(writer(options))
+    stream = events(spark, options).writeStream.foreachBatch(job).option("checkpointLocation", options.checkpoint)
+    interval = {"processingTime": f"{options.trigger_seconds} seconds"}
+    query = stream.trigger(**({"availableNow": True} if options.available_now else interval)).start()
     signal.signal(signal.SIGTERM, lambda *_: query.stop())
     query.awaitTermination()
     spark.stop()
