@@ -51,6 +51,7 @@ class Demand:
     instance_weight: int
     move_price: int = 1
     stray_price: int = 0
+    stateless: bool = False
 
     @property
     def last_price(self) -> int:

@@ -124,6 +124,7 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
         instance_weight=round(10_000 * settings.instance_balance),
         move_price=len(board.tasks) + 1 if fewest_first else 8,
         stray_price=-len(board.tasks) if fewest_first else 1,
+        stateless=all(task.kind == "stateless" for task in board.tasks),
     )
 
 

@@ -93,22 +93,19 @@ class _Bounds:
             member_low, member_high = np.minimum(member_low, total), np.maximum(member_high, total)
             low, high = np.minimum(low, counts), np.maximum(high, counts)
             if len(set(demand.slots[demand.slots > 0].tolist())) > 1:
-                low, high = np.zeros_like(low), high + int(demand.base.any())
-                member_low = _loosened(demand, member_low)
+                low, high = np.zeros_like(low), high + int(demand.stateless)
+                if demand.stateless:
+                    member_low, member_high = _loosened(demand, member_low, member_high, int(counts.sum()))
         if settings.rack_aware_assignment_strategy == "min_cost" or settings.store_balance == 0:
             return cls(member_low[None, :], member_high[None, :], member_low, member_high, by_row=False)
         return cls(low, high, member_low, member_high, by_row=True)
 
 
-def _loosened(demand: Demand, member_low: Ints) -> Ints:
-    """Let tasks without state leave a member up to one a slot below the fullest: unequal members gain room to save."""
-    if not demand.base.any():
-        return member_low
-    slots = np.maximum(demand.slots, 1)
-    fullest = (demand.member_high / slots).max()
-    least = np.ceil((fullest - 1) * slots).astype(np.int64) - demand.base
-    loosened: Ints = np.minimum(member_low, np.maximum(least, 0))
-    return loosened
+def _loosened(demand: Demand, low: Ints, high: Ints, count: int) -> tuple[Ints, Ints]:
+    """Let tasks without state lie anywhere within one a slot: that gives unequal members room to save."""
+    mean = (count + int(demand.base.sum())) // max(int(demand.slots.sum()), 1)
+    least = np.maximum(mean * demand.slots - demand.base, 0)
+    return np.minimum(low, least), np.maximum(high, (mean + 1) * demand.slots - demand.base)
 
 
 def _cheapest(board: Board, rows: Rows, sets: list[FreeSet], bounds: _Bounds, settings: AssignSettings) -> list[int]:
