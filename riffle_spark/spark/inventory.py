@@ -133,7 +133,7 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
 
 def _digest(batch: DataFrame) -> str:
     """Return a digest of the rows, whatever their order: their number and the sum of their hashes."""
-    each = F.xxhash64(F.to_json(F.struct(*[F.col(f"`{name}`") for name in batch.columns])))
+    each = F.xxhash64(F.to_json(F.struct(*[F.col("`" + name.replace("`", "``") + "`") for name in batch.columns])))
     row = batch.agg(F.count(F.lit(1)), F.sum(each.cast("decimal(38,0)"))).collect()[0]
     return f"{row[0]}:{row[1]}"
 

@@ -14,7 +14,7 @@ from riffle_spark import keygroups
 from riffle_spark.protocol.ports import Layout
 from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 
-__all__ = ["arrow_of", "arrow_schema", "routed", "spark_schema"]
+__all__ = ["arrow_of", "arrow_schema", "quoted", "routed", "spark_schema"]
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -33,11 +33,13 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def routed(batch: DataFrame, order: Order, layout: Layout) -> DataFrame:
-    """Return the needed columns with each row's key-group and slot."""
+    """Return each row's slot, its key-group and the needed columns, in their order but under plain names.
+
+    Spark's way to Python looks columns up by name, and fails where there is a dot or a backtick in it.
+    """
     key_group = keygroups.spark_expression(order.schema.key.names, order.total)
-    rows = batch.select(
-        F.expr(f"cast({key_group} as int)").alias(KEY_GROUP), *[F.col(_quoted(c)) for c in order.rows.names]
-    )
+    plain = [F.col(quoted(name)).alias(f"__riffle_{at}") for at, name in enumerate(order.rows.names)]
+    rows = batch.select(F.expr(f"cast({key_group} as int)").alias(KEY_GROUP), *plain)
     return rows.select(_slot(order.total, layout).alias(SLOT), "*")
 
 
@@ -50,5 +52,6 @@ def _slot(total: int, layout: Layout) -> Column:
     return F.element_at(F.from_json(F.lit(json.dumps(numbers)), "array<int>"), F.col(KEY_GROUP) + 1)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a column name as SQL takes it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"

@@ -22,7 +22,7 @@ from riffle_spark.spark.background import SystemClock, Worker
 from riffle_spark.spark.cluster import SparkCluster
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.stopping import Py4JJavaError, is_interruption
-from riffle_spark.spark.work import Sink, SparkWork
+from riffle_spark.spark.work import Sink, SparkWork, arity
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.state.root import open_store
 from riffle_spark.worker.homes import options_of
@@ -66,6 +66,7 @@ class Stateful:
         It sees a batch again, with the same ids, if a crash came between it and the commit; an idempotent sink makes
         that exact.
         """
+        arity(sink)
         return StatefulJob([(self, sink)], self.settings)
 
 
@@ -104,7 +105,7 @@ class StatefulJob:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Run one micro-batch. Called by Spark."""
-        if self._running is None:
+        if self._running is None or not self._running.is_of(batch.sparkSession):
             self._running = _Running(self, batch.sparkSession)
         try:
             report = self._running.process(batch, batch_id)
@@ -133,6 +134,10 @@ class _Running:
             objects, SparkCluster(spark), self._clock, Worker(), reached=job._reached, upkeep_objects=beside
         )
         self._driver = Driver(self.settings, self.home, surroundings)
+
+    def is_of(self, spark: SparkSession) -> bool:
+        """Tell whether this belongs to the session's application: a process may stop one and start another."""
+        return self.home.application == inventory.application_id(spark)
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         if not self._checked_source:

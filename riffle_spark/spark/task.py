@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from riffle_spark.worker.order import Order
+from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 from riffle_spark.worker.place import executor_id
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshots
@@ -21,8 +21,10 @@ SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 def slot_function(order: Order, answer: pa.Schema) -> SlotFunction:
     """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer."""
 
+    names = [SLOT, KEY_GROUP, *order.rows.names]
+
     def run(key: tuple[pa.Scalar, ...], _: pa.Table, rows: pa.Table) -> pa.Table:
-        result = run_slot(order, key[0].as_py(), executor_id(), rows).cast(answer)
+        result = run_slot(order, key[0].as_py(), executor_id(), rows.rename_columns(names)).cast(answer)
         _forget_zip_directories()
         return result
 

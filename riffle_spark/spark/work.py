@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
 from riffle_spark.settings import Settings
@@ -23,10 +25,10 @@ from riffle_spark.spark.task import slot_function
 from riffle_spark.state.manifest import Link
 from riffle_spark.worker.order import ATTEMPT, RECEIPT, SLOT, Home, Order, Receipt, result_schema
 
-__all__ = ["Sink", "SparkWork"]
+__all__ = ["Sink", "SparkWork", "arity"]
 
 Sink = Callable[..., object]
-"""``sink(frame, batch_id)`` or ``sink(frame, batch_id, delivery_id)``."""
+"""``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
 _STALE = "riffle: a row of an attempt that was given up"
 _ROWS = "rows"
 
@@ -107,7 +109,7 @@ class SparkWork:
 
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
         sink = self._sinks[store]
-        arguments = (rows, delivery.batch_id, delivery.id)[: _arity(sink)]
+        arguments = (rows, delivery.batch_id, delivery.id)[: arity(sink)]
         try:
             sink(*arguments)
         except Exception as error:
@@ -131,14 +133,24 @@ def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> D
     """Return the output rows; reading a row of any other attempt fails, so that a mixture is never delivered."""
     known = ", ".join(f"'{attempt}'" for attempt in attempts)
     only_ours = F.expr(f"if({ATTEMPT} in ({known}), {RECEIPT} is null, raise_error('{_STALE}'))")
-    return result.where(only_ours).select(*[F.col(f"`{name}`") for name in output.names])
+    return result.where(only_ours).select(*[F.col(routing.quoted(name)) for name in output.names])
 
 
-def _arity(sink: Sink) -> int:
+def arity(sink: Sink) -> int:
+    """Return with how many arguments a sink is called: three, if its third parameter has no default, else two.
+
+    Raises ``ConfigError`` if it can be called with neither.
+    """
     try:
-        parameters = inspect.signature(sink).parameters.values()
+        signature = inspect.signature(sink)
     except (TypeError, ValueError):
         return 2
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return 3
-    return min(3, sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters))
+    for count in (2, 3):
+        with suppress(TypeError):
+            signature.bind(*range(count))
+            return count
+    raise ConfigError(
+        f"the sink {getattr(sink, '__qualname__', sink)!s}{signature} cannot be called with two or three arguments",
+        remedy="write it as sink(frame, batch_id) or sink(frame, batch_id, delivery_id)",
+        where="into",
+    )

@@ -20,9 +20,15 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+def master(request: pytest.FixtureRequest) -> str:
+    """Where a module's session runs; a module with a cluster of its own overrides it."""
+    return getattr(request.module, "MASTER", "local[2]")
+
+
+@pytest.fixture(scope="module")
+def spark(request: pytest.FixtureRequest, master: str) -> Iterator[SparkSession]:
     """Start a session for one module."""
-    builder = SparkSession.builder.master(getattr(request.module, "MASTER", "local[2]")).appName("riffle")
+    builder = SparkSession.builder.master(master).appName("riffle")
     for name, value in {**SMALL, **getattr(request.module, "CONF", {})}.items():
         builder = builder.config(name, value)
     session = riffle_spark.configure(builder, kafka=False).getOrCreate()

@@ -16,6 +16,7 @@ from streaming import Feed, Kept, committed, run_to_end, settings_in
 import riffle_spark
 from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
 from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
+from riffle_spark.spark.work import arity
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -132,6 +133,20 @@ def test_an_operator_without_a_key_or_with_a_bad_name_is_refused() -> None:
     for name in ("a/b", "..", "", "log"):
         with pytest.raises(ConfigError):
             Stateful(name, "k", COUNTED)
+
+
+def test_a_sink_gets_what_it_asks_for() -> None:
+    """A third parameter is the delivery id unless it has a default; what cannot be called is refused at once."""
+
+    class Sink:
+        def __call__(self, frame, batch, delivery) -> None: ...
+
+    assert arity(lambda frame, batch: None) == 2  # noqa: ARG005
+    assert arity(lambda frame, batch, path="/out": None) == 2  # noqa: ARG005
+    assert arity(Sink()) == 3
+    assert arity(print) == 2
+    with pytest.raises(ConfigError, match="cannot be called with two or three arguments"):
+        Stateful("totals", "k", COUNTED).into(lambda frame: None)  # noqa: ARG005
 
 
 def test_two_operators_of_one_name_are_refused() -> None:

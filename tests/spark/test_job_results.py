@@ -45,20 +45,22 @@ def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSess
 
 
 def test_composite_keys_with_nulls_are_each_their_own(spark: SparkSession, tmp_path: Path) -> None:
-    """Keys of several types, any of them null, are told apart as by Spark's groupBy, in another time zone too."""
+    """Keys of several types, any of them null, are told apart as by groupBy, whatever their names or time zone."""
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         texts = "case when id % 3 > 0 then concat('s', id % 3) end"
         times = "case when id % 4 > 0 then timestamp'2024-03-10 01:30:00' + make_dt_interval(0, id % 4) end"
         decimals = "cast(case when id % 2 > 0 then id % 5 end as decimal(20,3))"
-        frame = spark.range(300).selectExpr(f"{texts} `a b`", f"{times} t", f"{decimals} d", "id v")
+        frame = spark.range(300).selectExpr(f"{texts} `a``b.c`", f"{times} t", f"{decimals} d", "id v")
         kept = Kept()
         compute = aggregate(rows=count(), total=sum_("v"))
-        job = Stateful("composite", ["a b", "t", "d"], compute, settings=settings_in(tmp_path)).into(kept)
+        job = Stateful("composite", ["a`b.c", "t", "d"], compute, settings=settings_in(tmp_path)).into(kept)
         job(frame.where("v < 150"), 0)
         job(frame.where("v >= 150"), 1)
-        expected = frame.groupBy("a b", "t", "d").agg(F.count("*").alias("rows"), F.sum("v").alias("total")).collect()
-        ours = kept.latest("a b", "t", "d")
+        expected = (
+            frame.groupBy("`a``b.c`", "t", "d").agg(F.count("*").alias("rows"), F.sum("v").alias("total")).collect()
+        )
+        ours = kept.latest("a`b.c", "t", "d")
         assert ours == {(row[0], row[1], row[2]): {"rows": row[3], "total": row[4]} for row in expected}
         assert len(ours) == 36
     finally:
@@ -195,3 +197,41 @@ def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> 
     assert latest["big"] == {"rows": 2, "least": "x" * size}
     assert latest["s0"] == {"rows": 2, "least": "y"}
     assert again.reports[-1].restores > 0
+
+
+def longest(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Keep the row with the most headers of each key, as it came."""
+    best = {row["k"]: row for row in state.to_pylist()}
+    for row in rows.to_pylist():
+        if row["k"] not in best or len(row["headers"]) > len(best[row["k"]]["headers"]):
+            best[row["k"]] = row
+    answer = pa.Table.from_pylist(list(best.values()), schema=NESTED)
+    return answer, answer
+
+
+NESTED = pa.schema(
+    {
+        "k": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("at", pa.timestamp("us", "UTC"))])),
+        "more": pa.map_(pa.string(), pa.timestamp("us", "UTC")),
+    }
+)
+
+
+def test_nested_columns_with_times_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
+    """Arrays, structs and maps of timestamps reach a function, its state and the sink in any session time zone."""
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        at = "timestamp_seconds(1710052200 + id)"
+        headers = f"transform(sequence(0, id % 3), n -> named_struct('key', string(n), 'at', {at})) headers"
+        frame = spark.range(6).selectExpr("id % 2 k", f"{at} at", headers, f"map(string(id), {at}) more")
+        compute = arrow_function(longest, state=pa.schema([NESTED.field(n) for n in NESTED.names[1:]]), output=NESTED)
+        kept = Kept()
+        job = Stateful("nested", "k", compute, settings=settings_in(tmp_path)).into(kept)
+        job(frame, 0)
+        job(frame.where("size(headers) = 1"), 1)
+        best = {row.k: row.asDict() for row in frame.where("size(headers) = 3").collect()}
+        assert kept.latest("k") == {k: {name: row[name] for name in NESTED.names[1:]} for k, row in best.items()}
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")

@@ -59,8 +59,8 @@ class Slots:
         operator = self._operator
         return Order(
             home=self._home, schema=operator.schema, compute=operator.compute, output=operator.declared.output,
-            rows=operator.rows, per_key_group=False, order_by=(), total=TOTAL, epoch=1, version=version, time_ms=0,
-            watermark_ms=None, slots=layout.orders(), entries={},
+            rows=operator.rows, per_key_group=False, order_by=(), total=TOTAL, epoch=1, sequence=version,
+            version=version, time_ms=0, watermark_ms=None, slots=layout.orders(), entries={},
         )  # fmt: skip
 
 

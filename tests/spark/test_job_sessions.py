@@ -1,0 +1,34 @@
+"""One job object in a process that stops its Spark and starts another."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from streaming import Kept, settings_in
+
+from riffle_spark import Stateful, aggregate, count
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+def test_a_job_outlives_its_session(tmp_path: Path) -> None:
+    """In the second session the state goes on, and upkeep runs where the executors now are."""
+    kept = Kept()
+    settings = settings_in(tmp_path, key_groups=2, snapshot_chain_links=2)
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
+    for start in (0, 4):
+        builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+        spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            for number in range(start, start + 4):
+                job(spark.range(10).selectExpr("id k"), number)
+                time.sleep(0.3)
+        finally:
+            spark.stop()
+    assert kept.latest("k") == {k: {"rows": 8} for k in range(10)}
+    assert sum(report.snapshots for report in list(job.reports)[4:]) > 0
+    assert [warning for report in job.reports for warning in report.warnings if "later" in warning] == []

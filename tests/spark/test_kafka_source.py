@@ -1,0 +1,46 @@
+"""Jobs that read a real broker: state by key in the order of offsets, and a warning where a batch has no bound."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from apps.demo.jars import connector_jars
+from apps.demo.servers import KafkaBroker
+
+pytestmark = pytest.mark.cluster
+
+APP = Path(__file__).with_name("kafka_app.py")
+EVENTS, KEYS = 120, 5
+TIMEOUT_SECONDS = 240
+
+
+def test_only_an_unbounded_kafka_source_is_warned_of(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """With ``maxOffsetsPerTrigger`` there is no warning, without it there is one a query, whatever the trigger."""
+    kafka_broker.create_topic("events", partitions=2)
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.bootstrap)
+    for number in range(EVENTS):
+        key = number % KEYS
+        producer.send("events", key=f"k{key}".encode(), value=f"v{number}".encode(), partition=key % 2)
+    producer.close()
+    jars = ",".join(str(jar) for jar in connector_jars())
+    command = [sys.executable, str(APP), str(tmp_path), kafka_broker.bootstrap, "events", jars]
+    path = os.pathsep.join([str(APP.parent), os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(job["name"], job["warned"]) for job in told] == [
+        ("bounded", 0), ("bounded", 0), ("unbounded", 1), ("unbounded", 1),
+    ]  # fmt: skip
+    assert [len(job["batches"]) > 1 for job in told] == [True, True, False, False]
+    expected = {f"k{k}": {"rows": EVENTS // KEYS, "last": f"v{EVENTS - KEYS + k}"} for k in range(KEYS)}
+    assert [job["latest"] for job in told] == [expected] * 4

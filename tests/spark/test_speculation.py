@@ -1,0 +1,65 @@
+"""Spark's speculation on a cluster of several hosts: two attempts of a slot count once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from streaming import Kept, committed, job_group, settings_in
+
+from apps.demo.servers import StandaloneCluster
+from riffle_spark import Stateful, arrow_function
+from riffle_spark.spark import inventory
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+CONF = {
+    "spark.locality.wait": "500ms",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.5",
+    "spark.speculation.minTaskRuntime": "500ms",
+}
+KEYS = 24
+SEEN = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start two workers on hosts of their own: Spark starts no second attempt on the host of the first."""
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=2) as cluster:
+        yield cluster.url
+
+
+def uneven(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Count a key's rows; take long where key 0 is, so that Spark starts a second attempt of that slot."""
+    if 0 in rows["k"].to_pylist():
+        time.sleep(3)
+    added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows)).cast(SEEN)
+    both = pa.concat_tables([state.cast(SEEN), added])
+    totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(SEEN)
+    return totals, totals
+
+
+def test_two_attempts_of_a_slot_count_once(spark: SparkSession, tmp_path: Path) -> None:
+    """With speculation on, a slow slot is started twice; its rows are delivered and committed once."""
+    compute, kept = arrow_function(uneven, state=pa.schema([("rows", pa.int64())]), output=SEEN), Kept()
+    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(kept)
+    executors = inventory.await_executors(spark, settings_in(tmp_path), expected=2)
+    assert len({executor.host for executor in executors}) == 2
+    frame = spark.range(KEYS).selectExpr("id k")
+    with job_group(spark, "twice") as tasks:
+        for number in range(2):
+            job(frame, number)
+    assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+    assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 2
+    assert committed(f"file://{tmp_path}/state") == [0, 1]
+    assert any(task.speculative() for task in tasks())
