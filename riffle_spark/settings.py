@@ -8,12 +8,12 @@ or text such as ``"10 min"``; shares are fractions, or text such as ``"20 %"``.
 from __future__ import annotations
 
 import difflib
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -24,145 +24,41 @@ else:
 __all__ = ["CONF_PREFIX", "Settings", "from_sources", "read_toml"]
 
 CONF_PREFIX = "spark.riffle."
-_UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
-
-Value = object
-Check = Callable[[Value], Value]
-"""Turns what a user wrote into the setting's value, or raises ``ValueError`` saying the range."""
-
-
-def _whole(low: int, high: int | None = None) -> Check:
-    allowed = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
-
-    def check(value: Value) -> Value:
-        number = int(value) if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value) else value
-        if (
-            isinstance(number, bool)
-            or not isinstance(number, int)
-            or number < low
-            or (high is not None and number > high)
-        ):
-            raise ValueError(allowed)
-        return number
-
-    return check
-
-
-def _seconds(low: float) -> Check:
-    allowed = f"a duration of at least {low:g} s, as seconds or as text such as '10 min'"
-
-    def check(value: Value) -> Value:
-        number = _duration(value) if isinstance(value, str) else value
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= low:
-            raise ValueError(allowed)
-        return float(number)
-
-    return check
-
-
-def _duration(text: str) -> float | None:
-    found = _DURATION.match(text)
-    unit = _UNITS.get(found[2] or "s") if found else None
-    try:
-        return float(found[1]) * unit if found and unit else None
-    except ValueError:
-        return None
-
-
-def _number(low: float) -> Check:
-    def check(value: Value) -> Value:
-        try:
-            number = float(value)  # type: ignore[arg-type]
-        except (ValueError, TypeError):
-            number = low - 1
-        if isinstance(value, bool) or not number >= low:
-            raise ValueError(f"a number of at least {low:g}")
-        return number
-
-    return check
-
-
-def _share(value: Value) -> Value:
-    try:
-        number = float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else float(value)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        number = -1.0
-    if isinstance(value, bool) or not 0 <= number <= 1:
-        raise ValueError("a share from 0 to 1, or text such as '20 %'")
-    return number
-
-
-def _one_of(*names: str) -> Check:
-    def check(value: Value) -> Value:
-        if value not in names:
-            raise ValueError("one of " + ", ".join(names))
-        return value
-
-    return check
-
-
-def _text(value: Value) -> Value:
-    if not isinstance(value, str) or not value:
-        raise ValueError("text that is not empty")
-    return value
-
-
-def _optional(check: Check) -> Check:
-    return lambda value: None if value in (None, "") else check(value)
-
-
-def _flag(value: Value) -> Value:
-    words: dict[Value, bool] = {"true": True, "false": False, True: True, False: False}
-    if isinstance(value, str):
-        value = value.lower()
-    if not isinstance(value, (str, bool)) or value not in words:
-        raise ValueError("true or false")
-    return words[value]
-
-
-def _names(value: Value) -> Value:
-    items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
-    if not isinstance(items, (list, tuple)) or not all(isinstance(v, str) for v in items):
-        raise ValueError("names, as a list or separated by commas")
-    return tuple(items)
-
-
-_CHECKS: dict[str, Check] = {
-    "root": _optional(_text),
-    "key_groups": _whole(1, 32_768),
-    "dispatch": _one_of("key_group"),
-    "acceptable_recovery_lag": _whole(0),
-    "num_standbys": _whole(0),
-    "standby_mode": _one_of("replay", "snapshot_pointer"),
-    "max_warmup_replicas": _whole(1),
-    "probing_rebalance_interval": _seconds(0.001),
-    "scheduled_rebalance_max_delay": _seconds(0),
-    "initial_rebalance_delay": _seconds(0),
-    "balance_band": _share,
-    "rack_aware_assignment_strategy": _one_of("none", "min_cost", "balance_subtopology"),
-    "rack_aware_assignment_traffic_cost": _whole(0),
-    "rack_aware_assignment_non_overlap_cost": _whole(0),
-    "rack_aware_assignment_tags": _names,
-    "assignor": _text,
-    "local_dir": _optional(_text),
-    "local_disk_limit": _share,
-    "retained_versions": _whole(2),
-    "retained_for": _seconds(0),
-    "state_cleanup_delay": _seconds(0),
-    "orphan_scan_interval": _seconds(1),
-    "snapshot_chain_share": _number(0.1),
-    "snapshot_chain_links": _whole(2),
-    "deliver_after_commit": _flag,
-    "batch_attempts": _whole(1, 20),
-    "expected_executors": _whole(0),
-    "report_file": _optional(_text),
-    "s3_endpoint": _optional(_text),
-    "s3_region": _optional(_text),
-    "s3_connect_timeout": _seconds(0.1),
-    "s3_read_timeout": _seconds(0.1),
-    "s3_max_attempts": _whole(1, 20),
-    "s3_max_connections": _whole(1, 1000),
+_CHECKS: dict[str, values.Check] = {
+    "root": values.optional(values.text),
+    "key_groups": values.whole(1, 32_768),
+    "dispatch": values.one_of("key_group"),
+    "acceptable_recovery_lag": values.whole(0),
+    "num_standbys": values.whole(0),
+    "standby_mode": values.one_of("replay", "snapshot_pointer"),
+    "max_warmup_replicas": values.whole(1),
+    "probing_rebalance_interval": values.seconds(0.001),
+    "scheduled_rebalance_max_delay": values.seconds(0),
+    "initial_rebalance_delay": values.seconds(0),
+    "balance_band": values.share,
+    "rack_aware_assignment_strategy": values.one_of("none", "min_cost", "balance_subtopology"),
+    "rack_aware_assignment_traffic_cost": values.whole(0),
+    "rack_aware_assignment_non_overlap_cost": values.whole(0),
+    "rack_aware_assignment_tags": values.names,
+    "assignor": values.text,
+    "local_dir": values.optional(values.text),
+    "local_disk_limit": values.share,
+    "retained_versions": values.whole(2),
+    "retained_for": values.seconds(0),
+    "state_cleanup_delay": values.seconds(0),
+    "orphan_scan_interval": values.seconds(1),
+    "snapshot_chain_share": values.number(0.1),
+    "snapshot_chain_links": values.whole(2),
+    "deliver_after_commit": values.flag,
+    "batch_attempts": values.whole(1, 20),
+    "expected_executors": values.whole(0),
+    "report_file": values.optional(values.text),
+    "s3_endpoint": values.optional(values.text),
+    "s3_region": values.optional(values.text),
+    "s3_connect_timeout": values.seconds(0.1),
+    "s3_read_timeout": values.seconds(0.1),
+    "s3_max_attempts": values.whole(1, 20),
+    "s3_max_connections": values.whole(1, 1000),
 }
 
 
@@ -230,7 +126,7 @@ class Settings:
         return {name: getattr(self, name) for name in names}
 
 
-def _checked(name: str, value: Value, check: Check, source: str) -> Value:
+def _checked(name: str, value: object, check: values.Check, source: str) -> object:
     try:
         return check(value)
     except ValueError as error:
@@ -273,10 +169,10 @@ def from_sources(
     named = dict(conf or {})
     chosen = named.pop(f"{CONF_PREFIX}conf_file", None)
     path = Path(chosen) if chosen else toml
-    values: dict[str, object] = dict(read_toml(path)) if path is not None and (chosen or path.exists()) else {}
+    found: dict[str, object] = dict(read_toml(path)) if path is not None and (chosen or path.exists()) else {}
     for key, value in sorted(named.items()):
         if key.startswith(CONF_PREFIX):
             name = _known(key.removeprefix(CONF_PREFIX), f"the Spark configuration ({key})")
-            values[name] = _checked(name, value, _CHECKS[name], f"the Spark configuration ({key})")
-    values.update(code.given() if code else {})
-    return Settings(**values)  # type: ignore[arg-type]
+            found[name] = _checked(name, value, _CHECKS[name], f"the Spark configuration ({key})")
+    found.update(code.given() if code else {})
+    return Settings(**found)  # type: ignore[arg-type]

@@ -6,9 +6,8 @@ upkeep.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from riffle_spark.errors import ConfigError, FencedError, Misplaced, OutOfDate, UnavailableError
 from riffle_spark.protocol.drafts import Stamp, batch_record, claim_record
@@ -16,9 +15,6 @@ from riffle_spark.protocol.enter import Decision, decide
 from riffle_spark.protocol.measured import Measured, Placed
 from riffle_spark.protocol.operator import Operator, check_schemas
 from riffle_spark.protocol.ports import (
-    Background,
-    Clock,
-    Cluster,
     Delivery,
     Incoming,
     Layout,
@@ -28,10 +24,10 @@ from riffle_spark.protocol.ports import (
 from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.protocol.seating import Seating
+from riffle_spark.protocol.surroundings import Surroundings
 from riffle_spark.protocol.upkeep import Upkeep
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import Log
-from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
 from riffle_spark.worker.order import Home, Order, Receipt
 
@@ -39,21 +35,6 @@ __all__ = ["Driver", "Surroundings"]
 
 _LINKS_TOLD = 2
 """An owner misses one link, two if a batch came between; with more, the record costs less than telling all slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a driver is given: store, cluster, clock, background, random hexadecimal ids; ``reached`` hears of each
-    step.
-    """
-
-    objects: ObjectStore
-    cluster: Cluster
-    clock: Clock
-    background: Background
-    new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
-    reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
-    upkeep_objects: ObjectStore | None = None
 
 
 class Driver:

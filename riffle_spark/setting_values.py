@@ -1,0 +1,124 @@
+"""What the value of a setting may be. Knows units and ranges. Does not know any setting.
+
+Each check takes what a user wrote and returns the value, or raises ``ValueError`` that says what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+__all__ = ["Check", "flag", "names", "number", "one_of", "optional", "seconds", "share", "text", "whole"]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
+
+Value = object
+Check = Callable[[Value], Value]
+
+
+def whole(low: int, high: int | None = None) -> Check:
+    """Return a check for whole numbers in a range."""
+    allowed = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
+
+    def check(value: Value) -> Value:
+        number = int(value) if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value) else value
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int)
+            or number < low
+            or (high is not None and number > high)
+        ):
+            raise ValueError(allowed)
+        return number
+
+    return check
+
+
+def seconds(low: float) -> Check:
+    """Return a check for durations: seconds, or text with a unit."""
+    allowed = f"a duration of at least {low:g} s, as seconds or as text such as '10 min'"
+
+    def check(value: Value) -> Value:
+        number = _duration(value) if isinstance(value, str) else value
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= low:
+            raise ValueError(allowed)
+        return float(number)
+
+    return check
+
+
+def _duration(text: str) -> float | None:
+    found = _DURATION.match(text)
+    unit = _UNITS.get(found[2] or "s") if found else None
+    try:
+        return float(found[1]) * unit if found and unit else None
+    except ValueError:
+        return None
+
+
+def number(low: float) -> Check:
+    """Return a check for numbers with a lower bound."""
+
+    def check(value: Value) -> Value:
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (ValueError, TypeError):
+            number = low - 1
+        if isinstance(value, bool) or not number >= low:
+            raise ValueError(f"a number of at least {low:g}")
+        return number
+
+    return check
+
+
+def share(value: Value) -> Value:
+    """Return a fraction, also from text in percent."""
+    try:
+        number = float(value[:-1]) / 100 if isinstance(value, str) and value.endswith("%") else float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number <= 1:
+        raise ValueError("a share from 0 to 1, or text such as '20 %'")
+    return number
+
+
+def one_of(*names: str) -> Check:
+    """Return a check for one of some names."""
+
+    def check(value: Value) -> Value:
+        if value not in names:
+            raise ValueError("one of " + ", ".join(names))
+        return value
+
+    return check
+
+
+def text(value: Value) -> Value:
+    """Return text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("text that is not empty")
+    return value
+
+
+def optional(check: Check) -> Check:
+    """Return a check that lets ``None`` and empty text through as ``None``."""
+    return lambda value: None if value in (None, "") else check(value)
+
+
+def flag(value: Value) -> Value:
+    """Return a truth value, also from text."""
+    words: dict[Value, bool] = {"true": True, "false": False, True: True, False: False}
+    if isinstance(value, str):
+        value = value.lower()
+    if not isinstance(value, (str, bool)) or value not in words:
+        raise ValueError("true or false")
+    return words[value]
+
+
+def names(value: Value) -> Value:
+    """Return a tuple of names, also from text with commas."""
+    items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or not all(isinstance(v, str) for v in items):
+        raise ValueError("names, as a list or separated by commas")
+    return tuple(items)

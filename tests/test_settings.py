@@ -1,0 +1,94 @@
+"""Settings: precedence, ranges, and errors that say what to do."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.settings import Settings, from_sources
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    """Nothing said means the documented defaults."""
+    found = from_sources()
+    assert (found.key_groups, found.num_standbys, found.retained_versions) == (128, 0, 100)
+    assert (found.probing_rebalance_interval, found.balance_band) == (600.0, 0.2)
+
+
+def test_code_wins_over_conf_over_file(tmp_path: Path) -> None:
+    """Each source overrides the ones before it, and only what it says."""
+    file = tmp_path / "riffle.toml"
+    file.write_text("[riffle]\nnum_standbys = 1\nkey_groups = 16\nretained_versions = 7\n")
+    conf = {"spark.riffle.num_standbys": "2", "spark.riffle.key_groups": "32", "spark.other": "x"}
+    found = from_sources(Settings(num_standbys=3), conf, file)
+    assert (found.num_standbys, found.key_groups, found.retained_versions) == (3, 32, 7)
+
+
+def test_code_wins_even_where_it_says_the_default() -> None:
+    """A default that was written down is not the same as nothing said."""
+    assert from_sources(Settings(num_standbys=0), {"spark.riffle.num_standbys": "2"}).num_standbys == 0
+
+
+def test_what_was_said_survives_pickling() -> None:
+    """Spark Connect sends jobs as pickles; precedence must not change on the way."""
+    sent = pickle.loads(pickle.dumps(Settings(num_standbys=0)))
+    assert from_sources(sent, {"spark.riffle.num_standbys": "2"}).num_standbys == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("key_groups", 0, "from 1 to 32768"),
+        ("key_groups", 32_769, "from 1 to 32768"),
+        ("key_groups", True, "from 1 to 32768"),
+        ("num_standbys", "one", "from 0 up"),
+        ("balance_band", "120 %", "share"),
+        ("probing_rebalance_interval", "ten minutes", "duration"),
+        ("standby_mode", "hot", "replay, snapshot_pointer"),
+        ("deliver_after_commit", "maybe", "true or false"),
+        ("snapshot_chain_share", 0, "at least 0.1"),
+        ("dispatch", "partition", "key_group"),
+    ],
+)
+def test_a_wrong_value_names_setting_value_and_range(name: str, value: object, says: str) -> None:
+    """The message names the setting, what was written, what is allowed and where to correct it."""
+    with pytest.raises(ConfigError) as caught:
+        Settings(**{name: value})
+    text = str(caught.value)
+    assert name in text
+    assert repr(value) in text
+    assert says in text
+    assert "code" in text
+
+
+def test_a_wrong_value_names_its_source(tmp_path: Path) -> None:
+    """A value from a file or the Spark configuration is to be corrected there."""
+    file = tmp_path / "riffle.toml"
+    file.write_text("retained_versions = 1\n")
+    with pytest.raises(ConfigError, match=r"riffle\.toml"):
+        from_sources(None, {}, file)
+    with pytest.raises(ConfigError, match=r"spark\.riffle\.retained_versions"):
+        from_sources(None, {"spark.riffle.retained_versions": "1"})
+
+
+def test_an_unknown_setting_suggests_the_nearest() -> None:
+    """A slip of the pen is an error that says what was probably meant."""
+    with pytest.raises(ConfigError, match="num_standbys"):
+        from_sources(None, {"spark.riffle.num_standby": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10 min", 600.0), ("5s", 5.0), ("1 h", 3600.0), ("250ms", 0.25), (7, 7.0)]
+)
+def test_durations_are_seconds_or_text(text: object, seconds: float) -> None:
+    """Durations may carry a unit."""
+    assert Settings(scheduled_rebalance_max_delay=text).scheduled_rebalance_max_delay == seconds
+
+
+def test_a_file_named_in_the_configuration_must_be_there(tmp_path: Path) -> None:
+    """A conf file that was asked for and is missing is an error, not silence."""
+    with pytest.raises(ConfigError, match=r"missing\.toml"):
+        from_sources(None, {"spark.riffle.conf_file": str(tmp_path / "missing.toml")})
