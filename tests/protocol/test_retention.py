@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from invariants import History
 from world import World, rows_of, totals
 
+from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.drafts import Stamp, first_record
 from riffle_spark.protocol.retention import Retention, orphans
 from riffle_spark.protocol.snapshots import listed
 from riffle_spark.state import paths
+from riffle_spark.state.faulty import Fault
 from riffle_spark.state.log import FULL_EVERY
 from riffle_spark.state.manifest import Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.testing import InlineBackground
@@ -181,3 +183,22 @@ def test_a_fenced_driver_deletes_nothing_the_newer_one_lists_i4(tmp_path: Path) 
     late.run()
     history.look()
     assert world.state("totals") == {"a": (22, 22), "b": (20, 20)}
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> None:
+    """I5: a record whose append was settled later is counted like any other, so what it lists stays as long."""
+    world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=6, snapshot_chain_links=2)
+    everything, one = rows_of(*((f"k{n}", 1, n) for n in range(20))), rows_of(("k0", 1, 0))
+    history = History(world)
+    world.batch(0, one)
+    history.look()
+    record = paths.record(2)
+    world.store.script(Fault("answer_lost", "put", record, times=None), Fault("unavailable", "get", record, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.batch(1, everything)
+    world.store.heal()
+    assert world.batch(1, everything).decision == "repeat"
+    for version in range(2, 14):
+        world.batch(version, one)
+        history.look()
