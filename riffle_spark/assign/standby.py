@@ -7,7 +7,6 @@ after it; what the rack strategy saves comes last (`swaps`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,7 +42,7 @@ class Copies:
         self.low, self.high = self._ranges(loose)
 
     def _ranges(self, loose: bool) -> tuple[list[int], list[int]]:
-        """Return how many copies each member should have; ``loose`` is anything within one a slot of the fullest."""
+        """Return how many copies each member should have; ``loose`` is anything within one a slot."""
         total = len(self.owners) + self.wanted * len(self.stateful)
         most = [len(self.owners) if slots else 0 for slots in self.slots]
         crowded = any(load > len(self.stateful) for load in self.load) or total > sum(most) or self.wanted == 0
@@ -51,9 +50,9 @@ class Copies:
         fits = copies_that_fit(self.board.members, self.board.tasks, total)
         low, high = fair_range(total, self.slots, fits or (most if uneven and not crowded else None))
         if loose and uneven:
-            fullest = max((count / slots for count, slots in zip(high, self.slots, strict=True) if slots), default=0)
-            least = [math.ceil((fullest - 1) * slots) for slots in self.slots]
-            low = [max(0, min(count, least[m])) for m, count in enumerate(low)]
+            mean = total // sum(self.slots)
+            low = [min(count, mean * slots) for count, slots in zip(low, self.slots, strict=True)]
+            high = [max(count, (mean + 1) * slots) for count, slots in zip(high, self.slots, strict=True)]
         return low, high
 
     def ratio(self, member: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +18,7 @@ from riffle_spark.assign.scenario import read_scenario
 from riffle_spark.assign.simulate import group_of, run
 
 FAMILIES = {"random": 100, "worked": 17, "scale": 21}
-LARGEST_CONVERGED = 1000
+LARGEST_CONVERGED = 512
 
 
 def _files(family: str) -> list[Path]:
@@ -127,6 +128,31 @@ def test_racks_cost_less_than_kafkas_in_sum(as_filed: dict[str, list[Json]]) -> 
     assert ours < theirs
 
 
+def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka() -> None:
+    """With a non-overlap cost of 0 every settled phase costs at most what Kafka Streams' does."""
+    for path in (*_files("random"), *_files("worked")):
+        kafka, scenario = _kafka(path), read_scenario(path)
+        if kafka["strategy"] == "none" or "converge" not in kafka:
+            continue
+        free = replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_non_overlap_cost=0))
+        ours = cast("list[Json]", converge_of(free, run(free), keep=True, history=False)["phases"])
+        for number, (phase, other) in enumerate(
+            zip(ours, cast("list[Json]", cast(Json, kafka["converge"])["phases"]), strict=False)
+        ):
+            if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
+                costs = [_number(each, "cross_rack", "total_cost") for each in (phase, other)]
+                assert costs[0] <= costs[1], f"{path.name} phase {number}"
+
+
+def test_net_moves_are_the_fewest_without_store_balance() -> None:
+    """With store balance off exactly as many owners move in every phase as instance balance needs."""
+    for path in _files("random"):
+        scenario = read_scenario(path, "none")
+        bare = replace(scenario, settings=replace(scenario.settings, store_balance=0.0))
+        for phase in cast("list[Json]", converge_of(bare, run(bare), keep=True, history=False)["phases"]):
+            assert phase["net_stateful_active_moves"] == phase["fewest_stateful_active_moves"], path.name
+
+
 def test_balance_subtopology_spreads_as_well_as_none(as_filed: dict[str, list[Json]]) -> None:
     """With one-thread clients no group is spread wider than one."""
     for path in _files("random"):
@@ -140,7 +166,7 @@ def test_balance_subtopology_spreads_as_well_as_none(as_filed: dict[str, list[Js
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 def test_scale_scenarios_are_sound(strategy: str) -> None:
-    """One assignment of every size is sound; up to 1 000 tasks the group also converges."""
+    """One assignment of every size is sound; up to 512 tasks the group also converges."""
     for path in _files("scale"):
         if not path.name.endswith(f"_{strategy}.json.gz"):
             continue
