@@ -37,6 +37,11 @@ def rows_of(*triples: tuple[str | None, int | None, int]) -> pa.Table:
     return pa.table([pa.array([t[i] for t in triples], ROWS.field(i).type) for i in range(3)], schema=ROWS)
 
 
+def one(value: int, key: str = "a") -> pa.Table:
+    """Return a batch of one row."""
+    return rows_of((key, value, value))
+
+
 def totals() -> Operator:
     """Count and sum per key."""
     return operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS)

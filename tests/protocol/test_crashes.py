@@ -1,0 +1,122 @@
+"""A driver that dies at any step, executors that go, attempts that outlive both: nothing changes in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from invariants import History
+from world import Crash, Oracle, World, drawn_batch, one, rows_of
+
+from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.testing import Attempt
+
+STEPS = ("before run", "after seal", "after sink", "after record")
+
+
+def test_an_undisturbed_run_equals_plain_python(world: World) -> None:
+    """State and sinks of two stores over random batches, and every invariant after each."""
+    oracle, history = Oracle(), History(world)
+    for version in range(8):
+        rows = drawn_batch(world.chance, version)
+        oracle.feed(rows)
+        assert world.batch(version, rows).decision == "run"
+        history.look()
+    assert world.state("totals") == oracle.totals
+    assert world.state("tails") == {key: (value,) for key, value in oracle.tails.items()}
+
+
+@pytest.mark.parametrize("again", [1, 3])
+@pytest.mark.parametrize("step", [*STEPS, "before Spark's commit log"])
+def test_a_crash_at_any_step_changes_nothing_in_the_end(world: World, step: str, again: int) -> None:
+    """The driver dies, once or several times in a row, and is started again: state and sink as if it had not."""
+    world.batch(0, one(1))
+    for _ in range(again):
+        world.crash_at = step
+        try:
+            world.batch(1, one(2))
+        except Crash:
+            world.start()
+        else:
+            world.start()
+    world.crash_at = None
+    decision = world.batch(1, one(2)).decision
+    assert decision == ("repeat" if step in ("after record", "before Spark's commit log") else "run")
+    world.batch(2, one(4))
+    assert world.state("totals") == {"a": (3, 7)}
+    assert world.state("tails") == {"a": ([1, 2, 4],)}
+    assert [row["total"] for row in world.delivered("totals")] == [1, 3, 7]
+    assert sorted(world.sinks["totals"].by_id) == ["query/0/0", "query/0/1", "query/0/2"]
+
+
+def test_the_steps_come_in_their_order(world: World) -> None:
+    """What a test may break into is told in the order in which it happens."""
+    world.batch(0, one(1))
+    assert tuple(world.steps) == STEPS
+
+
+@pytest.mark.parametrize("step", ["before run", "after seal", "after record", "in the sink"])
+def test_delivering_after_the_commit_gives_what_was_committed(tmp_path: Path, step: str) -> None:
+    """Even a function that differs from run to run delivers exactly the rows whose state was committed."""
+    runs: list[int] = []
+
+    def different(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        runs.append(1)
+        table = pa.table({"k": ["a"], "last": [len(runs)]})
+        return table, table
+
+    schema = pa.schema([("last", pa.int64())])
+    function = arrow_function(different, state=schema, output=pa.schema([("k", pa.string()), *schema]))
+    operator = operator_of("one", ["k"], function, (), one(1).schema)
+    world = World(tmp_path, operators=[operator], deliver_after_commit=True)
+    world.batch(0, one(1))
+    take = world.sinks["one"]
+    if step == "in the sink":
+        world.sinks["one"] = lambda *_: (_ for _ in ()).throw(Crash())  # type: ignore[assignment]
+    world.crash_at = step
+    with pytest.raises(Crash):
+        world.batch(1, one(1))
+    world.sinks["one"] = take
+    for _ in range(2):
+        world.start()
+        world.batch(1, one(1))
+    assert [row["last"] for row in world.delivered("one")][-1:] == [world.state("one")["a"][0]]
+    assert len(world.delivered("one")) == 2
+
+
+def test_executors_come_and_go_between_batches(tmp_path: Path) -> None:
+    """No restart, no state lost, whoever owns what; a member that returns on its folder folds what it missed."""
+    world, oracle = World(tmp_path, executors=["1"]), Oracle()
+    history = History(world)
+    changes = [("add", "2"), ("add", "3"), ("lose", "1"), ("add", "4"), ("lose", "2"), ("add", "5"), ("lose", "3")]
+    for version, (what, name) in enumerate(changes):
+        rows = rows_of(*((f"k{n}", n, version * 100 + n) for n in range(20)))
+        oracle.feed(rows)
+        world.batch(version, rows)
+        history.look()
+        world.cluster.add(name, 2) if what == "add" else world.cluster.lose(name, disk=name == "2")
+    assert world.state("totals") == oracle.totals
+
+
+def test_zombies_of_older_drivers_change_nothing(world: World) -> None:
+    """Attempts that outlive their driver, their batch and their executor's turn: nothing of theirs is ever listed."""
+    history, zombies = History(world), []
+
+    def perform(attempt: Attempt) -> pa.Table:
+        zombies.append(attempt)
+        return attempt.run()
+
+    oracle = Oracle()
+    for version in range(5):
+        rows = rows_of(*((f"k{n % 5}", n, version * 100 + n) for n in range(version, version + 7)))
+        oracle.feed(rows)
+        world.batch(version, rows, perform)
+        if version % 2:
+            world.start()
+        for zombie in zombies[:: 2 + version % 2]:
+            zombie.run()
+        history.look()
+    assert world.state("totals") == oracle.totals
+    assert world.state("tails") == {key: (value,) for key, value in oracle.tails.items()}

@@ -1,0 +1,107 @@
+"""Two drivers on one root, and commits whose fate is not known: one line, whoever wins (I3, I4)."""
+
+from __future__ import annotations
+
+import pytest
+from invariants import History
+from world import World, one
+
+from riffle_spark.errors import (
+    FencedError,
+    UnavailableError,
+)
+from riffle_spark.state import paths
+from riffle_spark.state.faulty import Fault
+from riffle_spark.testing import SimWork
+
+STEPS = ("before run", "after seal", "after sink", "after record")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_second_driver_fences_the_first_wherever_that_stands_i4(world: World, step: str) -> None:
+    """I4: once another driver has claimed, the first commits nothing more, and stays fenced."""
+    history = History(world)
+    world.batch(0, one(1))
+
+    def intrude() -> None:
+        world.at_step = {}
+        first.append(world.driver)
+        world.start()
+        work = SimWork(world.cluster, one(2), world.sinks)
+        world.driver.process(world.incoming(1), world.operators, work)
+
+    first: list[object] = []
+    run_id = world.run_id
+    world.at_step = {step: intrude}
+    if step == "after record":
+        world.batch(1, one(2))
+    else:
+        with pytest.raises(FencedError, match="another driver"):
+            world.batch(1, one(2))
+    history.look()
+    second, world.driver = world.driver, first[0]  # type: ignore[assignment]
+    calls = len(world.sinks["totals"].calls)
+    for version in (2,) if step == "after record" else (1, 2):
+        with pytest.raises(FencedError):
+            world.batch(version, one(9), run_id=run_id)
+    assert len(world.sinks["totals"].calls) == calls, "a fenced driver reached its sink"
+    world.driver = second
+    world.batch(2, one(4))
+    history.look()
+    assert world.state("totals") == {"a": (3, 7)}
+
+
+def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world: World) -> None:
+    """Fencing stops a run, not the program: a new run claims anew."""
+    world.batch(0, one(1))
+    old = world.driver, world.run_id
+    world.start()
+    world.batch(1, one(2))
+    world.driver, world.run_id = old
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            world.batch(1, one(2))
+    world.run_id = "started again"
+    assert world.batch(1, one(2)).decision == "repeat"
+    assert world.batch(2, one(4)).decision == "run"
+
+
+@pytest.mark.parametrize("same_run", [True, False])
+@pytest.mark.parametrize("kind", ["answer_lost", "request_lost", "late"])
+def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, kind: str, same_run: bool) -> None:
+    """Whatever became of the record: it is found out, the batch is a repeat, and no row counts twice."""
+    for version in range(2):
+        world.batch(version, one(1))
+    record = paths.record(3)
+    world.store.script(Fault(kind, "put", record), Fault("unavailable", "put", record, times=None))  # type: ignore[arg-type]
+    world.store.script(Fault("unavailable", "get", record, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.batch(2, one(1))
+    ran = len(world.steps)
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.batch(2, one(1))
+    assert len(world.steps) == ran, "the batch was run while its commit is unclear"
+    world.store.heal()
+    world.store.land()
+    if not same_run:
+        world.run_id = "started again"
+    assert world.batch(2, one(1)).decision == "repeat"
+    for version in range(3, 26):
+        world.batch(version, one(1, f"k{version % 3}"))
+    History(world).check_listed_objects()
+    assert world.state("totals")["a"] == (3, 3)
+
+
+def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
+    """Two drivers claim at once: one of them is told, before it runs anything."""
+    world.batch(0, one(1))
+    world.start()
+    world.store.script(Fault("request_lost", "put", paths.LOG, times=5))
+    with pytest.raises(UnavailableError):
+        world.batch(1, one(2))
+    late = world.driver, world.run_id
+    world.start()
+    world.batch(1, one(2))
+    world.driver, world.run_id = late
+    assert world.batch(1, one(2)).decision == "repeat"
+    assert world.state("totals") == {"a": (2, 3)}
