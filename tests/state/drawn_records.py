@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from riffle_spark.state.log import Log
 from riffle_spark.state.manifest import Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
 
 NUMBERS = st.integers(0, 2**40)
@@ -30,6 +32,7 @@ RECORDS = st.builds(
     outputs=st.lists(st.tuples(NAMES, LINKS), max_size=3).map(tuple),
 )  # fmt: skip
 
+ROOT = "memory://root"
 PLAIN = Record(
     sequence=0, kind="claim", previous="", commit_id="c", log_id="c", epoch=1, query_id="q", version=-1, rollbacks=0,
     written_ms=0, total=8, dispatch="key_group", full=0,
@@ -59,3 +62,21 @@ def entry(*versions: int) -> Entry:
 def manifest(**chains: tuple[int, ...]) -> Manifest:
     """Return a manifest of store ``totals``: ``manifest(kg0=(1, 2))``."""
     return Manifest({("totals", int(name[2:])): entry(*versions) for name, versions in chains.items()})
+
+
+def opened(store: ObjectStore) -> Log:
+    """Open a log."""
+    log = Log(store, ROOT)
+    log.open()
+    return log
+
+
+def grown(store: ObjectStore, count: int) -> Log:
+    """Return a log of so many records, each changing one key-group of eight."""
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    for version in range(count - 1):
+        address = ("totals", version % 8)
+        changed = log.manifest.entries.get(address, Entry()).extended(entry(version).chain[0])
+        log.append(drafted(f"c{version}", version), log.manifest.changed({address: changed}))
+    return log

@@ -8,15 +8,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from slots import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
+from slots import OUTPUT, ROWS, STATE, Member, kept_last, rows_of
 
 from riffle_spark.process.aggregates import aggregate, count, sum_
 from riffle_spark.process.arrow_function import arrow_function
 from riffle_spark.process.compute import Batch, Declared, Update
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.faulty import Fault
-from riffle_spark.worker.order import KEY_GROUP, Receipt
-from riffle_spark.worker.slot import run_slot
 
 
 @pytest.fixture
@@ -151,133 +147,6 @@ def test_one_hot_key(member: Member) -> None:
     assert out.to_pylist() == [{"k": "hot", "count": 20_000, "total": 20_000}]
     assert [part.rows for part in receipt.parts] == [1]
     assert receipt.rows == 20_000
-
-
-def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
-    """A key that is not deterministic sends a row where it does not belong; the error says what to do."""
-    member.changes["slots"] = {0: tuple(range(TOTAL)), 1: ()}
-    order = member.order()
-    foreign = {**member.changes, "slots": {0: (), 1: tuple(range(TOTAL))}}
-    member.changes = foreign
-    rows = pa.table(
-        [[0], [3], ["a"], [1]], schema=pa.schema([("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows])
-    )
-    answer = run_slot(member.order(), 0, "1", rows)
-    kind, problem, remedy, where = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error or ("",) * 4
-    assert kind == "ConfigError"
-    assert problem == "1 rows of foreign key-groups reached slot 0, the first of key-group 3"
-    assert "deterministic" in remedy
-    assert where == "totals"
-
-
-def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member) -> None:
-    """Spark and Python must agree on every key-group; a disagreement is found at once."""
-    order = member.order()
-    fields = [("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows]
-    rows = pa.table([[0] * 3, [1, 1, 1], ["a", "b", "c"], [1] * 3], schema=pa.schema(fields))
-    answer = run_slot(order, 0, "1", rows)
-    error = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error
-    assert error is not None
-    assert error[:2] == ("ConfigError", "Spark and riffle hash these keys differently")
-
-
-def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: Path) -> None:
-    """The receipt carries the user's frames, the key-group and the store; nothing is sealed."""
-
-    def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
-        raise ValueError("negative amount")
-
-    kind, problem, _, where = Member(tmp_path, arrow_function(explode, state=STATE, output=OUTPUT)).refused(
-        rows_of(("a", 1, 0))
-    )
-    assert kind == "UserFunctionError"
-    assert "negative amount" in problem
-    assert "Traceback" in problem
-    assert where.startswith("store 'totals', key-group ")
-
-
-@pytest.mark.parametrize(
-    ("returned", "told"),
-    [
-        ((OUTPUT.empty_table(), pa.table({"k": ["b"], "last": [1]})), "not its own"),
-        ((OUTPUT.empty_table(), pa.table({"k": ["a"], "other": [1]})), "declared columns"),
-        ((OUTPUT.empty_table(), pa.table({"k": ["a"], "last": ["text"]})), "declared columns"),
-        ((OUTPUT.empty_table(), pa.table({"k": ["a", "a"], "last": [1, 2]})), "same key twice"),
-        (None, "returned a NoneType"),
-        (("x", "y"), "not a pyarrow.Table"),
-    ],
-)
-def test_a_function_that_breaks_its_declaration_fails_the_batch(tmp_path: Path, returned: object, told: str) -> None:
-    """Foreign and repeated keys and other schemas are refused before anything is sealed."""
-    member = Member(tmp_path, arrow_function(lambda *_: returned, state=STATE, output=OUTPUT))
-    kind, problem, remedy, _ = member.refused(rows_of(("a", 1, 0)))
-    assert kind == "UserFunctionError"
-    assert told in problem
-    assert remedy
-
-
-def test_a_store_that_is_away_is_answered_as_such(member: Member) -> None:
-    """A put that fails ends the attempt; the next one finds everything as it was."""
-    member.feed(rows_of(("a", 1, 0)))
-    member.store.script(Fault("unavailable", "put", "delta/"))
-    assert member.refused(rows_of(("a", 1, 0)))[0] == "UnavailableError"
-    assert member.feed(rows_of(("a", 1, 0)))[0]["total"] == 2
-
-
-def test_a_put_that_was_answered_twice_is_one_object(member: Member) -> None:
-    """No other attempt can have the name, so finding it taken is success."""
-    member.feed(rows_of(("a", 1, 0)))
-    order = member.order()
-    assert order.version == 1
-    member.store.inner.put_if_absent(f"delta/{1:020d}/1-{1:032x}", b"")
-    assert member.answer(rows_of(("a", 1, 0)))[1].error is None
-
-
-def test_a_copy_beyond_the_base_stops_the_attempt(member: Member) -> None:
-    """A zombie of an older batch answers that it is out of date."""
-    member.feed(rows_of(("a", 1, 0)))
-    old = member.entries
-    member.feed(rows_of(("a", 1, 0)))
-    member.feed(rows_of(("a", 1, 0)))
-    member.entries, member.version = old, 1
-    assert member.refused(rows_of(("a", 1, 0)))[0] == "OutOfDate"
-
-
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 20_000])
-def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: bytes) -> None:
-    """The slot restores and goes on; the driver sees a restore, the user nothing."""
-    member.feed(rows_of(("a", 1, 0)))
-    member.feed(rows_of(("a", 1, 0)))
-    for file in Path(member.home.local_dir or "").glob("*/*/copies/totals/*.*/data.mdb"):
-        file.write_bytes(damage)
-    output, receipt = member.answer(rows_of(("a", 1, 0)))
-    assert output.to_pylist()[0]["total"] == 3
-    assert receipt.restores == 1
-
-
-def test_values_that_cannot_be_read_are_healed_too(member: Member) -> None:
-    """A copy whose file is whole and whose values are not: dropped, restored, read again."""
-    member.feed(rows_of(("a", 1, 0)))
-    member.answer(rows_of(("a", 1, 0)))
-    link = next(path for path in Path(member.home.local_dir or "").glob("*/*/copies/totals/*") if path.is_symlink())
-    with Copy(link.resolve()) as copy, copy._environment.begin(write=True, db=copy._state) as transaction:
-        key = next(iter(transaction.cursor()))[0]
-        transaction.put(key, b"\x01")
-    output, receipt = member.answer(rows_of(("a", 1, 0)))
-    assert output.to_pylist()[0]["total"] == 2
-    assert receipt.restores == 1
-
-
-def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_path: Path) -> None:
-    """Even before it has a folder, a slot answers with a receipt that names the place and the remedy."""
-    (tmp_path / "file").write_text("x")
-    member.home = member.home.__class__(
-        member.home.root, member.home.options, str(tmp_path / "file"), "app", frozenset()
-    )
-    kind, _, remedy, where = member.refused(rows_of(("a", 1, 0)))
-    assert kind == "UnavailableError"
-    assert "local_dir" in remedy
-    assert str(tmp_path) in where
 
 
 class Remember:
