@@ -1,13 +1,12 @@
 """A query without Spark, in one process: executors, batches, clock. Knows the protocol's ports. Does not know chance.
 
-Everything that decides about state is the project's own code: slots run ``worker.slot.run_slot`` on real local copies,
-the driver is ``protocol.driver.Driver``. Simulated are only Spark's parts: which rows are routed where, which attempt
-runs when, and whose answer counts.
+Slots and driver are the project's own, on real local copies. Simulated are only Spark's parts: which rows are routed
+where, which attempt runs when, and whose answer counts.
 
     cluster = SimCluster(home_of("memory://mine", folder), store)
-    cluster.add("1"), cluster.add("2")
+    cluster.add("1")
     driver = Driver(settings, cluster.home, Surroundings(store, cluster, ManualClock(), InlineBackground()))
-    driver.process(incoming, [operator], SimWork(cluster, rows, sinks={"totals": sink}))
+    driver.process(incoming, [operator], SimWork(cluster, rows, {"totals": SimSink()}))
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ class ManualClock:
 
 
 class InlineBackground:
-    """Upkeep on the caller's thread: at once or, if ``deferred``, when ``run`` is called.
-
-    Implements ``protocol.ports.Background``.
-    """
+    """Implements ``protocol.ports.Background`` on the caller's thread: at once or, if ``deferred``, at ``run``."""
 
     def __init__(self, *, deferred: bool = False) -> None:
         self._deferred = deferred
@@ -119,9 +115,9 @@ class SimCluster:
         """Lose an executor; with ``disk``, its folder too."""
         del self._live[name]
         if disk:
-            for owner in Path(self.home.local_dir or "").glob("*/*/owner"):
-                if owner.read_text() == f"{self.home.application}/{name}":
-                    shutil.rmtree(owner.parent)
+            owners, gone = Path(self.home.local_dir or "").glob("*/*/owner"), f"{self.home.application}/{name}"
+            for owner in [path for path in owners if path.read_text() == gone]:
+                shutil.rmtree(owner.parent)
 
     def executors(self) -> tuple[Executor, ...]:
         """Return the live executors, sorted by id."""
@@ -129,11 +125,8 @@ class SimCluster:
 
     def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
         """Run each live executor's snapshot orders and return what was taken."""
-        return [
-            take_snapshots(mine, executor, self.random_bytes)
-            for executor, mine in sorted(orders.items())
-            if executor in self._live
-        ]
+        live = [(mine, executor) for executor, mine in sorted(orders.items()) if executor in self._live]
+        return [take_snapshots(mine, executor, self.random_bytes) for mine, executor in live]
 
 
 @dataclass(frozen=True)
@@ -209,10 +202,8 @@ class SimWork:
         executor_of = {place.number: place.executor for place in layout.slots}
         receipts: list[Receipt] = []
         for order in orders:
-            attempts = [
-                Attempt(order, slot, executor_of[slot], part, self._cluster.random_bytes)
-                for slot, part in sorted(routed(order, self._rows).items())
-            ]
+            parts, names = sorted(routed(order, self._rows).items()), self._cluster.random_bytes
+            attempts = [Attempt(order, slot, executor_of[slot], part, names) for slot, part in parts]
             answers = [self._perform(attempt) for attempt in attempts]
             self._attempts[order.schema.store], self._answers[order.schema.store] = attempts, answers
             told = pa.concat_tables(answers).column(RECEIPT).drop_null().to_pylist()
