@@ -2,9 +2,11 @@
 
 Theory of operation. A chain costs a restore its bytes and its links; a snapshot costs a put of the whole key-group.
 One is due when the chain's bytes exceed ``share`` of the last snapshot's, or its links a count, or its oldest link is
-``versions`` old. With a share of s the store takes at most 1 + 1/s times the bytes of the deltas and a restore reads
-at most 1 + s times the snapshot; a floor keeps small key-groups from being written at every other batch. The count
-differs a little by key-group, so that they do not all fall due together.
+``versions`` old. While bytes decide, a share of s makes the store take at most 1 + 1/s times the bytes of the deltas
+and a restore read at most 1 + s times the snapshot. The count bounds the gets of a restore; where the deltas are small
+beside the snapshot it waits four times as long, so that a large key-group is not written whole for a few rows. A floor
+keeps small key-groups from being written at every other batch. The count differs a little by key-group, so that they
+do not all fall due together.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ __all__ = ["Policy", "due", "listed"]
 
 _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
+_PATIENCE = 4
+"""How many times more links a chain may have while its bytes are less than this part of the snapshot's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +39,18 @@ def due(policy: Policy, address: Address, entry: Entry, version: int) -> bool:
     """Tell whether a key-group needs a new snapshot at ``version``."""
     if not entry.chain:
         return False
-    spread = max(1, policy.links // 2)
-    most_links = policy.links - (address[1] * _SPREAD_STEP) % spread
-    snapshot_bytes = entry.snapshot.length if entry.snapshot else 0
+    size = entry.chain_bytes
+    snapshot_size = entry.snapshot.length if entry.snapshot else 0
+    patience = _PATIENCE if size * _PATIENCE < snapshot_size else 1
     return (
-        len(entry.chain) >= most_links
-        or entry.chain_bytes > max(_FLOOR_BYTES, policy.share * snapshot_bytes)
+        len(entry.chain) >= patience * _links_allowed(policy, address)
+        or size > max(_FLOOR_BYTES, policy.share * snapshot_size)
         or version - entry.chain[0].head.version >= policy.versions
     )
+
+
+def _links_allowed(policy: Policy, address: Address) -> int:
+    return policy.links - (address[1] * _SPREAD_STEP) % max(1, policy.links // 2)
 
 
 def listed(manifest: Manifest, taken: Iterable[tuple[Address, Snapshot]]) -> tuple[dict[Address, Entry], list[Address]]:

@@ -45,12 +45,14 @@ def test_nothing_is_due_where_nothing_follows_the_snapshot() -> None:
 )  # fmt: skip
 @settings(deadline=None, max_examples=80)
 def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], key_group: int) -> None:
-    """At any version: at most so many links; of bytes the share of the snapshot, or the floor, and one delta more."""
+    """At any version: at most so many links, four times as many where they are small beside the snapshot; of bytes the
+    share of the snapshot, or the floor, and one delta more.
+    """
     policy, entry, size = Policy(share, links, 50), EMPTY, 0
     for version, length in enumerate(deltas):
         entry, size = entry.extended(link(version, length)), size + length
         held = entry.snapshot.length if entry.snapshot else 0
-        assert len(entry.chain) <= links
+        assert len(entry.chain) <= (4 if entry.snapshot else 1) * links
         assert entry.chain_bytes <= max(FLOOR, share * held) + length
         assert version - entry.chain[0].head.version <= 50
         if due(policy, ("totals", key_group), entry, version):
@@ -186,3 +188,15 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
         world.background.run()
     assert any("a snapshot failed and is tried again later" in warning for warning in warnings)
     assert next(iter(world.log().manifest.entries.values())).snapshot is not None
+
+
+def test_a_large_key_group_waits_longer_while_its_deltas_are_small() -> None:
+    """A few changed rows do not make a whole key-group be written again every few batches."""
+    policy, large, few = Policy(2.0, 8, 1_000), 400 * FLOOR, 100
+    entry = Entry(taken(Head(0, "1-a"), large))
+    versions = range(1, 40)
+    for version in versions:
+        entry = entry.extended(link(version, few))
+        if due(policy, ("totals", 0), entry, version):
+            break
+    assert len(entry.chain) == 4 * policy.links
