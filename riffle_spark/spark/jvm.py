@@ -49,11 +49,12 @@ def observed(count: Observation, tries: int = _OBSERVED_TRIES) -> Mapping[str, i
     """Return what was observed in an action, or ``None`` if Spark does not tell within a tenth of a second a try.
 
     It comes over Spark's listener bus, which drops events under load; ``Observation.get`` would then wait for ever.
+    Spark Connect tells nothing of what lies below a kept result.
     """
     answer = getattr(count, "_jo", None)
     if answer is not None and all(answer.getOrEmpty().isEmpty() for _ in range(tries)):
         return None
-    return count.get
+    return count.get or None
 
 
 def module(cls: Any) -> Any:
