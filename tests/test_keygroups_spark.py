@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql import functions as F
 
 from riffle_spark.keygroups import key_groups, key_hashes, murmur3_int, slot_numbers, spark_expression
 

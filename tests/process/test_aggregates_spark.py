@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from process_calls import Keyed
 from pyspark.sql import Column, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql import functions as F
 
 from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
 
