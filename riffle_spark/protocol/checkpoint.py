@@ -13,7 +13,7 @@ from riffle_spark.errors import ConfigError
 
 __all__ = ["Checkpoint"]
 
-_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+_COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,11 @@ class Checkpoint:
             return planned[-1]
         return committed[-1] + 1 if committed else 0
 
-    def restore(self, version: int, offsets: str | None) -> list[str]:
+    def restore(self, version: int, offsets: str | None, watermark_ms: int = 0) -> list[str]:
         """Make ``version`` the last committed batch, with the offset-log entry ``offsets``; return what was done.
 
-        Entries after it are removed, newest first, so that a crash in between leaves a gap that is seen.
+        Entries after it are removed, newest first, so that a crash in between leaves a gap that is seen. What is
+        there already and right is left alone; a commit that has to be written says ``watermark_ms``.
         """
         files, base = self._files()
         done = []
@@ -54,10 +55,19 @@ class Checkpoint:
                 self._remove(files, f"{base}/{folder}", batch)
                 done.append(f"removed {folder}/{batch}")
         if version >= 0 and offsets is not None:
-            self._write(files, f"{base}/offsets", version, offsets)
-            self._write(files, f"{base}/commits", version, _COMMIT)
-            done.append(f"wrote offsets/{version} and commits/{version}")
+            if self._read(files, f"{base}/offsets/{version}") != offsets:
+                self._write(files, f"{base}/offsets", version, offsets)
+                done.append(f"wrote offsets/{version}")
+            if version not in self._ids("commits"):
+                self._write(files, f"{base}/commits", version, _COMMIT % watermark_ms)
+                done.append(f"wrote commits/{version}")
         return done
+
+    def _read(self, files: fs.FileSystem, name: str) -> str | None:
+        if files.get_file_info(name).type is not fs.FileType.File:
+            return None
+        with files.open_input_stream(name) as stream:
+            return bytes(stream.read()).decode()
 
     def _files(self) -> tuple[fs.FileSystem, str]:
         location = self.location.replace("s3a://", "s3://")
@@ -77,7 +87,12 @@ class Checkpoint:
                 files.delete_file(name)
 
     def _write(self, files: fs.FileSystem, folder: str, batch: int, text: str) -> None:
-        self._remove(files, folder, batch)
+        """Write aside, then put in place of what is there: a crash leaves the old file or the new one."""
         files.create_dir(folder)
-        with files.open_output_stream(f"{folder}/{batch}") as stream:
+        aside = f"{folder}/.{batch}.riffle"
+        with files.open_output_stream(aside) as stream:
             stream.write(text.encode())
+        checksum = f"{folder}/.{batch}.crc"
+        if files.get_file_info(checksum).type is fs.FileType.File:
+            files.delete_file(checksum)
+        files.move(aside, f"{folder}/{batch}")

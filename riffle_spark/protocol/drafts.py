@@ -41,7 +41,7 @@ def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, 
 
 def batch_record(
     tail: Record, incoming: Incoming, operators: Sequence[Operator], receipts: Sequence[Receipt],
-    owners: Mapping[str, str], stamp: Stamp,
+    owners: Mapping[str, str], stamp: Stamp, *, after_commit: bool,
 ) -> Record:  # fmt: skip
     """Return the draft that commits a batch. Schemas of stores that are not run now are kept."""
     schemas = {**tail.schemas, **{operator.store: operator.stored() for operator in operators}}
@@ -49,7 +49,7 @@ def batch_record(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
         time_ms=incoming.time_ms, watermark_ms=incoming.watermark_ms, schemas=schemas, owners=owners,
-        outputs=outputs_of(receipts),
+        outputs=outputs_of(receipts), delivers_after_commit=after_commit,
     )  # fmt: skip
 
 

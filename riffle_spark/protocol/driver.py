@@ -129,7 +129,7 @@ class Driver:
     def _deliver_sealed(self, work: Work) -> None:
         tail = self._log.tail
         assert tail is not None
-        if self._settings.deliver_after_commit:
+        if tail.delivers_after_commit:
             work.deliver_sealed(tail.outputs, _delivery(tail.query_id, tail.rollbacks, tail.version))
 
     @property
@@ -178,7 +178,7 @@ class Driver:
     ) -> tuple[Layout, Sequence[Receipt]]:
         with batch.phase("assign"):
             layout = self._seating.layout_for(work.executors())
-            orders = [self._order(incoming, operator, layout) for operator in operators]
+            orders = [self._order(incoming, operator, layout, again=batch.runs > 1) for operator in operators]
         with batch.phase("run"):
             receipts = work.run(layout, orders)
             check_receipts(receipts, orders)
@@ -208,7 +208,7 @@ class Driver:
         tail = self._log.tail
         return replace(self._home, live=live, log_id=tail.log_id if tail else "")
 
-    def _order(self, incoming: Incoming, operator: Operator, layout: Layout) -> Order:
+    def _order(self, incoming: Incoming, operator: Operator, layout: Layout, *, again: bool) -> Order:
         every, tail, mine = self._log.manifest.entries, self._log.tail, operator.store
         assert tail is not None
         entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in every.items() if store == mine}
@@ -218,7 +218,7 @@ class Driver:
             per_key_group=operator.declared.per_key_group, order_by=operator.order_by, total=self._settings.key_groups,
             epoch=self._epoch, version=incoming.version, time_ms=incoming.time_ms,
             watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=tail.sequence,
-            seal_output=self._settings.deliver_after_commit,
+            seal_output=self._settings.deliver_after_commit, newest=again,
         )  # fmt: skip
 
     def _commit(
@@ -233,7 +233,10 @@ class Driver:
         assert tail is not None
         owners = {str(key_group): owner for key_group, owner in self._seating.owners.items()}
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
-        record = self._log.append(batch_record(tail, incoming, operators, receipts, owners, stamp), manifest)
+        draft = batch_record(
+            tail, incoming, operators, receipts, owners, stamp, after_commit=self._settings.deliver_after_commit
+        )
+        record = self._log.append(draft, manifest)
         self._upkeep.committed(record, before, changes)
         batch.snapshots = len(snapshots)
         return record

@@ -52,7 +52,7 @@ def adopt(
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root), Checkpoint(checkpoint)
-    tail = log.open(broken=True)
+    tail = log.open()
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
         raise ConfigError(f"{root} holds no state", remedy="say that this is wanted: --empty", where=root)
@@ -94,7 +94,8 @@ def rollback(
     steps = [f"append a rollback of {root} from batch {tail.version} to batch {to} (record {target.sequence})"]
     if execute:
         log.append(draft, manifest)
-        steps += spark.restore(to, target.offsets)
+        _check_present(objects, manifest)
+        steps += spark.restore(to, target.offsets, target.watermark_ms or 0)
     else:
         steps.append(f"make batch {to} the last one of the checkpoint {checkpoint}")
     return Plan(tuple(steps), execute, to, target.offsets)

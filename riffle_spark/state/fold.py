@@ -53,16 +53,22 @@ def _not_cut(key_group: int) -> Entry:
 
 
 class Keeper:
-    """Keeps the copies of one store in one member's folder. ``whole`` gets an entry that came cut."""
+    """Keeps the copies of one store in one member's folder.
+
+    ``whole`` gets an entry that came cut. ``newest``: nobody has committed after the entries, so that a copy beyond
+    them is of a line that was given up.
+    """
 
     def __init__(
-        self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int, whole: Callable[[int], Entry] = _not_cut
-    ) -> None:
+        self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int,
+        whole: Callable[[int], Entry] = _not_cut, *, newest: bool = False,
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._schema = schema
         self._reader = reader
         self._epoch = epoch
         self._whole = whole
+        self._newest = newest
 
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], Brought]:
         """Return an open copy at exactly the entry's head for each key-group that was ever touched.
@@ -120,7 +126,7 @@ class Keeper:
             return _Work(key_group, copy, entry, head, links, restore=False) if links else None
         if copy is not None:
             copy.close()
-        if head is not None:
+        if head is not None and not self._newest:
             self._check_not_beyond(head, entry.head, key_group)
         if entry.head == EMPTY_HEAD:
             self._folder.drop(self._schema.store, key_group)

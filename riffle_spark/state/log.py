@@ -45,9 +45,9 @@ class Log:
     def open(self, *, broken: bool = False) -> Record | None:
         """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
 
-        One list and at most two gets. Raises ``ConflictError`` if a record is missing in between,
-        ``CorruptStateError`` if one is damaged, ``ConfigError`` if the root holds objects that are not ours.
-        ``broken``: go on although records miss.
+        One list and at most three gets. Raises ``ConflictError`` if a record is missing in between,
+        ``CorruptStateError`` if one is damaged or does not follow the one before (I3), ``ConfigError`` if the root
+        holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a rollback.
         """
         names = self._store.list(paths.LOG)
         sequences = [s for s in map(paths.record_sequence, names) if s is not None]
@@ -61,11 +61,35 @@ class Log:
         if not sequences:
             return None
         self.first = sequences[0]
+        if broken:
+            return self._open_broken(sequences)
         record, data = self._read_newest(sequences)
-        if not broken:
-            self._check_whole(sequences, record)
+        self._check_whole(sequences, record)
+        self._check_follows(record)
         self._adopt_tail(record, data)
         return record
+
+    def _open_broken(self, sequences: list[int]) -> Record:
+        """Take the newest record that can be read, to be followed by one after the newest there is.
+
+        Each record in between may have been a claim: the epoch counts on for it.
+        """
+        last = sequences[-1]
+        raw = self._store.get(paths.record(last)) or b""
+        for sequence in reversed(sequences):
+            try:
+                record = self.read(sequence)
+                manifest = self.manifest_of(record)
+            except CorruptStateError:
+                continue
+            self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
+            self.manifest, self._base, self._digest = manifest, manifest.entries, digest(raw)
+            return self.tail
+        raise CorruptStateError(
+            "no record of the log can be read",
+            remedy="restore the log's objects from a backup, or use another root and replay the input",
+            where=self._root,
+        )
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
         name = paths.record(sequences[-1])
@@ -84,6 +108,15 @@ class Log:
                 remedy="restore the objects from a backup, or roll back to a version whose records are intact: "
                 f"riffle rollback --root {self._root} --to VERSION --checkpoint PATH --execute",
                 where=paths.record(lost[0]),
+            )
+
+    def _check_follows(self, newest: Record) -> None:
+        before = self._store.get(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
+        if before is not None and digest(before) != newest.previous:
+            raise CorruptStateError(
+                "the newest record does not follow the one before it: one of them is not what was written there",
+                remedy="restore the log's objects from one backup, or roll back (riffle rollback)",
+                where=paths.record(newest.sequence),
             )
 
     def _adopt_tail(self, record: Record, data: bytes) -> None:
@@ -199,5 +232,12 @@ class Log:
 
 def _joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
     """Return what a record and the entries of the full record it changes say together."""
+    for address, entry in record.entries.items():
+        if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:
+            raise CorruptStateError(
+                f"record {record.sequence} does not fit the full record {record.full} it names",
+                remedy="restore both from one backup, or roll back (riffle rollback)",
+                where=paths.record(record.full),
+            )
     changes = {address: entry.joined(base.get(address, EMPTY)) for address, entry in record.entries.items()}
     return Manifest(changes if record.full == record.sequence else {**base, **changes})

@@ -34,7 +34,8 @@ class Record:
     ``log_id`` is the first record's commit id: it tells a root from one that was emptied and begun again. ``version``
     is the last committed batch id (-1: none), ``full`` the sequence of the full record that ``entries`` change (its
     own, if this one is full). ``offsets`` is Spark's offset-log entry of that batch as text and ``input_digest`` a
-    digest of its rows where that log cannot be read. Times are milliseconds since the epoch, as Spark gave them.
+    digest of its rows where that log cannot be read. ``outputs`` are sealed output rows, ``delivers_after_commit``
+    says whether they are what a sink gets. Times are milliseconds since the epoch, as Spark gave them.
     """
 
     sequence: int
@@ -59,6 +60,7 @@ class Record:
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[tuple[str, Link], ...] = ()
+    delivers_after_commit: bool = False
 
 
 def digest(data: bytes) -> str:

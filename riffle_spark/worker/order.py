@@ -41,7 +41,9 @@ class Order:
     """One operator's batch: what every slot needs to know. ``slots`` maps a slot's number to its key-groups.
 
     ``entries`` come cut to their last links, which is all that an owner needs; a slot that needs more reads the log's
-    record ``sequence`` itself. So an order stays small however long the chains are.
+    record ``sequence`` itself. So an order stays small however long the chains are. ``newest``: the driver has just
+    seen that nobody committed after its base, so a copy that is beyond it is of a line that was given up, and is
+    restored.
     """
 
     home: Home
@@ -60,6 +62,7 @@ class Order:
     entries: Mapping[int, Entry]
     sequence: int
     seal_output: bool = False
+    newest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

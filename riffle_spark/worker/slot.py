@@ -76,7 +76,7 @@ class _Attempt:
     def _compute(self, rows: pa.Table, touched: Touched) -> call.Result:
         order = self.order
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group, _, _ in touched.spans}
-        keeper = Keeper(self.folder, order.schema, self.reader, order.epoch, self._whole)
+        keeper = Keeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
         try:
             state, found = self._read(keeper, touched, entries)
         except DamagedCopy:

@@ -107,9 +107,10 @@ class World:
         self.chance = random.Random(seed)
         self.local_dir = local_dir
         self.settings = Settings(**{**SETTINGS, **settings})  # type: ignore[arg-type]
-        self.memory = MemoryStore()
+        name = uuid.uuid4().hex
+        self.memory = MemoryStore(name)
         self.store = FaultyStore(self.memory, sleep=lambda _: None)
-        self.home = home_of(f"memory://{uuid.uuid4().hex}", local_dir)
+        self.home = home_of(f"memory://{name}", local_dir)
         self.cluster = SimCluster(self.home, self.store, self.chance.randbytes)
         for name in executors:
             self.cluster.add(name)
