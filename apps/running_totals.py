@@ -29,7 +29,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-offsets", type=int, default=100_000, help="rows a batch")
     parser.add_argument("--trigger-seconds", type=float, default=0.0)
     parser.add_argument("--available-now", action="store_true", help="process what is there, then stop")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.output_topic and not options.output_path:
+        parser.error("say where the totals go: --output-topic or --output-path")
+    return options
 
 
 def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
