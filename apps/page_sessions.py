@@ -1,7 +1,7 @@
 """Page views to sessions per user, with a function on Arrow: Kafka in, Parquet out.
 
 A session ends when a user's next view comes more than 30 minutes after the last one; it is then written out. Views are
-JSON: {"user_id": "u17", "page": "/home", "at": "2026-05-01T10:00:00Z"}.
+JSON: {"user_id": "u17", "page": "/home", "at": "2026-05-01T10:00:00Z"}; those without a user or a time are dropped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
         .option("maxOffsetsPerTrigger", 100_000).load()
     )  # fmt: skip
     view = F.from_json(F.col("value").cast("string"), "user_id string, page string, at timestamp").alias("view")
-    views = raw.select(view).select("view.user_id", F.unix_millis("view.at").alias("at_ms"))
+    views = raw.select(view).select("view.user_id", F.unix_millis("view.at").alias("at_ms")).dropna()
 
     def write(closed: DataFrame, batch_id: int) -> None:
         closed.write.mode("overwrite").parquet(f"{options.output_path}/batch={batch_id}")
