@@ -11,6 +11,7 @@ from collections.abc import Callable
 __all__ = ["Check", "flag", "names", "number", "one_of", "optional", "seconds", "share", "text", "whole"]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_SECONDS = 36_500 * 86_400.0
 _DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
 
 Value = object
@@ -36,12 +37,12 @@ def whole(low: int, high: int | None = None) -> Check:
 
 
 def seconds(low: float) -> Check:
-    """Return a check for durations: seconds, or text with a unit."""
-    allowed = f"a duration of at least {low:g} s, as seconds or as text such as '10 min'"
+    """Return a check for durations: finite seconds, or text with a unit."""
+    allowed = f"a duration of at least {low:g} s and at most 36500 d, as seconds or as text such as '10 min'"
 
     def check(value: Value) -> Value:
         number = _duration(value) if isinstance(value, str) else value
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= low:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= _LONGEST_SECONDS:
             raise ValueError(allowed)
         return float(number)
 

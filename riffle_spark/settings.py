@@ -125,6 +125,16 @@ class Settings:
         names: tuple[str, ...] = getattr(self, "_given", ())
         return {name: getattr(self, name) for name in names}
 
+    def but(self, **changes: object) -> Settings:
+        """Return these settings with some changed; said are then those said before and the changed ones.
+
+        ``dataclasses.replace`` would say every setting, and so shut out files and the Spark configuration.
+
+        >>> Settings(key_groups=16).but(batch_attempts=2).given()
+        {'key_groups': 16, 'batch_attempts': 2}
+        """
+        return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
+
 
 def _checked(name: str, value: object, check: values.Check, source: str) -> object:
     try:

@@ -32,6 +32,15 @@ def test_code_wins_even_where_it_says_the_default() -> None:
     assert from_sources(Settings(num_standbys=0), {"spark.riffle.num_standbys": "2"}).num_standbys == 0
 
 
+def test_changed_settings_say_no_more_than_was_said() -> None:
+    """What is changed counts as said beside what was; everything else is left to the other sources."""
+    changed = Settings(num_standbys=0, retained_versions=9).but(retained_versions=7, key_groups=16)
+    found = from_sources(changed, {"spark.riffle.num_standbys": "2", "spark.riffle.batch_attempts": "3"})
+    assert (found.num_standbys, found.retained_versions, found.key_groups, found.batch_attempts) == (0, 7, 16, 3)
+    with pytest.raises(ConfigError, match="key_groups"):
+        Settings().but(key_groups=0)
+
+
 def test_what_was_said_survives_pickling() -> None:
     """Spark Connect sends jobs as pickles; precedence must not change on the way."""
     sent = pickle.loads(pickle.dumps(Settings(num_standbys=0)))
@@ -51,6 +60,10 @@ def test_what_was_said_survives_pickling() -> None:
         ("deliver_after_commit", "maybe", "true or false"),
         ("snapshot_chain_share", 0, "at least 0.1"),
         ("dispatch", "partition", "key_group"),
+        ("retained_for", float("inf"), "at most 36500 d"),
+        ("retained_for", float("nan"), "duration"),
+        ("retained_for", 10**400, "at most 36500 d"),
+        ("initial_rebalance_delay", "9" * 400 + " d", "at most 36500 d"),
     ],
 )
 def test_a_wrong_value_names_setting_value_and_range(name: str, value: object, says: str) -> None:
