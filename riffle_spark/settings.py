@@ -21,9 +21,19 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["CONF_PREFIX", "Settings", "from_sources", "read_toml"]
+__all__ = ["CONF_PREFIX", "NOT_LIVE", "Settings", "from_sources", "read_toml", "without_effect"]
 
 CONF_PREFIX = "spark.riffle."
+NOT_LIVE = frozenset(
+    {
+        "acceptable_recovery_lag", "num_standbys", "standby_mode", "max_warmup_replicas",
+        "probing_rebalance_interval", "scheduled_rebalance_max_delay", "balance_band",
+        "rack_aware_assignment_strategy", "rack_aware_assignment_traffic_cost",
+        "rack_aware_assignment_non_overlap_cost", "rack_aware_assignment_tags",
+        "local_disk_limit", "state_cleanup_delay",
+    }
+)  # fmt: skip
+"""Settings that are checked and have no effect in a running query yet."""
 _CHECKS: dict[str, values.Check] = {
     "root": values.optional(values.text),
     "key_groups": values.whole(1, 32_768),
@@ -134,6 +144,12 @@ class Settings:
         {'key_groups': 16, 'batch_attempts': 2}
         """
         return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
+
+
+def without_effect(settings: Settings) -> tuple[str, ...]:
+    """Return the settings that have another value than their default and no effect yet."""
+    default = Settings()
+    return tuple(sorted(name for name in NOT_LIVE if getattr(settings, name) != getattr(default, name)))
 
 
 def _checked(name: str, value: object, check: values.Check, source: str) -> object:

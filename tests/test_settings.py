@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import Settings, from_sources
+from riffle_spark.settings import NOT_LIVE, Settings, from_sources, without_effect
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -39,6 +39,14 @@ def test_changed_settings_say_no_more_than_was_said() -> None:
     assert (found.num_standbys, found.retained_versions, found.key_groups, found.batch_attempts) == (0, 7, 16, 3)
     with pytest.raises(ConfigError, match="key_groups"):
         Settings().but(key_groups=0)
+
+
+def test_settings_without_effect_are_told_where_they_differ_from_the_default() -> None:
+    """A value that is not the default and changes nothing yet is named; defaults and live settings are not."""
+    assert without_effect(Settings(num_standbys=0, batch_attempts=2)) == ()
+    told = without_effect(from_sources(Settings(num_standbys=1), {"spark.riffle.rack_aware_assignment_tags": "zone"}))
+    assert told == ("num_standbys", "rack_aware_assignment_tags")
+    assert set(Settings.__dataclass_fields__) >= NOT_LIVE
 
 
 def test_what_was_said_survives_pickling() -> None:

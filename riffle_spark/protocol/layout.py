@@ -5,9 +5,10 @@ batches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, View
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, Strategy, Task, TaskId, View
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.protocol.ports import Executor, Layout, SlotPlace
 from riffle_spark.settings import Settings
@@ -35,6 +36,10 @@ def _assign_settings(settings: Settings) -> AssignSettings:
         num_standbys=settings.num_standbys,
         max_warmup_replicas=settings.max_warmup_replicas,
         balance_band=settings.balance_band,
+        rack_aware_assignment_strategy=cast("Strategy", settings.rack_aware_assignment_strategy),
+        rack_aware_assignment_traffic_cost=settings.rack_aware_assignment_traffic_cost,
+        rack_aware_assignment_non_overlap_cost=settings.rack_aware_assignment_non_overlap_cost,
+        rack_aware_assignment_tags=settings.rack_aware_assignment_tags,
         assignor=settings.assignor,
     )
 

@@ -16,7 +16,7 @@ from riffle_spark.process.compute import Compute
 from riffle_spark.protocol.driver import Driver, Surroundings
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.report import BatchReport
-from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
+from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, without_effect
 from riffle_spark.spark import inventory, routing
 from riffle_spark.spark.background import SystemClock, Worker
 from riffle_spark.spark.cluster import SparkCluster
@@ -124,6 +124,9 @@ class _Running:
     def __init__(self, job: StatefulJob, spark: SparkSession) -> None:
         self._job = job
         self.settings = settings_of(spark, job.settings)
+        idle = without_effect(self.settings)
+        if idle:
+            _logger.warning("these settings are set and have no effect yet: %s", ", ".join(idle))
         self.home = home_of(spark, self.settings)
         self._clock = SystemClock()
         self._frames = PlacedFrames()
