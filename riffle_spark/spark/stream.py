@@ -73,11 +73,16 @@ class Stateful:
 def together(*jobs: StatefulJob, settings: Settings | None = None) -> StatefulJob:
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 
-    Raises ``ConfigError`` if two operators have one store name.
+    Raises ``ConfigError`` if two operators have one store name, or settings of their own that differ while none are
+    given here.
     """
-    parts = [part for job in jobs for part in job.parts]
-    given = settings or next((job.settings for job in jobs if job.settings), None)
-    return StatefulJob(parts, given)
+    own = [job.settings for job in jobs if job.settings is not None]
+    if settings is None and any(one.given() != own[0].given() for one in own):
+        raise ConfigError(
+            "the jobs have settings of their own that differ, and they share one commit",
+            remedy="give `together` the settings of all: together(..., settings=Settings(...))",
+        )
+    return StatefulJob([part for job in jobs for part in job.parts], settings or next(iter(own), None))
 
 
 class StatefulJob:

@@ -1,0 +1,32 @@
+"""Which settings several operators in one commit have. No session is needed."""
+
+from __future__ import annotations
+
+import pytest
+from streaming import Kept
+
+from riffle_spark import Settings, Stateful, aggregate, count, together
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.stream import StatefulJob
+
+
+def job(store: str, settings: Settings | None = None) -> StatefulJob:
+    """Return a job of one operator."""
+    return Stateful(store, "k", aggregate(rows=count()), settings=settings).into(Kept())
+
+
+@pytest.mark.parametrize("other", [Settings(key_groups=8), Settings(key_groups=4, num_standbys=0)])
+def test_settings_that_differ_are_refused(other: Settings) -> None:
+    """Two jobs with other settings, even ones that only say a default, need the settings of all."""
+    one, two = job("a", Settings(key_groups=4)), job("b", other)
+    with pytest.raises(ConfigError, match="settings of their own that differ"):
+        together(one, two)
+    assert together(one, two, settings=Settings(key_groups=16)).settings == Settings(key_groups=16)
+
+
+def test_settings_said_once_or_alike_are_everyones() -> None:
+    """One job's settings, or equal ones of several, are those of all; without any there are none."""
+    said = Settings(key_groups=4)
+    assert together(job("a"), job("b", said)).settings is said
+    assert together(job("a", said), job("b"), job("c", Settings(key_groups=4))).settings == said
+    assert together(job("a"), job("b")).settings is None
