@@ -2,14 +2,15 @@
 
 ``query.stop()`` interrupts the batch; the error then comes back through py4j with a Java stack trace in its text.
 Spark looks for an interruption in that text with a regular expression that overflows the stack on a long one, and the
-stream's thread then dies instead of stopping. So the same fact is raised again, short.
+stream's thread then dies instead of stopping. So the same fact is raised again, short. An InterruptedIOException is no
+stop by itself: Hadoop raises it for time-outs.
 """
 
 from __future__ import annotations
 
 __all__ = ["Py4JJavaError", "is_interruption"]
 
-_NAMES = ("java.lang.InterruptedException", "java.io.InterruptedIOException", "ClosedByInterruptException")
+_NAMES = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
 
 
 class Py4JJavaError(Exception):

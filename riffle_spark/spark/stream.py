@@ -116,6 +116,7 @@ class StatefulJob:
             report = self._running.process(batch, batch_id)
         except Exception as error:
             if is_interruption(error):
+                _logger.warning("batch %s was interrupted: the query is taken to be stopped", batch_id, exc_info=error)
                 raise Py4JJavaError from None
             raise
         self.reports.append(report)

@@ -1,0 +1,37 @@
+"""What counts as a stop of the query in the middle of a batch. No session is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from riffle_spark.spark.stopping import Py4JJavaError, is_interruption
+
+CALL = "An error occurred while calling o1.save.\n: "
+TIMED_OUT = CALL + "java.io.InterruptedIOException: java.net.SocketTimeoutException: Read timed out"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "java.lang.InterruptedException",
+        "org.apache.spark.SparkException: failed\nCaused by: java.lang.InterruptedException: sleep interrupted",
+        "java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio.channels",
+    ],
+)
+def test_an_interrupted_thread_is_a_stop(told: str) -> None:
+    """Java's own words for an interruption are one, also as the cause of another error."""
+    assert is_interruption(RuntimeError(CALL + told))
+    outer = ValueError("the sink failed")
+    outer.__cause__ = RuntimeError(CALL + told)
+    assert is_interruption(outer)
+
+
+def test_a_time_out_of_the_sinks_is_no_stop() -> None:
+    """Hadoop's name for a time-out sounds like an interruption; the error must reach the user as it is."""
+    assert not is_interruption(RuntimeError(TIMED_OUT))
+
+
+def test_the_short_error_reads_as_the_stop_that_it_is() -> None:
+    """What is raised instead names an interruption in few words."""
+    assert is_interruption(Py4JJavaError())
+    assert len(str(Py4JJavaError())) < 200
