@@ -52,12 +52,29 @@ class Folder:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Hold the folder for its owner. Raises ``OutOfDate`` if another executor has taken it over."""
-        with (self.path / "owner").open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            if file.read() != self._owner:
+        """Hold the folder for its owner.
+
+        Raises ``OutOfDate`` if another executor has taken it over, or if it is gone: the next attempt claims anew.
+        """
+        with self._on_disk():
+            file = (self.path / "owner").open("r")
+        with file:
+            with self._on_disk():
+                fcntl.flock(file, fcntl.LOCK_SH)
+                owner = file.read()
+            if owner != self._owner:
                 raise OutOfDate("this executor's folder was taken over by another one", where=str(self.path))
             yield
+
+    @contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """Tell what the disk refuses in words of ours: the folder is gone, or it cannot be used."""
+        try:
+            yield
+        except OSError as error:
+            if not (self.path / "owner").exists():
+                raise OutOfDate("this executor's folder is gone from its disk", where=str(self.path)) from error
+            raise _unusable(f"a local copy cannot be kept: {error}", self.path) from error
 
     def is_of_owner(self) -> bool:
         """Tell whether the folder is still there and its owner's."""
@@ -81,22 +98,26 @@ class Folder:
     def fresh(self, store: str, key_group: int) -> Path:
         """Return a new path, never used before, for a copy of a key-group."""
         link = self.link(store, key_group)
-        link.parent.mkdir(parents=True, exist_ok=True)
+        with self._on_disk():
+            (self.path / "copies").mkdir(exist_ok=True)
+            link.parent.mkdir(exist_ok=True)
         return link.with_name(f"{link.name}.{uuid.uuid4().hex}")
 
     def switch(self, store: str, key_group: int, filled: Path) -> None:
         """Make ``filled`` the current copy, in one atomic step, and remove the one before."""
         link = self.link(store, key_group)
-        before = link.resolve() if link.is_symlink() else None
         passing = link.with_name(f"{link.name}.{uuid.uuid4().hex}.link")
-        passing.symlink_to(filled.name)
-        passing.replace(link)
+        with self._on_disk():
+            before = link.resolve() if link.is_symlink() else None
+            passing.symlink_to(filled.name)
+            passing.replace(link)
         if before is not None and before != filled:
             shutil.rmtree(before, ignore_errors=True)
 
     def discard(self, store: str, filled: Path) -> None:
         """Remove a copy that was begun and not finished; one that was switched in stays."""
-        current = {path.resolve() for path in self.link(store, 0).parent.iterdir() if path.is_symlink()}
+        with self._on_disk():
+            current = {path.resolve() for path in self.link(store, 0).parent.iterdir() if path.is_symlink()}
         if filled.resolve() not in current:
             shutil.rmtree(filled, ignore_errors=True)
 
@@ -104,8 +125,9 @@ class Folder:
         """Remove the current copy of a key-group, if there is one."""
         link = self.link(store, key_group)
         if link.is_symlink():
-            before = link.resolve()
-            link.unlink(missing_ok=True)
+            with self._on_disk():
+                before = link.resolve()
+                link.unlink(missing_ok=True)
             shutil.rmtree(before, ignore_errors=True)
 
     def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
@@ -145,11 +167,15 @@ def claim(base: Path, owner: str, live: Collection[str]) -> Folder:
         _refuse_network(base)
         return _claimed(base, owner, live)
     except OSError as error:
-        raise UnavailableError(
-            f"no folder for local copies can be made: {error}",
-            remedy="free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to",
-            where=str(base),
-        ) from error
+        raise _unusable(f"no folder for local copies can be made: {error}", base) from error
+
+
+def _unusable(problem: str, where: Path) -> UnavailableError:
+    return UnavailableError(
+        problem,
+        remedy="free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to",
+        where=str(where),
+    )
 
 
 def _claimed(base: Path, owner: str, live: Collection[str]) -> Folder:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, OutOfDate
+from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
 from riffle_spark.state import folder as folder_module
 from riffle_spark.state.copy import Copy
 from riffle_spark.state.folder import Folder, claim, default_local_dir
@@ -109,6 +110,39 @@ def test_a_copy_is_switched_in_at_once_and_the_old_one_goes(tmp_path: Path) -> N
     folder.drop("s", 7)
     assert folder.current("s", 7) is None
     assert list((folder.path / "copies" / "s").iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
+    """A cleaner of temporary files took it: every use says so, and the next attempt gets a new one."""
+    gone = claim(tmp_path, "app/1", ["app/1"])
+    filled = gone.fresh("s", 7)
+    shutil.rmtree(gone.path)
+    with pytest.raises(OutOfDate, match="is gone"), gone.used():
+        pass
+    for use in (lambda: gone.fresh("s", 7), lambda: gone.switch("s", 7, filled), lambda: gone.discard("s", filled)):
+        with pytest.raises(OutOfDate, match="is gone"):
+            use()
+    assert not gone.path.exists()
+    assert not gone.is_of_owner()
+    with claim(tmp_path, "app/1", ["app/1"]).used():
+        pass
+
+
+def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
+    """What the disk refuses is no bare OSError: it names the folder, and the setting that says where it is."""
+    folder = claim(tmp_path, "app/1", ["app/1"])
+    (folder.path / "copies").write_text("in the way")
+    for use in (lambda: folder.fresh("s", 7), lambda: folder.switch("s", 7, folder.path / "copies" / "s" / "x")):
+        with pytest.raises(UnavailableError, match="cannot be kept") as caught:
+            use()
+        assert "local_dir" in caught.value.remedy
+        assert caught.value.where == str(folder.path)
+
+
+def test_an_error_in_the_use_of_a_folder_stays_what_it_is(tmp_path: Path) -> None:
+    """Only the folder's own troubles are put in other words, not those of what is done in it."""
+    with pytest.raises(FileNotFoundError, match="elsewhere"), claim(tmp_path, "app/1", ()).used():
+        raise FileNotFoundError("elsewhere")
 
 
 def test_sealed_files_are_kept_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
