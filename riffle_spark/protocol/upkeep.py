@@ -88,17 +88,21 @@ class Upkeep:
         self, record: Record, manifest: Manifest, operators: Sequence[Operator], home: Home, owners: Mapping[int, str]
     ) -> dict[str, list[SnapshotOrder]]:
         schemas = {operator.store: operator.schema for operator in operators}
-        orders: dict[str, list[SnapshotOrder]] = {}
+        wanted: dict[str, list[Address]] = {}
         for (store, key_group), entry in sorted(manifest.entries.items()):
             if (
                 store in schemas
                 and key_group in owners
                 and due(self._policy, (store, key_group), entry, record.version)
             ):
-                mine = orders.setdefault(owners[key_group], [])
-                if len(mine) < _SNAPSHOTS_PER_EXECUTOR:
-                    mine.append(SnapshotOrder(home, schemas[store], key_group, entry, record.epoch))
-        return orders
+                wanted.setdefault(owners[key_group], []).append((store, key_group))
+        return {
+            executor: [
+                SnapshotOrder(home, schemas[store], key_group, manifest.entry(store, key_group), record.epoch)
+                for store, key_group in _in_turn(mine, record.sequence)
+            ]
+            for executor, mine in wanted.items()
+        }
 
     def _submit_deletes(self, names: list[str]) -> None:
         if names:
@@ -138,3 +142,9 @@ class Upkeep:
         self._requests.clear()
         self._warnings.clear()
         return dict(requests), warnings
+
+
+def _in_turn(addresses: Sequence[Address], sequence: int) -> list[Address]:
+    """Return as many as one executor takes at once, from another one on with every record: none waits for ever."""
+    start = sequence % len(addresses)
+    return [*addresses[start:], *addresses[:start]][:_SNAPSHOTS_PER_EXECUTOR]

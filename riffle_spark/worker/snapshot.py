@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from riffle_spark.errors import CorruptStateError, RiffleError
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.state import codec, paths
 from riffle_spark.state.copy import DamagedCopy
 from riffle_spark.state.fold import Keeper
+from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import Entry, Head, Snapshot
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.parts import Reader
@@ -37,7 +38,7 @@ class SnapshotOrder:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReceipt:
-    """What one member took: (store, key-group, snapshot), the requests it made, and what stopped it early, if
+    """What one member took: (store, key-group, snapshot), the requests it made, and what failed, if
     anything.
     """
 
@@ -49,28 +50,34 @@ class SnapshotReceipt:
 def take_snapshots(
     orders: Sequence[SnapshotOrder], executor: str, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> SnapshotReceipt:
-    """Take the snapshots ordered from this executor. An error ends it early; what was taken until then counts."""
+    """Take the snapshots ordered from this executor. One that fails, however it does, leaves the others be."""
     if not orders:
         return SnapshotReceipt()
     home = orders[0].home
-    objects = store_of(home)
-    before = dict(objects.requests)
-    receipt = SnapshotReceipt()
-    error = None
+    taken: list[tuple[str, int, Snapshot]] = []
+    errors: list[str] = []
+    sent: dict[str, int] = {}
     try:
+        objects = store_of(home)
+        before = dict(objects.requests)
         folder = folder_of(home, executor)
         with folder.used():
             for order in orders:
-                keeper = Keeper(folder, order.schema, Reader(objects, folder), order.epoch)
                 attempt = f"{order.epoch}-{random_bytes(16).hex()}"
-                receipt.taken.append((order.schema.store, order.key_group, _take(order, keeper, objects, attempt)))
-    except RiffleError as trouble:
-        error = str(trouble)
-    sent = {kind: count - before.get(kind, 0) for kind, count in objects.requests.items()}
-    return SnapshotReceipt(receipt.taken, {kind: count for kind, count in sent.items() if count}, error)
+                try:
+                    taken.append((order.schema.store, order.key_group, _take(order, folder, objects, attempt)))
+                except Exception as trouble:  # noqa: BLE001 - upkeep: the driver is told and orders it again
+                    errors.append(f"{order.schema.store}, key-group {order.key_group}: {trouble}")
+        sent = {kind: count - before.get(kind, 0) for kind, count in objects.requests.items()}
+    except Exception as trouble:  # noqa: BLE001 - as above
+        errors.append(str(trouble))
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    error = errors[0] + more if errors else None
+    return SnapshotReceipt(taken, {kind: count for kind, count in sent.items() if count}, error)
 
 
-def _take(order: SnapshotOrder, keeper: Keeper, objects: ObjectStore, attempt: str) -> Snapshot:
+def _take(order: SnapshotOrder, folder: Folder, objects: ObjectStore, attempt: str) -> Snapshot:
+    keeper = Keeper(folder, order.schema, Reader(objects, folder), order.epoch)
     try:
         head, table = _scanned(order, keeper)
     except DamagedCopy:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from invariants import History
 from world import World, rows_of, totals
 
-from riffle_spark.protocol import snapshots
+from riffle_spark.protocol import snapshots, upkeep
 from riffle_spark.protocol.snapshots import Policy, due, listed
 from riffle_spark.state import paths
 from riffle_spark.state.faulty import Fault
@@ -200,3 +200,18 @@ def test_a_large_key_group_waits_longer_while_its_deltas_are_small() -> None:
         if due(policy, ("totals", 0), entry, version):
             break
     assert len(entry.chain) == 4 * policy.links
+
+
+def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More fail for ever than an executor takes at once: those behind them still have their turn."""
+    monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
+    world = World(tmp_path, operators=[totals()], executors=["1"], snapshot_chain_links=2)
+    for bad in range(4):
+        world.store.script(Fault("unavailable", "put", f"totals/key_group={bad:04d}/", times=None))
+    for version in range(24):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(40))))
+    entries = world.log().manifest.entries
+    assert len(entries) == 8
+    assert {key_group for (_, key_group), entry in entries.items() if entry.snapshot} == {4, 5, 6, 7}

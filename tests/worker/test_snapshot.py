@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,13 +85,21 @@ def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) 
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
 
 
-def test_an_error_ends_it_and_what_was_taken_counts(member: Member) -> None:
-    """The receipt tells what stopped it; the snapshots before that are listed as usual."""
+def test_one_that_fails_leaves_the_others_be(member: Member) -> None:
+    """The receipt tells what failed; the other snapshots, before and after it, are taken as usual."""
     member.store.script(Fault("unavailable", "put", "totals/", skip=1))
     receipt = take_snapshots(orders(member), "1")
-    assert len(receipt.taken) == 1
+    assert len(receipt.taken) == len(orders(member)) - 1 > 1
     assert "scripted fault" in (receipt.error or "")
     rows(member, receipt)
+
+
+def test_an_error_that_nobody_foresaw_is_told_like_any_other(member: Member) -> None:
+    """Whatever a key-group makes raise, the executor answers, and the other key-groups are taken."""
+    first, *others = orders(member)
+    receipt = take_snapshots([replace(first, entry=None), *others], "1")  # type: ignore[arg-type]
+    assert [key_group for _, key_group, _ in receipt.taken] == [order.key_group for order in others]
+    assert f"key-group {first.key_group}: " in (receipt.error or "")
 
 
 def test_no_orders_need_nothing() -> None:
