@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.protocol.ports import Executor, Layout, SlotPlace
-from riffle_spark.spark import inventory, placement
+from riffle_spark.spark import inventory
+from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.jvm import context, is_classic
 from riffle_spark.spark.task import snapshot_function
 from riffle_spark.state.manifest import Head, Snapshot
@@ -25,6 +26,7 @@ class SparkCluster:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
+        self._frames = PlacedFrames()
 
     def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
         """Run each live executor's snapshot orders on it and return what was taken."""
@@ -36,9 +38,7 @@ class SparkCluster:
             context(self._spark).setLocalProperty("spark.scheduler.pool", UPKEEP_POOL)
         numbers = slot_numbers(len(wanted))
         layout = _layout([executor for executor, _ in wanted], numbers)
-        frame = (
-            placement.placed(self._spark, layout) if is_classic(self._spark) else placement.hashed(self._spark, layout)
-        )
+        frame = self._frames.frame(self._spark, layout)
         by_slot = dict(zip(numbers, [mine for _, mine in wanted], strict=True))
         rows = frame.mapInArrow(snapshot_function(by_slot), "receipt string").collect()  # type: ignore[arg-type]
         return [_receipt(row[0]) for row in rows]

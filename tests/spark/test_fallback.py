@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,23 @@ def test_a_spark_without_the_placed_plan_gets_hash_placement(
     assert kept.latest("k") == {k: {"rows": 30, "total": 30} for k in range(3)}
     assert [(report.rows, report.misses) for report in job.reports] == [(30, 0)] * 3
     assert not any(report.placed for report in job.reports)
+
+
+def test_snapshots_are_taken_where_nothing_can_be_placed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upkeep falls back as batches do: chains are cut by snapshots, and no batch warns of one that failed."""
+    monkeypatch.setattr(
+        placement.handles, "scala_seq", lambda jvm, items: jvm.org.apache.spark.riffle.NoSuchSeq(len(items))
+    )
+    settings = settings_in(tmp_path, snapshot_chain_links=3)
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    for number in range(6):
+        job(spark.range(24).selectExpr("id k"), number)
+        time.sleep(0.3)
+    assert not any(report.placed for report in job.reports)
+    assert sum(report.snapshots for report in job.reports) >= 8
+    assert [warning for report in job.reports for warning in report.warnings if "snapshot" in warning] == []
 
 
 def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
