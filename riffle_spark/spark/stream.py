@@ -88,8 +88,8 @@ def together(*jobs: StatefulJob, settings: Settings | None = None) -> StatefulJo
 class StatefulJob:
     """The function for ``foreachBatch``: one query's operators, its settings and its reports.
 
-    ``reports`` holds the last batches' ``BatchReport``; ``on_report`` is called with each. One job serves one query
-    at a time.
+    ``reports`` holds the last batches' ``BatchReport``; ``on_report`` is called with each, and what it raises is
+    logged: the batch is committed by then. One job serves one query at a time.
     """
 
     def __init__(self, parts: Sequence[tuple[Stateful, Sink]], settings: Settings | None = None) -> None:
@@ -120,8 +120,16 @@ class StatefulJob:
                 raise Py4JJavaError from None
             raise
         self.reports.append(report)
-        if self.on_report:
-            self.on_report(report)
+        self._hand_over(report)
+
+    def _hand_over(self, report: BatchReport) -> None:
+        try:
+            if self.on_report:
+                self.on_report(report)
+        except Exception as error:
+            if is_interruption(error):
+                raise Py4JJavaError from None
+            _logger.exception("on_report failed; the batch is committed, and the query goes on")
 
 
 class _Running:
@@ -181,9 +189,12 @@ class _Running:
         _logger.info("batch %s", report.to_json())
         for warning in report.warnings:
             _logger.warning("%s", warning)
-        if self.settings.report_file:
-            with Path(self.settings.report_file).open("a") as file:
-                file.write(report.to_json() + "\n")
+        try:
+            if self.settings.report_file:
+                with Path(self.settings.report_file).open("a") as file:
+                    file.write(report.to_json() + "\n")
+        except OSError as error:
+            _logger.warning("the report is not in report_file, and the query goes on: %s", error)
 
 
 def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:

@@ -89,6 +89,26 @@ def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path)
     assert list(job.reports) == heard
 
 
+def test_a_report_that_reaches_nobody_stops_no_query(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A report file that cannot be written and an ``on_report`` that raises are logged; batches are committed."""
+
+    def explode(_report: object) -> None:
+        raise ValueError("no such dashboard")
+
+    settings = settings_in(tmp_path, report_file=f"{tmp_path}/nowhere/reports.jsonl", num_standbys=1)
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    job.on_report = explode
+    with caplog.at_level("WARNING", logger="riffle_spark"):
+        for batch in range(2):
+            job(spark.range(3).selectExpr("id k"), batch)
+    assert [report.version for report in job.reports] == [0, 1]
+    assert caplog.text.count("the report is not in report_file") == 2
+    assert caplog.text.count("ValueError: no such dashboard") == 2
+    assert caplog.text.count("have no effect yet: num_standbys") == 1
+
+
 def test_importing_riffle_imports_no_pyspark() -> None:
     """A process that imports the package, and makes settings, has neither pyspark nor boto3 loaded."""
     code = (
