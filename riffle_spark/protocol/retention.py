@@ -28,19 +28,25 @@ class Retention:
         self._for_ms = for_ms
         self._parts: Counter[str] = Counter()
         self._retired: deque[tuple[int, str]] = deque()
-        self._records: deque[tuple[int, int]] = deque()
+        self._records: deque[tuple[int, int, int]] = deque()
+        """Of each retained record: its sequence, when it was written, and from which record on it needs others."""
         self._first_kept = 0
 
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
-        """Begin with a log whose records are ``first`` to ``tail``; records of before count as written now."""
+        """Begin with a log whose records are ``first`` to ``tail``.
+
+        Records of before count as written now, and as needing all that a record can need.
+        """
         self._parts = Counter(link.object for entry in manifest.entries.values() for link in entry.chain)
-        self._records = deque((sequence, now_ms) for sequence in range(first, tail.sequence + 1))
+        before = range(first, tail.sequence)
+        self._records = deque((sequence, now_ms, sequence - FULL_EVERY) for sequence in before)
+        self._records.append((tail.sequence, now_ms, tail.full))
         self._retired.clear()
         self._first_kept = first
 
     def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
         """Note what a committed record replaced."""
-        self._records.append((record.sequence, record.written_ms))
+        self._records.append((record.sequence, record.written_ms, record.full))
         added = Counter(link.object for entry in changes.values() for link in entry.chain)
         gone = Counter(link.object for a in changes for link in before.entries.get(a, EMPTY).chain)
         self._parts.update(added)
@@ -64,11 +70,11 @@ class Retention:
         """Return names that may be deleted now; they are not returned again."""
         while len(self._records) > self._versions and now_ms - self._records[0][1] > self._for_ms:
             self._records.popleft()
-        oldest = self._records[0][0] if self._records else 0
+        oldest, _, needed = self._records[0] if self._records else (0, 0, 0)
         free: list[str] = []
         while self._retired and self._retired[0][0] <= oldest:
             free.append(self._retired.popleft()[1])
-        keep_from = max(self._first_kept, oldest - FULL_EVERY)
+        keep_from = max(self._first_kept, needed)
         free += [paths.record(sequence) for sequence in range(self._first_kept, keep_from)]
         self._first_kept = keep_from
         return free

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Background, Cluster
@@ -25,6 +26,15 @@ __all__ = ["Upkeep"]
 
 _SNAPSHOTS_PER_EXECUTOR = 16
 _SWEEP_EVERY = 16
+_SCAN_AGAIN_MS = 60_000
+"""How long after a scan that did not come to its end the next one begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """A scan came to its end; it was begun at ``at_ms``."""
+
+    at_ms: int
 
 
 class Upkeep:
@@ -81,7 +91,7 @@ class Upkeep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
             self._submit_deletes(self._retention.take_free(record.written_ms))
         if record.written_ms >= self._next_scan_ms:
-            self._next_scan_ms = record.written_ms + self._orphan_scan_ms
+            self._next_scan_ms = record.written_ms + min(_SCAN_AGAIN_MS, self._orphan_scan_ms)
             self._background.submit(self._scan(record, self._retention.oldest))
 
     def _due(
@@ -114,7 +124,7 @@ class Upkeep:
             names = [n for n in self._objects.list("") if not n.startswith(paths.LOG)]
             listed_names = reader.listed_since(oldest)
             self._objects.delete(orphans(names, listed_names, record.epoch, record.version))
-            return None
+            return _Scanned(record.written_ms)
 
         return scan
 
@@ -122,6 +132,8 @@ class Upkeep:
         for result in self._background.collect():
             if isinstance(result, BaseException):
                 self._warnings.append(f"upkeep failed and is tried again later: {result}")
+            elif isinstance(result, _Scanned):
+                self._next_scan_ms = result.at_ms + self._orphan_scan_ms
             elif isinstance(result, list):
                 for receipt in result:
                     self._take(receipt)

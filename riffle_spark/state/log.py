@@ -140,13 +140,18 @@ class Log:
         return _joined(record, self.read(record.full).entries)
 
     def listed_since(self, oldest: int) -> set[str]:
-        """Return the names of all objects that the records from ``oldest`` on list. Reads each of them; for scans."""
-        names = self._store.list(paths.LOG)
-        sequences = sorted(s for s in map(paths.record_sequence, names) if s is not None and s >= oldest)
+        """Return the names of all objects that the records from ``oldest`` on list. Reads each of them; for scans.
+
+        A record at the old end whose full record is deleted already says nothing any more, and is passed over.
+        """
+        present = sorted(s for s in map(paths.record_sequence, self._store.list(paths.LOG)) if s is not None)
+        sequences = [s for s in present if s >= oldest]
         listed: set[str] = set()
         base: Record | None = None
         for sequence in sequences:
             record = self.read(sequence)
+            if record.full < present[0]:
+                continue
             if base is None or base.sequence != record.full:
                 base = record if record.full == sequence else self.read(record.full)
             listed |= _joined(record, base.entries).objects()

@@ -59,7 +59,7 @@ def sweep_too_early(patch: pytest.MonkeyPatch) -> None:
     original = Retention.take_free
 
     def early(self: Retention, now_ms: int) -> list[str]:
-        newest = self._records[-1] if self._records else (0, 0)
+        newest = self._records[-1] if self._records else (0, 0, 0)
         self._records.clear()
         self._records.append(newest)
         return original(self, now_ms)
