@@ -4,7 +4,7 @@ Theory of operation. An object is deleted only when no retained record lists it 
 ``versions`` records and all younger than ``for_ms``. The tracker counts, per delta object, the key-groups whose chain
 holds a part of it; when the count falls to zero with record s, the object may go once every retained record is s or
 later. Deletion is by what this driver saw being replaced; what earlier drivers left behind is found by a scan
-(``orphans``).
+(``orphans``, see ``scan``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Retention:
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
         """Begin with a log whose records are ``first`` to ``tail``.
 
-        Records of before count as written now, and as needing all that a record can need.
+        Until a scan has read them (``swept``), records of before count as written now, and as needing all that a
+        record can need.
         """
         self._parts = Counter(link.object for entry in manifest.entries.values() for link in entry.chain)
         before = range(first, tail.sequence)
@@ -65,6 +66,12 @@ class Retention:
         list.
         """
         self._retired.extend((sequence, name) for name in names)
+
+    def swept(self, oldest: int, kept_from: int) -> None:
+        """Note that records before ``oldest`` are retained no more, and that those before ``kept_from`` are gone."""
+        while self._records and self._records[0][0] < oldest:
+            self._records.popleft()
+        self._first_kept = max(self._first_kept, kept_from)
 
     def take_free(self, now_ms: int) -> list[str]:
         """Return names that may be deleted now; they are not returned again."""

@@ -6,12 +6,12 @@ Nothing here can fail a batch: what does not get done is done later. A snapshot 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Background, Cluster
-from riffle_spark.protocol.retention import Retention, orphans
+from riffle_spark.protocol.retention import Retention
+from riffle_spark.protocol.scan import Scanned, scan
 from riffle_spark.protocol.snapshots import Policy, due, listed
 from riffle_spark.settings import Settings
 from riffle_spark.state import paths
@@ -30,20 +30,14 @@ _SCAN_AGAIN_MS = 60_000
 """How long after a scan that did not come to its end the next one begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """A scan came to its end; it was begun at ``at_ms``."""
-
-    at_ms: int
-
-
 class Upkeep:
     """What one driver still has to tidy up."""
 
     def __init__(self, settings: Settings, objects: ObjectStore, background: Background) -> None:
         versions = max(2, settings.retained_versions)
         self._policy = Policy(settings.snapshot_chain_share, settings.snapshot_chain_links, versions)
-        self._retention = Retention(versions, int(settings.retained_for * 1000))
+        self._kept = (versions, int(settings.retained_for * 1000))
+        self._retention = Retention(*self._kept)
         self._orphan_scan_ms = int(settings.orphan_scan_interval * 1000)
         self._objects = objects
         self._background = background
@@ -92,7 +86,7 @@ class Upkeep:
             self._submit_deletes(self._retention.take_free(record.written_ms))
         if record.written_ms >= self._next_scan_ms:
             self._next_scan_ms = record.written_ms + min(_SCAN_AGAIN_MS, self._orphan_scan_ms)
-            self._background.submit(self._scan(record, self._retention.oldest))
+            self._background.submit(lambda: scan(self._objects, record, *self._kept))
 
     def _due(
         self, record: Record, manifest: Manifest, operators: Sequence[Operator], home: Home, owners: Mapping[int, str]
@@ -118,22 +112,14 @@ class Upkeep:
         if names:
             self._background.submit(lambda: self._objects.delete(names))
 
-    def _scan(self, record: Record, oldest: int) -> Callable[[], object]:
-        def scan() -> object:
-            reader = Log(self._objects, "")
-            names = [n for n in self._objects.list("") if not n.startswith(paths.LOG)]
-            listed_names = reader.listed_since(oldest)
-            self._objects.delete(orphans(names, listed_names, record.epoch, record.version))
-            return _Scanned(record.written_ms)
-
-        return scan
-
     def _gather(self) -> None:
         for result in self._background.collect():
             if isinstance(result, BaseException):
                 self._warnings.append(f"upkeep failed and is tried again later: {result}")
-            elif isinstance(result, _Scanned):
-                self._next_scan_ms = result.at_ms + self._orphan_scan_ms
+            elif isinstance(result, Scanned):
+                self._retention.swept(result.oldest, result.kept_from)
+                if result.whole and result.epoch == self._epoch:
+                    self._next_scan_ms = result.at_ms + self._orphan_scan_ms
             elif isinstance(result, list):
                 for receipt in result:
                     self._take(receipt)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from schedules import Schedule
 
-from riffle_spark.protocol import driver, upkeep
+from riffle_spark.protocol import driver, scan
 from riffle_spark.protocol.enter import Decision
 from riffle_spark.protocol.retention import Retention
 from riffle_spark.state import record
@@ -70,7 +70,7 @@ def sweep_too_early(patch: pytest.MonkeyPatch) -> None:
 def sweep_what_is_listed(patch: pytest.MonkeyPatch) -> None:
     """The scan for orphans knows the newest full record only."""
     patch.setattr(Manifest, "changed", _forgetting)
-    patch.setattr(upkeep, "orphans", lambda names, listed, *_: [n for n in names if n not in listed])
+    patch.setattr(scan, "orphans", lambda names, listed, *_: [n for n in names if n not in listed])
 
 
 def reuse_attempt_names(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from invariants import History
 from world import World, one, rows_of, totals
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol import scan
 from riffle_spark.protocol.drafts import Stamp, first_record
 from riffle_spark.protocol.retention import Retention, orphans
 from riffle_spark.protocol.snapshots import listed
@@ -258,3 +259,46 @@ def test_a_scan_that_failed_is_tried_again_soon(tmp_path: Path) -> None:
     world.clock.advance(60)
     world.batch(33, one(1))
     assert orphan not in world.memory.list("")
+
+
+def short_runs(world: World, runs: int, seconds: float, keys: int = 10) -> tuple[list[int], list[int], list[int]]:
+    """Run so many drivers of two batches each; return after each the records, all objects, and the records read."""
+    history, version = History(world), 0
+    records, objects, reads = [], [], []
+    for _ in range(runs):
+        world.start()
+        world.clock.advance(seconds)
+        world.store.calls.clear()
+        for _ in range(2):
+            world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(keys))))
+            version += 1
+        reads.append(sum(method == "get" and name.startswith(paths.LOG) for method, name in world.store.calls))
+        history.look()
+        records.append(len(world.memory.list(paths.LOG)))
+        objects.append(len(world.memory.list("")))
+    return records, objects, reads
+
+
+def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path) -> None:
+    """Runs shorter than records are retained: what grew old goes all the same, and no start reads more and more."""
+    world = World(tmp_path, operators=[totals()], retained_for=100)
+    records, objects, reads = short_runs(world, 60, seconds=20)
+    assert max(records[20:]) <= 3 * (100 // 22 + 1) + FULL_EVERY + 3, records
+    assert max(objects[30:]) <= max(objects[10:30]) + 10, objects
+    assert max(reads[30:]) <= max(reads[10:30]) + 5, reads
+    assert world.state("totals") == {f"k{n}": (120, 120) for n in range(10)}
+
+
+def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that grew long without sweeps is made shorter start by start, each with a bounded number of reads."""
+    monkeypatch.setattr(scan, "_OLD_AT_ONCE", 40)
+    world = World(tmp_path, operators=[totals()], retained_for=1e6)
+    records, _, _ = short_runs(world, 40, seconds=1)
+    assert records[-1] == 120
+    world.settings = world.settings.but(retained_for=0)
+    for run in range(4):
+        world.start()
+        before = len(world.memory.list(paths.LOG))
+        world.batch(80 + run, one(1))
+        assert before - 40 <= len(world.memory.list(paths.LOG)) <= max(before - 20, FULL_EVERY + 4)
+    assert len(world.memory.list(paths.LOG)) <= FULL_EVERY + 4
