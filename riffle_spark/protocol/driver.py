@@ -179,6 +179,8 @@ class Driver:
         with batch.phase("assign"):
             layout = self._seating.layout_for(work.executors())
             orders = [self._order(incoming, operator, layout, again=batch.runs > 1) for operator in operators]
+        with batch.phase("upkeep"):
+            self._upkeep.catch_up(self._log, operators, self._order_home(), self._seating.owners, self._cluster)
         with batch.phase("run"):
             receipts = work.run(layout, orders)
             check_receipts(receipts, orders)

@@ -132,7 +132,7 @@ class Cluster(Protocol):
     """The executors, apart from any batch."""
 
     def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
-        """Run each executor's snapshot orders on it, beside the batches, and return what was taken."""
+        """Run each executor's snapshot orders on it, beside or between the batches, and return what was taken."""
         ...
 
 

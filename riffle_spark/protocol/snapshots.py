@@ -34,6 +34,10 @@ class Policy:
     links: int
     versions: int
 
+    def times(self, factor: int) -> Policy:
+        """Return the policy by which snapshots are due so much later."""
+        return Policy(self.share * factor, self.links * factor, self.versions * factor)
+
 
 def due(policy: Policy, address: Address, entry: Entry, version: int) -> bool:
     """Tell whether a key-group needs a new snapshot at ``version``."""

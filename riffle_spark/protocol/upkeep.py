@@ -25,6 +25,8 @@ from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
 __all__ = ["Upkeep"]
 
 _SNAPSHOTS_PER_EXECUTOR = 16
+_OVERDUE = 2
+"""A chain of so many times the measure at which its snapshot is due has been left behind by drivers of one batch."""
 _SWEEP_EVERY = 16
 _SCAN_AGAIN_MS = 60_000
 """How long after a scan that did not come to its end the next one begins."""
@@ -36,6 +38,8 @@ class Upkeep:
     def __init__(self, settings: Settings, objects: ObjectStore, background: Background) -> None:
         versions = max(2, settings.retained_versions)
         self._policy = Policy(settings.snapshot_chain_share, settings.snapshot_chain_links, versions)
+        self._overdue = self._policy.times(_OVERDUE)
+        self._caught_up = False
         self._kept = (versions, int(settings.retained_for * 1000))
         self._retention = Retention(*self._kept)
         self._orphan_scan_ms = int(settings.orphan_scan_interval * 1000)
@@ -56,6 +60,25 @@ class Upkeep:
         self._taken.clear()
         self._next_scan_ms = 0
         self._next_sweep = tail.sequence + _SWEEP_EVERY
+        self._caught_up = False
+
+    def catch_up(
+        self, log: Log, operators: Sequence[Operator], home: Home, owners: Mapping[int, str], cluster: Cluster
+    ) -> None:
+        """Before the first batch after a start, take at once what is long overdue, to be listed with its commit.
+
+        What is taken after a commit is listed by the next one, which a driver of one batch never makes.
+        """
+        if self._caught_up or self._background.busy():
+            return
+        self._caught_up = True
+        assert log.tail is not None, "a batch is run after a claim"
+        orders = self._due(self._overdue, log.tail, log.manifest, operators, home, owners)
+        try:
+            for receipt in cluster.snapshot(orders) if orders else []:
+                self._take(receipt)
+        except Exception as error:  # noqa: BLE001 - upkeep never fails a batch
+            self._warnings.append(f"upkeep failed and is tried again later: {error}")
 
     def snapshots(self, manifest: Manifest) -> dict[Address, Entry]:
         """Return the entries that list the snapshots which were taken since the last commit."""
@@ -78,7 +101,7 @@ class Upkeep:
         """Submit what is due after a commit, unless earlier work still runs."""
         if self._background.busy():
             return
-        orders = self._due(record, log.manifest, operators, home, owners)
+        orders = self._due(self._policy, record, log.manifest, operators, home, owners)
         if orders:
             self._background.submit(lambda: cluster.snapshot(orders))
         if record.sequence >= self._next_sweep:
@@ -89,16 +112,13 @@ class Upkeep:
             self._background.submit(lambda: scan(self._objects, record, *self._kept))
 
     def _due(
-        self, record: Record, manifest: Manifest, operators: Sequence[Operator], home: Home, owners: Mapping[int, str]
-    ) -> dict[str, list[SnapshotOrder]]:
+        self, policy: Policy, record: Record, manifest: Manifest, operators: Sequence[Operator], home: Home,
+        owners: Mapping[int, str],
+    ) -> dict[str, list[SnapshotOrder]]:  # fmt: skip
         schemas = {operator.store: operator.schema for operator in operators}
         wanted: dict[str, list[Address]] = {}
         for (store, key_group), entry in sorted(manifest.entries.items()):
-            if (
-                store in schemas
-                and key_group in owners
-                and due(self._policy, (store, key_group), entry, record.version)
-            ):
+            if store in schemas and key_group in owners and due(policy, (store, key_group), entry, record.version):
                 wanted.setdefault(owners[key_group], []).append((store, key_group))
         return {
             executor: [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
@@ -19,10 +20,11 @@ from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
 __all__ = ["UPKEEP_POOL", "SparkCluster"]
 
 UPKEEP_POOL = "riffle-upkeep"
+_POOL = "spark.scheduler.pool"
 
 
 class SparkCluster:
-    """Implements ``protocol.ports.Cluster``. Runs on the background's thread, in a scheduler pool of its own."""
+    """Implements ``protocol.ports.Cluster``. Runs in a scheduler pool of its own, on whichever thread."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -34,8 +36,24 @@ class SparkCluster:
         wanted = [(live[name], list(mine)) for name, mine in sorted(orders.items()) if name in live]
         if not wanted:
             return []
-        if is_classic(self._spark):
-            context(self._spark).setLocalProperty("spark.scheduler.pool", UPKEEP_POOL)
+        with self._own_pool():
+            return self._run(wanted)
+
+    @contextmanager
+    def _own_pool(self) -> Iterator[None]:
+        """Run the block's jobs in our pool. The thread may be a batch's, whose jobs go back to theirs."""
+        if not is_classic(self._spark):
+            yield
+            return
+        spark = context(self._spark)
+        before = spark.getLocalProperty(_POOL)
+        spark.setLocalProperty(_POOL, UPKEEP_POOL)
+        try:
+            yield
+        finally:
+            spark.setLocalProperty(_POOL, before)
+
+    def _run(self, wanted: Sequence[tuple[Executor, list[SnapshotOrder]]]) -> list[SnapshotReceipt]:
         numbers = slot_numbers(len(wanted))
         layout = _layout([executor for executor, _ in wanted], numbers)
         frame = self._frames.frame(self._spark, layout)

@@ -215,3 +215,51 @@ def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
     entries = world.log().manifest.entries
     assert len(entries) == 8
     assert {key_group for (_, key_group), entry in entries.items() if entry.snapshot} == {4, 5, 6, 7}
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
+    """What such a driver takes after its commit is never listed: it takes what is long overdue before it."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=4, retained_versions=3)
+    history, longest = History(world), []
+    for version in range(40):
+        world.start()
+        assert world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20)))).warnings == ()
+        history.look()
+        longest.append(max(len(entry.chain) for entry in world.log().manifest.entries.values()))
+    assert max(longest) <= 2 * 4 + 1, longest
+    assert world.state("totals") == {f"k{n}": (40, 40) for n in range(20)}
+
+
+def test_what_is_overdue_is_taken_a_few_at_a_time_and_once_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch waits for no more than an executor's share; a later one waits for none; all get their turn."""
+    monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
+    world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=3)
+    reports = []
+    for version in range(40):
+        if version % 2 == 0:
+            world.start(InlineBackground(deferred=True))
+        reports.append(world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20)))))
+    assert max(report.snapshots for report in reports[::2]) == 2
+    assert max(report.snapshots for report in reports[1::2]) == 0
+    assert max(len(entry.chain) for entry in world.log().manifest.entries.values()) <= 2 * 6 + 2 * 8
+
+
+def test_a_cluster_that_fails_before_the_first_batch_does_not_fail_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taking what is overdue is upkeep: it warns, and the batch is committed."""
+    world = World(tmp_path, operators=[totals()])
+    for version in range(12):
+        world.start(InlineBackground(deferred=True))
+        if version == 5:
+            monkeypatch.setattr(world.cluster, "snapshot", _gone)
+        warnings = world.batch(version, rows_of(("a", 1, 0))).warnings
+    assert any("executors are gone" in warning for warning in warnings)
+    assert world.state("totals") == {"a": (12, 12)}
+
+
+def _gone(_: object) -> list[object]:
+    raise RuntimeError("executors are gone")
