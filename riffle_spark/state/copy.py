@@ -13,7 +13,6 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -23,8 +22,9 @@ import lmdb
 from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError, UnavailableError
 from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.rows import Rows
 
-__all__ = ["Copy", "DamagedCopy", "Rows", "boot_id"]
+__all__ = ["Copy", "DamagedCopy", "boot_id"]
 
 _INITIAL_MAP_BYTES = 1 << 20
 _MAX_MAP_BYTES = 1 << 44
@@ -34,21 +34,6 @@ _STATE = b"state"
 _LONG = b"long"
 _DISK_SAYS = ("No space left", "Input/output", "File too large", "quota exceeded", "Read-only", "Permission denied")
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole
-    keys.
-    """
-
-    keys: list[bytes]
-    values: list[bytes | None]
-    longs: list[bytes | None] | None = None
-
-    def slice(self, start: int, stop: int) -> Rows:
-        """Return rows ``start`` to ``stop``."""
-        return Rows(self.keys[start:stop], self.values[start:stop], self.longs[start:stop] if self.longs else None)
 
 
 @functools.cache

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copy import Copy, DamagedCopy, Rows
+from riffle_spark.state.copy import Copy, DamagedCopy
 from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.parts import Reader
+from riffle_spark.state.rows import Rows
 from riffle_spark.state.schema import StoreSchema
 
 __all__ = ["Brought", "Keeper"]

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.state.codec import DELETED
-from riffle_spark.state.copy import Rows
 from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
 from riffle_spark.state.rowcodec import RowCodec
+from riffle_spark.state.rows import Rows
 
 __all__ = ["StoreSchema"]
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state import copy as copy_module
-from riffle_spark.state.copy import Copy, DamagedCopy, Rows
+from riffle_spark.state.copy import Copy, DamagedCopy
 from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.rowcodec import RowCodec
+from riffle_spark.state.rows import Rows
 from riffle_spark.state.schema import StoreSchema, shortened
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -20,7 +20,8 @@ FILL = """
 import resource, sys, os
 from pathlib import Path
 from riffle_spark.errors import UnavailableError
-from riffle_spark.state.copy import Copy, Rows
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.rows import Rows
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 with Copy(folder, new=True) as copy:
