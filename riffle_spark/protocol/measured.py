@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from riffle_spark.protocol.ports import Clock, Incoming, Layout
 from riffle_spark.protocol.report import BatchReport, add_up, of_receipts
 from riffle_spark.protocol.seating import News
-from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.objects import ObjectStore, sent_since
 from riffle_spark.state.record import Record
 from riffle_spark.worker.order import Receipt
 
@@ -79,7 +79,7 @@ class Measured:
         )  # fmt: skip
 
     def _sent(self, receipts: Sequence[Receipt]) -> dict[str, int]:
-        driver = {kind: n - self._requests.get(kind, 0) for kind, n in self._objects.requests.items()}
+        driver = sent_since(self._requests, self._objects.requests)
         total = add_up([driver, *(receipt.requests for receipt in receipts)])
         return {kind: int(count) for kind, count in total.items() if count}
 

@@ -43,7 +43,6 @@ class BatchReport:
     requests: Mapping[str, int] = field(default_factory=dict)
     upkeep_requests: Mapping[str, int] = field(default_factory=dict)
     sealed_bytes: int = 0
-    record_bytes: int = 0
     fetched_bytes: int = 0
     restores: int = 0
     folds: int = 0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["ObjectStore", "RequestCounts", "check_name", "check_prefix", "check_range"]
+__all__ = ["ObjectStore", "RequestCounts", "check_name", "check_prefix", "check_range", "sent_since"]
 
 
 class ObjectStore(Protocol):
@@ -69,6 +69,11 @@ class RequestCounts(dict[str, int]):
         """Count one more request."""
         with self._lock:
             self[kind] += 1
+
+
+def sent_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Return how many requests of each kind came between two looks at the counts, kinds without any left out."""
+    return {kind: count - before.get(kind, 0) for kind, count in now.items() if count != before.get(kind, 0)}
 
 
 def check_name(name: str) -> str:

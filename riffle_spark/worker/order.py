@@ -92,7 +92,6 @@ class Receipt:
     parts: tuple[Part, ...] = ()
     output: Part | None = None
     sealed_bytes: int = 0
-    kept_locally: bool = True
     restores: int = 0
     folds: int = 0
     local_parts: int = 0

@@ -21,6 +21,7 @@ from riffle_spark.process.compute import BoolArray
 from riffle_spark.state.copy import DamagedCopy
 from riffle_spark.state.fold import Keeper
 from riffle_spark.state.manifest import EMPTY, Entry
+from riffle_spark.state.objects import sent_since
 from riffle_spark.state.parts import Reader
 from riffle_spark.worker import call
 from riffle_spark.worker.homes import folder_of, manifest_at, store_of
@@ -62,14 +63,15 @@ class _Attempt:
         result = self._compute(rows, touched)
         with self.step("seal"):
             sealed = seal(order, touched, result, self.name)
-        kept = not sealed.data or self.folder.keep_sealed(order.version, self.name, sealed.data)
+        if sealed.data:
+            self.folder.keep_sealed(order.version, self.name, sealed.data)
         with self.step("put"):
             sealed.put(self.objects)
         if order.version % _FORGET_EVERY == 0:
             self.folder.forget_sealed()
         self.facts.update(
             rows=rows.num_rows, keys=len(touched.local_keys), output_rows=result.output.num_rows, parts=sealed.parts,
-            output=sealed.output, sealed_bytes=len(sealed.data), kept_locally=kept,
+            output=sealed.output, sealed_bytes=len(sealed.data),
         )  # fmt: skip
         return result
 
@@ -102,13 +104,13 @@ class _Attempt:
 
     def receipt(self, slot: int, executor: str) -> Receipt:
         """Return what the driver is told."""
-        totals, before = self.reader.totals, self.requests_before
-        sent = {kind: count - before.get(kind, 0) for kind, count in self.objects.requests.items()}
+        totals = self.reader.totals
         return Receipt(
             store=self.order.schema.store, slot=slot, attempt=self.name, version=self.order.version,
             member=self.folder.member, executor=executor, local_parts=totals.local_parts,
             fetched_parts=totals.fetched_parts, fetched_snapshots=totals.fetched_snapshots,
-            fetched_bytes=totals.fetched_bytes, requests={k: n for k, n in sent.items() if n}, seconds=self.seconds,
+            fetched_bytes=totals.fetched_bytes, requests=sent_since(self.requests_before, self.objects.requests),
+            seconds=self.seconds,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **self.facts,  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from riffle_spark.state.copy import DamagedCopy
 from riffle_spark.state.fold import Keeper
 from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import Entry, Head, Snapshot
-from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.objects import ObjectStore, sent_since
 from riffle_spark.state.parts import Reader
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.worker.homes import folder_of, store_of
@@ -68,12 +68,12 @@ def take_snapshots(
                     taken.append((order.schema.store, order.key_group, _take(order, folder, objects, attempt)))
                 except Exception as trouble:  # noqa: BLE001 - upkeep: the driver is told and orders it again
                     errors.append(f"{order.schema.store}, key-group {order.key_group}: {trouble}")
-        sent = {kind: count - before.get(kind, 0) for kind, count in objects.requests.items()}
+        sent = sent_since(before, objects.requests)
     except Exception as trouble:  # noqa: BLE001 - as above
         errors.append(str(trouble))
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     error = errors[0] + more if errors else None
-    return SnapshotReceipt(taken, {kind: count for kind, count in sent.items() if count}, error)
+    return SnapshotReceipt(taken, sent, error)
 
 
 def _take(order: SnapshotOrder, folder: Folder, objects: ObjectStore, attempt: str) -> Snapshot:
