@@ -15,24 +15,27 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import lmdb
 
-from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError, UnavailableError
+from riffle_spark.errors import OutOfDate, UnavailableError
+from riffle_spark.state.damage import CopyInUse, DamagedCopy, damaged, trouble
 from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.rows import Rows
 
-__all__ = ["Copy", "DamagedCopy", "boot_id"]
+__all__ = ["Copy", "CopyInUse", "DamagedCopy", "boot_id"]
 
 _INITIAL_MAP_BYTES = 1 << 20
 _MAX_MAP_BYTES = 1 << 44
+_NODE_BYTES = 32
+_FILL_FACTOR = 2
+"""A page of sorted rows may be half empty, and a row has some bytes beside its own."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _META = b"meta"
 _STATE = b"state"
 _LONG = b"long"
-_DISK_SAYS = ("No space left", "Input/output", "File too large", "quota exceeded", "Read-only", "Permission denied")
 _Result = TypeVar("_Result")
 
 
@@ -45,10 +48,6 @@ def boot_id() -> str:
         return ""
 
 
-class DamagedCopy(CorruptStateError):
-    """A local copy cannot be read. Nothing is lost: ``where`` is its folder, and it is rebuilt from the store."""
-
-
 class Copy:
     """An open copy; a context manager. Not for use after a fork, nor twice in one process at a time."""
 
@@ -58,14 +57,15 @@ class Copy:
             if new:
                 folder.mkdir(parents=True)
             data = folder / "data.mdb"
+            map_bytes = max(_INITIAL_MAP_BYTES, 2 * data.stat().st_size if data.exists() else 0)
             self._environment = lmdb.open(
-                str(folder), map_size=max(_INITIAL_MAP_BYTES, data.stat().st_size if data.exists() else 0), max_dbs=4,
-                sync=False, metasync=False, readahead=False, max_readers=512, create=new,
+                str(folder), map_size=map_bytes, max_dbs=4, sync=False, metasync=False, readahead=False,
+                max_readers=512, create=new,
             )  # fmt: skip
         except (lmdb.Error, OSError) as error:
             if new:
                 shutil.rmtree(folder, ignore_errors=True)
-            raise _trouble(folder, error) from error
+            raise trouble(folder, error) from error
         try:
             self._growing(self._environment.reader_check)
             self._check_not_truncated()
@@ -80,7 +80,7 @@ class Copy:
         """Touching a page beyond the end of the file would kill the process, so its length is looked at first."""
         pages = self._environment.info()["last_pgno"] + 1
         if (self.folder / "data.mdb").stat().st_size < pages * self._environment.stat()["psize"]:
-            raise _damaged(self.folder, EOFError("the file is truncated"))
+            raise damaged(self.folder, EOFError("the file is truncated"))
 
     def _databases(self, *, create: bool) -> list[lmdb._Database]:
         """Open all three in one transaction. A reading one would not do: its end takes the handles with it."""
@@ -112,7 +112,7 @@ class Copy:
                     break
                 self._environment.set_mapsize(size)
             except (lmdb.Error, OSError) as error:
-                raise _trouble(self.folder, error) from error
+                raise trouble(self.folder, error) from error
         raise UnavailableError(f"a local copy outgrew {_MAX_MAP_BYTES} bytes", where=str(self.folder))
 
     def head(self) -> Head | None:
@@ -178,15 +178,22 @@ class Copy:
 
     def load(self, head: Head, rows: Rows) -> None:
         """Fill a new, empty copy with a snapshot's rows, sorted by key, in one transaction."""
+        self._growing(lambda: self._reserve(rows))
         self._growing(lambda: self._load(head, rows))
+
+    def _reserve(self, rows: Rows) -> None:
+        """Make the map large enough at once: to double it is to begin the transaction again."""
+        needed = _FILL_FACTOR * (rows.size_bytes + _NODE_BYTES * len(rows.keys)) // _INITIAL_MAP_BYTES + 1
+        if needed * _INITIAL_MAP_BYTES > self._environment.info()["map_size"]:
+            self._environment.set_mapsize(needed * _INITIAL_MAP_BYTES)
 
     def _load(self, head: Head, rows: Rows) -> None:
         with self._environment.begin(write=True, db=self._state) as transaction:
             self._expect(transaction, EMPTY_HEAD)
             with transaction.cursor() as cursor:
-                rows_of_it = [(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None]
-                _, added = cursor.putmulti(rows_of_it, append=True)
-                assert added == len(rows_of_it), "a snapshot is sorted by key, each key once"
+                values = cast("list[bytes]", rows.values)  # nothing is deleted in a snapshot
+                _, added = cursor.putmulti(zip(rows.keys, values, strict=True), append=True)
+                assert added == len(rows.keys), "a snapshot is sorted by key, each key once"
             self._put_long(transaction, rows)
             self._write_head(transaction, head)
 
@@ -217,7 +224,7 @@ class Copy:
         try:
             version, attempt, boot = json.loads(bytes(stored))
         except (ValueError, TypeError) as error:
-            raise _damaged(self.folder, error) from error
+            raise damaged(self.folder, error) from error
         return Head(version, attempt), boot
 
     def _expect(self, transaction: lmdb.Transaction, base: Head) -> None:
@@ -227,20 +234,3 @@ class Copy:
 
     def _write_head(self, transaction: lmdb.Transaction, head: Head) -> None:
         transaction.put(b"head", json.dumps([head.version, head.attempt, boot_id()]).encode(), db=self._meta)
-
-
-def _trouble(folder: Path, error: Exception) -> RiffleError:
-    """Return what an error of the file means: a disk that refuses, else damage, as a copy can always be rebuilt."""
-    if not isinstance(error, lmdb.DiskError) and not any(phrase in str(error) for phrase in _DISK_SAYS):
-        return _damaged(folder, error)
-    return UnavailableError(
-        f"the local disk refused a write: {error}",
-        remedy="free space below `local_dir` or give it a larger disk; nothing is lost, copies are rebuilt",
-        where=str(folder),
-    )
-
-
-def _damaged(folder: Path, error: Exception) -> DamagedCopy:
-    return DamagedCopy(
-        f"a local copy is damaged: {error}", remedy="nothing: it is rebuilt from the store", where=str(folder)
-    )

@@ -10,20 +10,19 @@ is out of date.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copy import Copy, DamagedCopy
+from riffle_spark.state.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.parts import Reader
-from riffle_spark.state.rows import Rows
 from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.supply import Lacking, Supply
 
-__all__ = ["Brought", "Keeper"]
+__all__ = ["Brought", "Keeper", "head_of", "is_beyond", "not_cut"]
 
 _GROUP_BYTES = 64 << 20
 
@@ -49,7 +48,8 @@ class _Work:
     restore: bool
 
 
-def _not_cut(key_group: int) -> Entry:
+def not_cut(key_group: int) -> Entry:
+    """Stand for a way to get whole entries where none can be cut."""
     raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
 
 
@@ -62,7 +62,7 @@ class Keeper:
 
     def __init__(
         self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int,
-        whole: Callable[[int], Entry] = _not_cut, *, newest: bool = False,
+        whole: Callable[[int], Entry] = not_cut, *, newest: bool = False,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._schema = schema
@@ -93,8 +93,11 @@ class Keeper:
         work: list[_Work] = []
         try:
             work += filter(None, (self._plan(kg, entry, opened) for kg, entry in sorted(entries.items())))
-            for group in _groups(work):
-                self._advance(group, opened)
+            groups = list(_groups(work))
+            lacking = [_lacking(group) for group in groups]
+            with closing(Supply(self._reader, self._schema, lacking)) as supply:
+                for group in groups:
+                    self._advance(group, supply, opened)
         except BaseException:
             for copy in opened.values():
                 copy.close()
@@ -149,20 +152,18 @@ class Keeper:
             return copy, None
 
     def _check_not_beyond(self, found: Head, wanted: Head, key_group: int) -> None:
-        epoch = int(found.attempt.split("-", 1)[0]) if found.attempt else -1
-        if epoch > self._epoch or (epoch == self._epoch and found.version > wanted.version):
+        if is_beyond(found, wanted, self._epoch):
             raise OutOfDate(
-                f"the copy is at version {found.version} of epoch {epoch}, the batch starts from {wanted.version}",
+                f"the copy is at version {found.version} of epoch {_epoch(found)}, the batch starts from "
+                f"{wanted.version}",
                 where=f"{self._schema.store}, key-group {key_group}",
             )
 
-    def _advance(self, group: list[_Work], opened: dict[int, Copy]) -> None:
-        tables = self._reader.links(link for work in group for link in work.links)
-        rows = self._rows(tables)
-        restores = [w for w in group if w.restore and w.entry.snapshot]
-        wanted = [(self._schema.store, w.key_group, w.entry.snapshot) for w in restores if w.entry.snapshot]
-        for work, table in zip(restores, self._reader.snapshots(wanted), strict=True):
-            work.copy.load(work.base, self._schema.encode(table))
+    def _advance(self, group: list[_Work], supply: Supply, opened: dict[int, Copy]) -> None:
+        rows = supply.links()
+        for work in group:
+            if work.restore and work.entry.snapshot:
+                work.copy.load(work.base, supply.snapshot())
         for work in group:
             at, way = work.base, [link.head for link in work.links]
             for place, link in enumerate(work.links):
@@ -175,18 +176,41 @@ class Keeper:
         self._folder.switch(self._schema.store, work.key_group, work.copy.folder)
         assert opened[work.key_group] is work.copy
 
-    def _rows(self, tables: dict[Link, pa.Table]) -> dict[Link, Rows]:
-        """Encode all parts at once, then cut: the cost of a key-group is a slice of a list."""
-        if not tables:
-            return {}
-        schema = self._schema.part_schema(delta=True)
-        rows = self._schema.encode(pa.concat_tables([t.select(schema.names).cast(schema) for t in tables.values()]))
-        cut: dict[Link, Rows] = {}
-        start = 0
-        for link, table in tables.items():
-            cut[link] = rows.slice(start, start + table.num_rows)
-            start += table.num_rows
-        return cut
+
+def is_beyond(found: Head, wanted: Head, epoch: int) -> bool:
+    """Tell whether a copy that is not on the chain to ``wanted`` is further on, as a driver of ``epoch`` sees it: else
+    it is of a line that was given up, or too old.
+    """
+    return _epoch(found) > epoch or (_epoch(found) == epoch and found.version > wanted.version)
+
+
+def _epoch(head: Head) -> int:
+    return int(head.attempt.split("-", 1)[0]) if head.attempt else -1
+
+
+def head_of(folder: Folder, store: str, key_group: int) -> Head | None:
+    """Return where a member's copy is, ``None`` if there is none. One that is damaged or of another boot is removed,
+    unless another one has been switched in meanwhile. Raises ``CopyInUse`` if this process has it open.
+    """
+    current = folder.current(store, key_group)
+    if current is None:
+        return None
+    try:
+        with Copy(current) as copy:
+            head = copy.head()
+    except CopyInUse:
+        raise
+    except DamagedCopy:
+        head = None
+    if head is None and folder.current(store, key_group) == current:
+        folder.drop(store, key_group)
+    return head
+
+
+def _lacking(group: Sequence[_Work]) -> Lacking:
+    links = tuple(link for work in group for link in work.links)
+    snapshots = [(work.key_group, work.entry.snapshot) for work in group if work.restore]
+    return Lacking(links, tuple((key_group, snapshot) for key_group, snapshot in snapshots if snapshot is not None))
 
 
 def _groups(work: Iterable[_Work]) -> Iterable[list[_Work]]:

@@ -3,11 +3,13 @@
     <local_dir>/<root id>/<member>/owner                     whose folder it is: "<application>/<executor>"
                                   /copies/<store>/<0042>     a link to the current copy, <0042>.<unique>
                                   /sealed/<version>-<attempt> the deltas this member sealed, as bytes
+                                  /incoming/<store>/...      snapshots that are half fetched
 
 Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its
 own id under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is
 never used by two executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at
-a time.
+a time. Every use marks the ``owner`` file's time, so that an executor that comes finds the warmest of several folders
+and those that nobody comes back to can be removed.
 """
 
 from __future__ import annotations
@@ -15,30 +17,22 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
+import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
+from riffle_spark.errors import OutOfDate, UnavailableError
+from riffle_spark.state.abandoned import claims_of, is_free, remove_strays, unless_used
+from riffle_spark.state.localdisk import refuse_network
 
-__all__ = ["Folder", "claim", "default_local_dir"]
+__all__ = ["Folder", "claim"]
 
-_NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
-)
+_LOOKS = 60
+_LOOK_SECONDS = 0.05
 _SEALED_FILES_MAX = 256
 _SEALED_BYTES_MAX = 256 << 20
-_MOUNTS = Path("/proc/mounts")
-
-
-def default_local_dir() -> str:
-    """Return where Spark keeps local files on this executor, or the system's temporary folder."""
-    for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
-        if os.environ.get(variable):
-            return os.environ[variable].split(",")[0]
-    return tempfile.gettempdir()
 
 
 class Folder:
@@ -64,6 +58,8 @@ class Folder:
                 owner = file.read()
             if owner != self._owner:
                 raise OutOfDate("this executor's folder was taken over by another one", where=str(self.path))
+            with self._on_disk():
+                os.utime(file.fileno())
             yield
 
     @contextmanager
@@ -75,6 +71,27 @@ class Folder:
             if not (self.path / "owner").exists():
                 raise OutOfDate("this executor's folder is gone from its disk", where=str(self.path)) from error
             raise _unusable(f"a local copy cannot be kept: {error}", self.path) from error
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold what one piece of upkeep at a time may do. Raises ``OutOfDate`` if another one is at work here."""
+        with self._on_disk():
+            file = (self.path / "upkeep").open("a")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutOfDate("another piece of upkeep is still at work", where=str(self.path)) from None
+            yield
+
+    def tidy(self, added_before: float) -> bool:
+        """Remove what processes of this owner that died left half done, but of half-fetched snapshots only those not
+        added to since that time (seconds, Unix); return whether nobody was in, so that it was safe.
+        """
+        with self._on_disk(), unless_used(self.path / "owner") as free:
+            if free and self.is_of_owner():
+                remove_strays(self.path, added_before)
+            return free
 
     def is_of_owner(self) -> bool:
         """Tell whether the folder is still there and its owner's."""
@@ -94,6 +111,12 @@ class Folder:
             return link.parent / os.readlink(link)  # noqa: PTH115 - a third of the time of Path.readlink
         except OSError:
             return None
+
+    def copies(self) -> list[tuple[str, int]]:
+        """Return (store, key-group) of every current copy, sorted."""
+        return sorted(
+            (link.parent.name, int(link.name)) for link in self.path.glob("copies/*/*") if link.name.isdigit()
+        )
 
     def fresh(self, store: str, key_group: int) -> Path:
         """Return a new path, never used before, for a copy of a key-group."""
@@ -130,6 +153,11 @@ class Folder:
                 link.unlink(missing_ok=True)
             shutil.rmtree(before, ignore_errors=True)
 
+    def wipe(self) -> None:
+        """Remove everything but the claim: all copies, sealed deltas and what was half fetched."""
+        for path in [path for path in self.path.iterdir() if path.is_dir()]:
+            shutil.rmtree(path, ignore_errors=True)
+
     def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
         """Keep the bytes of a sealed delta; return whether the disk took them (a failure harms nothing)."""
         try:
@@ -145,6 +173,11 @@ class Folder:
         """Return where the sealed delta of an attempt lies, if it was kept."""
         return self.sealed / f"{version}-{attempt}"
 
+    def sealed_attempts(self) -> tuple[str, ...]:
+        """Return the attempts whose sealed deltas lie here, sorted."""
+        files = (path.name for path in self.sealed.glob("*") if not path.suffix)
+        return tuple(sorted(name.split("-", 1)[1] for name in files))
+
     def forget_sealed(self) -> None:
         """Remove the oldest sealed deltas beyond a number and a size; they are in the store."""
         with suppress(OSError), os.scandir(self.sealed) as found:
@@ -156,16 +189,21 @@ class Folder:
                     Path(entry.path).unlink(missing_ok=True)
 
 
-def claim(base: Path, owner: str, live: Collection[str]) -> Folder:
+def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
     """Return the folder of ``owner`` below ``base``: its own, else a free one, else a new one.
 
-    ``live`` are the owners the driver sees alive; a folder of any other is free. Raises ``ConfigError`` on a network
-    file system.
+    ``live`` are the owners the driver sees alive; a folder of any other is free, and so is one whose owner's process
+    has ended on this machine, which is known here sooner than to the driver. Of several free ones the one used last is
+    taken. ``process`` names the owner's (``state.alive``), if that is known. Raises ``ConfigError`` on a network file
+    system.
     """
     try:
         base.mkdir(parents=True, exist_ok=True)
-        _refuse_network(base)
-        return _claimed(base, owner, live)
+        refuse_network(base)
+        with claims_of(base) as owners:
+            folder = _claimed(base, owners, owner, live)
+            (folder.path / "process").write_text(process)
+            return folder
     except OSError as error:
         raise _unusable(f"no folder for local copies can be made: {error}", base) from error
 
@@ -178,54 +216,30 @@ def _unusable(problem: str, where: Path) -> UnavailableError:
     )
 
 
-def _claimed(base: Path, owner: str, live: Collection[str]) -> Folder:
-    with (base / ".claims").open("a") as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        folders = sorted(path.parent for path in base.glob("*/owner"))
-        for path in folders:
-            if (path / "owner").read_text() == owner:
-                return Folder(path, owner)
-        for path in folders:
-            if _take(path / "owner", owner, live):
-                return Folder(path, owner)
-        path = base / f"m{uuid.uuid4().hex[:12]}"
-        path.mkdir()
-        (path / "owner").write_text(owner)
-        return Folder(path, owner)
+def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:
+    for path in owners:
+        if path.read_text() == owner:
+            return Folder(path.parent, owner)
+    for look in range(_LOOKS):
+        free = [path for path in owners if is_free(path, live)]
+        taken = next((path for path in free if _take(path, owner, live)), None)
+        if taken is not None:
+            return Folder(taken.parent, owner)
+        if not free:
+            break
+        # A dead executor's Python worker is in there and about to notice; its copies are worth the wait.
+        time.sleep(_LOOK_SECONDS if look + 1 < _LOOKS else 0)
+    folder = base / f"m{uuid.uuid4().hex[:12]}"
+    folder.mkdir()
+    (folder / "owner").write_text(owner)
+    return Folder(folder, owner)
 
 
-def _take(file_path: Path, owner: str, live: Collection[str]) -> bool:
-    with file_path.open("r+") as file:
-        if file.read() in live:
+def _take(path: Path, owner: str, live: Collection[str]) -> bool:
+    """Write ``owner`` into a free folder; what the one before left half done goes while nobody can be in it."""
+    with unless_used(path) as free:
+        if not free or not is_free(path, live):
             return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        file.seek(0)
-        if file.read() in live:
-            return False
-        file.seek(0)
-        file.truncate()
-        file.write(owner)
-        file.flush()
+        remove_strays(path.parent)
+        path.write_text(owner)
         return True
-
-
-def _refuse_network(base: Path) -> None:
-    kind = _file_system(base.resolve())
-    if kind in _NETWORK:
-        raise ConfigError(
-            f"{base} lies on a network file system ({kind}); local copies need a local disk",
-            remedy="set `local_dir` (spark.riffle.local_dir) to a folder on a local disk",
-            where="local_dir",
-        )
-
-
-def _file_system(path: Path) -> str:
-    try:
-        mounts = [line.split()[1:3] for line in _MOUNTS.read_text().splitlines()]
-    except OSError:
-        return ""
-    held = [(len(point), kind) for point, kind in mounts if path.is_relative_to(point)]
-    return max(held)[1] if held else ""

@@ -224,7 +224,7 @@ class Log:
     def _completed(self, draft: Record, manifest: Manifest) -> Record:
         sequence = self._next_sequence()
         tail, base = self.tail, self._base
-        full = tail is None or draft.kind in ("rollback", "adopt") or sequence - tail.full >= FULL_EVERY
+        full = tail is None or draft.kind in ("rollback", "adopt", "dispatch") or sequence - tail.full >= FULL_EVERY
         changed = {a: e.since(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
         return replace(
             draft,

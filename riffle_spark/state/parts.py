@@ -6,7 +6,8 @@ intact, else the object store, adjacent ranges of one object joined into one get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,10 +18,10 @@ import pyarrow as pa
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state import codec, paths
 from riffle_spark.state.folder import Folder
-from riffle_spark.state.manifest import Link, Snapshot
+from riffle_spark.state.manifest import Address, Link, Snapshot
 from riffle_spark.state.objects import ObjectStore
 
-__all__ = ["Reader", "Totals"]
+__all__ = ["Reader", "Totals", "next_range", "span_bytes"]
 
 _CONCURRENT_GETS = 8
 _JOIN_GAP_BYTES = 64 * 1024
@@ -30,12 +31,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Totals:
-    """What was read so far: parts from local files, parts and snapshots from the store, bytes from the store."""
+    """What was read so far: parts from local files, parts and snapshots from the store, bytes from the store, and how
+    many of these were snapshots'.
+    """
 
     local_parts: int = 0
     fetched_parts: int = 0
     fetched_snapshots: int = 0
     fetched_bytes: int = 0
+    snapshot_bytes: int = 0
 
 
 class Reader:
@@ -45,22 +49,44 @@ class Reader:
         self._objects = objects
         self._folder = folder
         self.totals = Totals()
+        self._counting = threading.Lock()
 
     def links(self, links: Iterable[Link]) -> dict[Link, pa.Table]:
         """Return the table of each link's part, checked. Raises ``CorruptStateError`` naming a damaged or missing
         object.
         """
-        wanted = sorted(set(links), key=lambda link: (link.head, link.start))
         found: dict[Link, pa.Table] = {}
         remote: list[list[Link]] = []
-        for _, group in groupby(wanted, key=lambda link: link.head):
-            parts = list(group)
+        for parts in _by_object(links):
             local = self._local(parts)
             found.update(local)
             remote += joined([link for link in parts if link not in local])
         fetched: list[dict[Link, pa.Table]] = self._in_parallel(self._fetch, remote)
         for tables in fetched:
             found.update(tables)
+        return found
+
+    def runs(self, links: Iterable[Link], gap_bytes: int) -> list[list[Link]]:
+        """Return the links as runs for ``read``, the oldest first: what lies at most so far apart in one object."""
+        return [run for parts in _by_object(links) for run in joined(parts, gap_bytes)]
+
+    def is_local(self, run: list[Link]) -> bool:
+        """Tell whether this member sealed the run's object itself and still has the file."""
+        return self._folder is not None and self._folder.sealed_file(*run[0].head).exists()
+
+    def read(self, run: list[Link]) -> dict[Link, pa.Table | CorruptStateError]:
+        """Return the table of each of a run's parts, with one get at most, or what is wrong with it.
+
+        Raises ``CorruptStateError`` if the object is missing.
+        """
+        found: dict[Link, pa.Table | CorruptStateError] = {**self._local(run)}
+        if not found:
+            view = memoryview(self._get(run))
+            for link in run:
+                try:
+                    found |= _cut([link], view[link.start - run[0].start :])
+                except CorruptStateError as error:
+                    found[link] = error
         return found
 
     def snapshots(self, wanted: Sequence[tuple[str, int, Snapshot]]) -> list[pa.Table]:
@@ -82,50 +108,78 @@ class Reader:
             with path.open("rb") as file:
                 for run in joined(parts):
                     file.seek(run[0].start)
-                    found.update(_cut(run, file.read(_end(run) - run[0].start)))
+                    found.update(_cut(run, memoryview(file.read(span_bytes(run)))))
         except (OSError, CorruptStateError):
             return {}
-        self.totals.local_parts += len(found)
+        with self._counting:
+            self.totals.local_parts += len(found)
         return found
 
     def _fetch(self, run: list[Link]) -> dict[Link, pa.Table]:
-        start = run[0].start
-        data = self._objects.get(run[0].object, start, _end(run) - start)
+        return _cut(run, memoryview(self._get(run)))
+
+    def _get(self, run: list[Link]) -> bytes:
+        data = self._objects.get(run[0].object, run[0].start, span_bytes(run))
         if data is None:
             raise missing(run[0].object)
-        self.totals.fetched_parts += len(run)
-        self.totals.fetched_bytes += len(data)
-        return _cut(run, data)
+        with self._counting:
+            self.totals.fetched_parts += len(run)
+            self.totals.fetched_bytes += len(data)
+        return data
+
+    def snapshot_range(self, address: Address, snapshot: Snapshot, start: int, length: int) -> bytes:
+        """Return some bytes of a snapshot, unchecked. Raises ``CorruptStateError`` if the object is missing."""
+        name = paths.snapshot(*address, snapshot.id)
+        data = self._objects.get(name, start, length)
+        if data is None:
+            raise missing(name)
+        with self._counting:
+            self.totals.fetched_snapshots += start == 0
+            self.totals.fetched_bytes += len(data)
+            self.totals.snapshot_bytes += len(data)
+        return data
 
     def _fetch_snapshot(self, wanted: tuple[str, int, Snapshot]) -> pa.Table:
         store, key_group, snapshot = wanted
-        name = paths.snapshot(store, key_group, snapshot.id)
-        data = self._objects.get(name)
-        if data is None:
-            raise missing(name)
-        self.totals.fetched_snapshots += 1
-        self.totals.fetched_bytes += len(data)
-        return codec.decode(data, snapshot.checksum, name)
+        data = self.snapshot_range((store, key_group), snapshot, 0, snapshot.length)
+        return codec.decode(data, snapshot.checksum, paths.snapshot(store, key_group, snapshot.id))
 
 
-def joined(parts: list[Link]) -> list[list[Link]]:
+def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
     """Return the parts of one object as runs that one ranged get can read without reading much else."""
     runs: list[list[Link]] = []
     for link in parts:
-        if runs and link.start - _end(runs[-1]) <= _JOIN_GAP_BYTES:
+        if runs and link.start - _end(runs[-1]) <= gap_bytes:
             runs[-1].append(link)
         else:
             runs.append([link])
     return runs
 
 
+def next_range(left: int, range_bytes: int) -> int:
+    """Return how many of the bytes that are left of a snapshot to get at once: a range, with what else were a short
+    rest.
+    """
+    return left if left <= range_bytes + range_bytes // 2 else range_bytes
+
+
+def span_bytes(run: list[Link]) -> int:
+    """Return the bytes from the first part of a run to the end of its last."""
+    return _end(run) - run[0].start
+
+
+def _by_object(links: Iterable[Link]) -> Iterator[list[Link]]:
+    wanted = sorted(set(links), key=lambda link: (link.head, link.start))
+    return (list(parts) for _, parts in groupby(wanted, key=lambda link: link.head))
+
+
 def _end(run: list[Link]) -> int:
     return run[-1].start + run[-1].length
 
 
-def _cut(run: list[Link], data: bytes) -> dict[Link, pa.Table]:
+def _cut(run: list[Link], view: memoryview) -> dict[Link, pa.Table]:
     """Return the parts of a run out of its bytes, each checked."""
-    view, start = memoryview(data), run[0].start
+    start = run[0].start
     return {link: _decode(view[link.start - start : link.start - start + link.length], link) for link in run}
 
 

@@ -1,6 +1,6 @@
 """Names of objects below a root. Knows the layout. Does not know any store, or what the objects hold.
 
-    log/<sequence>                                      the log: batch | claim | rollback | adopt
+    log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch
     delta/<version>/<epoch>-<attempt>                   what one attempt of one slot changed
     <store>/key_group=<0042>/snapshot/<snapshot id>     one key-group's whole state
 

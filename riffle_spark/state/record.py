@@ -24,7 +24,7 @@ FORMAT = 1
 """Version of the record format. A reader of version N reads N - 1 too."""
 _MAGIC = "riffle-log"
 
-Kind = Literal["batch", "claim", "rollback", "adopt"]
+Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Record:
     is the last committed batch id (-1: none), ``full`` the sequence of the full record that ``entries`` change (its
     own, if this one is full). ``offsets`` is Spark's offset-log entry of that batch as text and ``input_digest`` a
     digest of its rows where that log cannot be read. ``outputs`` are sealed output rows, ``delivers_after_commit``
-    says whether they are what a sink gets. Times are milliseconds since the epoch, as Spark gave them.
+    says whether they are what a sink gets. ``shards`` are the (topic, partition) that key-groups 0, 1, ... stand for,
+    unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch, as Spark gave them.
     """
 
     sequence: int
@@ -59,8 +60,10 @@ class Record:
     watermark_ms: int | None = None
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
+    standbys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     outputs: tuple[tuple[str, Link], ...] = ()
     delivers_after_commit: bool = False
+    shards: tuple[tuple[str, int], ...] = ()
 
 
 def digest(data: bytes) -> str:
@@ -100,7 +103,9 @@ def decode(data: bytes, name: str) -> Record:
     try:
         body = json.loads(pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
         body["entries"] = _entries_from_json(body["entries"])
+        body["standbys"] = {key_group: tuple(members) for key_group, members in body.get("standbys", {}).items()}
         body["outputs"] = tuple((store, _link_from_json(rest)) for store, *rest in body["outputs"])
+        body["shards"] = tuple((topic, partition) for topic, partition in body.get("shards", ()))
         return Record(**body)
     except (ValueError, KeyError, TypeError, IndexError, OSError, RecursionError) as error:
         raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error

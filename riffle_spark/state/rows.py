@@ -10,12 +10,13 @@ __all__ = ["Rows"]
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole
-    keys.
+    keys. ``size_bytes`` are those of keys and values together, 0 where nobody counted.
     """
 
     keys: list[bytes]
     values: list[bytes | None]
     longs: list[bytes | None] | None = None
+    size_bytes: int = 0
 
     def slice(self, start: int, stop: int) -> Rows:
         """Return rows ``start`` to ``stop``."""

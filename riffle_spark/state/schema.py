@@ -34,12 +34,13 @@ class StoreSchema:
 
     def encode(self, table: pa.Table) -> Rows:
         """Return a part's or snapshot's rows as a local copy takes them."""
-        keys, longs = shortened(self.encoded(table))
-        values: list[bytes | None] = self.codec.encode(table.select(self.state.names)).to_pylist()
+        stored, encoded = self.encoded(table), self.codec.encode(table.select(self.state.names))
+        keys, longs = shortened(stored)
+        values: list[bytes | None] = encoded.to_pylist()
         if DELETED in table.column_names:
             for index in pc.indices_nonzero(_flat(table.column(DELETED))).to_pylist():
                 values[index] = None
-        return Rows(keys, values, longs)
+        return Rows(keys, values, longs, stored.nbytes + encoded.nbytes)
 
     def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
         """Return pairs of a local copy as a table of key and state columns."""

@@ -1,0 +1,100 @@
+"""What executors that died left on a disk. Knows locks and names of files. Does not know what is in them.
+
+Theory of operation. Whoever uses a folder holds a shared lock on its ``owner`` file, so an exclusive one that is got
+without waiting tells that nobody is in it: then whatever no link leads to was begun by a process that is gone. Claims
+and removals of whole folders are made one at a time, behind one lock a host and root.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from riffle_spark.state.alive import is_dead
+
+__all__ = ["claims_of", "is_free", "remove_folders", "remove_strays", "unless_used"]
+
+_REMOVED = ".removed-"
+
+
+@contextmanager
+def claims_of(base: Path) -> Iterator[list[Path]]:
+    """Hold the lock of all claims below ``base``; yield the ``owner`` files there, the one used last first.
+
+    Raises ``OSError`` if the disk refuses.
+    """
+    with (base / ".claims").open("a") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in base.glob("m*/owner"))]
+
+
+def is_free(owner: Path, live: Collection[str]) -> bool:
+    """Tell whether a folder's owner lives no more: the driver sees it no more, or its process has ended here."""
+    if owner.read_text() not in live:
+        return True
+    try:
+        return is_dead((owner.parent / "process").read_text())
+    except OSError:
+        return False
+
+
+@contextmanager
+def unless_used(owner: Path) -> Iterator[bool]:
+    """Lock a folder by its ``owner`` file against every use; yield whether nobody was in it, so that it worked."""
+    with owner.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def remove_strays(folder: Path, added_before: float = 0.0) -> None:
+    """Remove copies that no link leads to, links that lead nowhere, sealed files that were not finished, and snapshots
+    that came half and were not added to since that time (seconds, Unix).
+
+    For a folder that is locked against every use.
+    """
+    for links in (folder / "copies").glob("*"):
+        found = list(links.iterdir())
+        for link in (path for path in found if path.is_symlink()):
+            if link.name.endswith(".link") or not link.exists():
+                link.unlink(missing_ok=True)
+        current = {os.readlink(path) for path in found if path.is_symlink()}  # noqa: PTH115 - a third of the time
+        for path in found:
+            if not path.is_symlink() and path.name not in current:
+                shutil.rmtree(path, ignore_errors=True)
+    for part in (folder / "sealed").glob("*.part"):
+        part.unlink(missing_ok=True)
+    for part in (folder / "incoming").glob("*/*"):
+        if part.stat().st_mtime < added_before:
+            part.unlink(missing_ok=True)
+
+
+def remove_folders(base: Path, live: Collection[str], used_before: float) -> int:
+    """Remove folders below ``base`` of owners that do not live, last used before that time (seconds, Unix).
+
+    Return how many. One that somebody is in stays, even a late task of a dead executor. Folders of other roots are
+    below another base, and none of ours. Raises ``OSError`` if the disk refuses.
+    """
+    with claims_of(base) as owners:
+        old = [owner for owner in owners if owner.stat().st_mtime < used_before]
+        removed = sum(_set_aside(owner, live) for owner in old)
+    for aside in base.glob(f"{_REMOVED}*"):
+        shutil.rmtree(aside, ignore_errors=True)
+    return removed
+
+
+def _set_aside(owner: Path, live: Collection[str]) -> bool:
+    """Take a folder out of sight, so that its many files are removed after the lock of all claims is given back."""
+    with suppress(FileNotFoundError), unless_used(owner) as free:
+        if free and owner.read_text() not in live:
+            owner.parent.rename(owner.parent.with_name(f"{_REMOVED}{uuid.uuid4().hex}"))
+            return True
+    return False

@@ -1,0 +1,39 @@
+"""Copies of stores that are not durable. Knows folders and heads. Does not know what such a store is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.fold import head_of
+from riffle_spark.state.folder import Folder
+from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head
+from riffle_spark.state.rows import Rows
+
+__all__ = ["settle"]
+
+
+def settle(folder: Folder, store: str, entries: Mapping[int, Entry]) -> None:
+    """Make every copy one that can be brought to its entry's head from what lies in the folder.
+
+    Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand, before
+    it is begun again, empty, at the head.
+    """
+    for key_group, entry in entries.items():
+        if entry.head == EMPTY_HEAD:
+            folder.drop(store, key_group)
+            continue
+        head, link = head_of(folder, store, key_group), entry.chain[-1]
+        at_hand = folder.sealed_file(link.head.version, link.head.attempt).exists()
+        if head == entry.head or (head == entry.base and at_hand):
+            continue
+        begins_with_it = entry.base == EMPTY_HEAD and at_hand
+        _begin(folder, store, key_group, EMPTY_HEAD if begins_with_it else entry.head)
+
+
+def _begin(folder: Folder, store: str, key_group: int, head: Head) -> None:
+    fresh = folder.fresh(store, key_group)
+    with Copy(fresh, new=True) as copy:
+        if head != EMPTY_HEAD:
+            copy.load(head, Rows([], [], []))
+    folder.switch(store, key_group, fresh)

@@ -1,0 +1,222 @@
+"""Bringing many copies after the log, piece by piece. Knows copies, parts and a budget. Does not know why a copy is
+wanted.
+
+Theory of operation. Copies that are on their chains come first and fold together, object by object in the log's order,
+so that one ranged get of a delta serves all of a member's copies. Then come, in the order given, those that have to
+be restored: a snapshot grows as a file, over several pieces if need be, is loaded into a new copy and switched in
+where it stands, at the snapshot's head; from there on it is a copy like any other that folds what it lacks. Gets run
+ahead of folding and loading. What fails fails its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError, CorruptStateError, OutOfDate
+from riffle_spark.state import codec, paths
+from riffle_spark.state.ahead import ahead
+from riffle_spark.state.budget import Budget
+from riffle_spark.state.copy import Copy, DamagedCopy
+from riffle_spark.state.folder import Folder
+from riffle_spark.state.following import Following, Planner
+from riffle_spark.state.incoming import Incoming
+from riffle_spark.state.manifest import EMPTY_HEAD, Address, Entry, Link
+from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.parts import Reader, next_range, span_bytes
+from riffle_spark.state.rows import Rows
+from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.supply import rows_of
+
+__all__ = ["Follower"]
+
+RANGE_BYTES = 8 << 20
+"""A snapshot is got in ranges of so many bytes, and a delta in one get unless more than this lies between two parts."""
+_BYTES_AHEAD = 32 << 20
+_AT_ONCE = 8
+
+
+class _Range(NamedTuple):
+    of: Following
+    start: int
+    length: int
+
+
+class Follower:
+    """Brings copies of one member to their entries' heads. ``whole`` gets an entry that came cut; ``may_begin`` tells
+    whether the disk has room for one more new copy.
+    """
+
+    def __init__(
+        self, folder: Folder, objects: ObjectStore, schemas: Mapping[str, StoreSchema], epoch: int,
+        whole: Callable[[Address], Entry], budget: Budget, may_begin: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._schemas = schemas
+        self._budget = budget
+        self._may_begin = may_begin
+        self._reader = Reader(objects, folder)
+        self._incoming = Incoming(folder.path)
+        self._planner = Planner(folder, self._incoming, epoch, whole)
+        self.restores = 0
+        self.folds = 0
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of snapshots that came from the store."""
+        return self._reader.totals.snapshot_bytes
+
+    @property
+    def delta_bytes(self) -> int:
+        """Bytes of deltas that came from the store."""
+        return self._reader.totals.fetched_bytes - self.snapshot_bytes
+
+    def follow(self, wanted: Mapping[Address, Entry]) -> list[Following]:
+        """Return how far each copy came, in the order given. Nothing is raised: errors are told copy by copy."""
+        all_of_them = [self._planner.looked(address, entry) for address, entry in wanted.items()]
+        restores = [one for one in all_of_them if one.restore]
+        self._fold([one for one in all_of_them if not one.restore])
+        self._restore(restores)
+        self._fold([one for one in restores if not one.restore])
+        for one in all_of_them:
+            if not one.restore and one.error is None:
+                self._incoming.forget(one.address)
+        return all_of_them
+
+    def _fold(self, those: Sequence[Following]) -> None:
+        owed = {link: one for one in those if one.error is None for link in one.links}
+        runs = iter(self._reader.runs(owed, RANGE_BYTES))
+        reading = ahead(self._reader.read, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
+        with closing(reading):
+            for run, tables in reading:
+                self._fold_run(run, tables, owed)
+
+    def _granted(self, runs: Iterator[list[Link]]) -> Iterator[list[Link]]:
+        for run in runs:
+            allowed = self._budget.allows() if self._reader.is_local(run) else self._budget.grant(span_bytes(run))
+            if not allowed:
+                return
+            yield run
+
+    def _fold_run(
+        self, run: list[Link], reading: Future[dict[Link, pa.Table | CorruptStateError]], owed: Mapping[Link, Following]
+    ) -> None:
+        try:
+            found = reading.result()
+        except Exception as trouble:  # noqa: BLE001 - as above
+            found = dict.fromkeys(run, trouble)
+        by_store: dict[str, dict[Link, pa.Table]] = {}
+        for link, table in found.items():
+            if isinstance(table, Exception):
+                owed[link].error = owed[link].error or str(table)
+            else:
+                by_store.setdefault(owed[link].address[0], {})[link] = table
+        for store, tables in by_store.items():
+            try:
+                encoded = rows_of(self._schema(store), tables)
+            except Exception as trouble:  # noqa: BLE001 - as above
+                encoded = {}
+                for link in tables:
+                    owed[link].error = owed[link].error or str(trouble)
+            for link, rows in encoded.items():
+                self._fold_link(owed[link], link, rows)
+
+    def _schema(self, store: str) -> StoreSchema:
+        if store not in self._schemas:
+            raise ConfigError("the order does not tell the columns of this store", where=store)
+        return self._schemas[store]
+
+    def _fold_link(self, one: Following, link: Link, rows: Rows) -> None:
+        if one.error is not None or one.links[:1] != (link,):
+            return
+        try:
+            with self._opened(one) as copy:
+                copy.fold(one.at or EMPTY_HEAD, link.head, rows, later=[later.head for later in one.links[1:]])
+        except OutOfDate as trouble:
+            self._planner.look_again(one, trouble)
+        except DamagedCopy as trouble:
+            self._planner.give_up(one, trouble)
+        except Exception as trouble:  # noqa: BLE001 - as above
+            one.error = str(trouble)
+        else:
+            one.at, one.links, one.fetched = link.head, one.links[1:], one.fetched + link.length
+            self.folds += 1
+
+    def _opened(self, one: Following) -> Copy:
+        current = self._folder.current(*one.address)
+        if current is None:
+            raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
+        return Copy(current)
+
+    def _restore(self, those: Sequence[Following]) -> None:
+        getting = ahead(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)
+        with closing(getting):
+            for piece, data in getting:
+                if piece.of.error is None:
+                    try:
+                        self._take(piece, data.result())
+                    except Exception as trouble:  # noqa: BLE001 - as above
+                        piece.of.error = str(trouble)
+
+    def _ranges(self, those: Sequence[Following]) -> Iterator[_Range]:
+        """Yield what is still to be got of each snapshot, as far as disk and budget allow."""
+        for one in those:
+            at, size = one.fetched, one.entry.snapshot.length if one.entry.snapshot else 0
+            if not self._may_begin() or (at == size and not self._budget.allows()):
+                return
+            if at == size:
+                yield _Range(one, at, 0)
+            while at < size and one.error is None:
+                granted = self._budget.grant(next_range(size - at, RANGE_BYTES), part=True)
+                if not granted:
+                    return
+                yield _Range(one, at, granted)
+                at += granted
+
+    def _get(self, piece: _Range) -> bytes | Rows:
+        """Return the bytes of a range; of one that is the whole snapshot its rows: no file need hold it."""
+        one, snapshot = piece.of, piece.of.entry.snapshot
+        if snapshot is None or not piece.length:
+            return b""
+        data = self._reader.snapshot_range(one.address, snapshot, piece.start, piece.length)
+        if piece.length < snapshot.length:
+            return data
+        name = paths.snapshot(*one.address, snapshot.id)
+        return self._schema(one.address[0]).encode(codec.decode(data, snapshot.checksum, name))
+
+    def _take(self, piece: _Range, data: bytes | Rows) -> None:
+        """Add what came to the snapshot's file; fill the copy once that is whole."""
+        one, snapshot = piece.of, piece.of.entry.snapshot
+        if snapshot is None or isinstance(data, Rows):
+            self._fill(one, data if isinstance(data, Rows) else None)
+            one.fetched += piece.length
+            return
+        if len(data) != piece.length:
+            name = paths.snapshot(*one.address, snapshot.id)
+            raise CorruptStateError("the object is shorter than the log says", where=name)
+        if data:
+            self._incoming.add(one.address, snapshot, data)
+            one.fetched += len(data)
+        if one.fetched == snapshot.length:
+            self._fill(one, self._schema(one.address[0]).encode(self._incoming.table(one.address, snapshot)))
+
+    def _fill(self, one: Following, rows: Rows | None) -> None:
+        """Switch a new copy in that stands where the chain begins, unless another process was quicker."""
+        self._planner.plan(one)
+        if not one.restore:
+            return
+        fresh = self._folder.fresh(*one.address)
+        try:
+            with Copy(fresh, new=True) as copy:
+                if rows is not None:
+                    copy.load(one.entry.base, rows)
+            self._folder.switch(*one.address, fresh)
+        except BaseException:
+            self._folder.discard(one.address[0], fresh)
+            raise
+        one.at, one.restore = one.entry.base, False
+        self.restores += 1

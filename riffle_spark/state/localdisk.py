@@ -1,0 +1,60 @@
+"""The disk that local copies lie on. Knows Spark's own choice, file systems and how full one is. Does not know folders'
+insides.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from riffle_spark.errors import ConfigError
+
+__all__ = ["default_local_dir", "refuse_network", "used_share"]
+
+_NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
+)
+_MOUNTS = Path("/proc/mounts")
+
+
+def default_local_dir(environment: Mapping[str, str]) -> str:
+    """Return where Spark keeps local files on this executor, or the system's temporary folder.
+
+    ``environment`` is the executor's own: for its Python workers Spark names a folder that goes with the executor.
+    """
+    for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
+        if environment.get(variable):
+            return environment[variable].split(",")[0]
+    return tempfile.gettempdir()
+
+
+def used_share(path: Path) -> float:
+    """Return how full the file system of ``path`` is, 0 to 1, as this user sees it: what is kept back counts as used.
+
+    Raises ``OSError`` if there is no such path.
+    """
+    found = os.statvfs(path)
+    used = found.f_blocks - found.f_bfree
+    return used / (used + found.f_bavail) if used + found.f_bavail else 0.0
+
+
+def refuse_network(base: Path) -> None:
+    """Raise ``ConfigError`` if ``base`` lies on a network file system: mapped files and locks need a local disk."""
+    kind = _file_system(base.resolve())
+    if kind in _NETWORK:
+        raise ConfigError(
+            f"{base} lies on a network file system ({kind}); local copies need a local disk",
+            remedy="set `local_dir` (spark.riffle.local_dir) to a folder on a local disk",
+            where="local_dir",
+        )
+
+
+def _file_system(path: Path) -> str:
+    try:
+        mounts = [line.split()[1:3] for line in _MOUNTS.read_text().splitlines()]
+    except OSError:
+        return ""
+    held = [(len(point), kind) for point, kind in mounts if path.is_relative_to(point)]
+    return max(held)[1] if held else ""
