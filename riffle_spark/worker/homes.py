@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from riffle_spark.settings import Settings
-from riffle_spark.state.folder import Folder, claim, default_local_dir
+from riffle_spark.state.folder import Folder, claim
+from riffle_spark.state.localdisk import default_local_dir
 from riffle_spark.state.log import Log
 from riffle_spark.state.manifest import Manifest
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.root import StoreOptions, open_store, root_id
 from riffle_spark.worker.order import Home
+from riffle_spark.worker.place import executor_environment, executor_process
 
 __all__ = ["folder_of", "manifest_at", "options_of", "store_of", "use_store"]
 
@@ -22,11 +24,13 @@ _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 
 def folder_of(home: Home, executor: str) -> Folder:
     """Return this executor's folder for the root, claiming one if it has none yet."""
-    base = Path(home.local_dir or default_local_dir()) / f"{root_id(home.root)}-{home.log_id[:12]}"
+    base = (
+        Path(home.local_dir or default_local_dir(executor_environment())) / f"{root_id(home.root)}-{home.log_id[:12]}"
+    )
     owner = f"{home.application}/{executor}"
     folder = _folders.get((base, owner))
     if folder is None or not folder.is_of_owner():
-        folder = _folders[base, owner] = claim(base, owner, home.live)
+        folder = _folders[base, owner] = claim(base, owner, home.live, executor_process())
     return folder
 
 

@@ -43,7 +43,11 @@ class Order:
     ``entries`` come cut to their last links, which is all that an owner needs; a slot that needs more reads the log's
     record ``sequence`` itself. So an order stays small however long the chains are. ``newest``: the driver has just
     seen that nobody committed after its base, so a copy that is beyond it is of a line that was given up, and is
-    restored.
+    restored. ``standbys`` names, by key-group, members with a copy that could take over at once: a slot that finds none
+    where it runs stops. ``followed_by`` names all that will read a key-group's deltas, so that what one member reads
+    can lie together. A store that is not ``durable`` has no objects: what this member has not, is empty.
+    ``read_by`` is the column by whose numbers rows are counted, to know where they came from. ``by_key``: a row's
+    key-group is its key's hash; else it stands for the row's partition.
     """
 
     home: Home
@@ -63,6 +67,11 @@ class Order:
     sequence: int
     seal_output: bool = False
     newest: bool = False
+    standbys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    followed_by: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    durable: bool = True
+    read_by: str | None = None
+    by_key: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or got from the store."""
+    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or got from the store.
+
+    ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number of
+    the partition, rows) where the order asked to count.
+    """
 
     store: str
     slot: int
@@ -98,6 +111,9 @@ class Receipt:
     fetched_parts: int = 0
     fetched_snapshots: int = 0
     fetched_bytes: int = 0
+    fetched_snapshot_bytes: int = 0
+    missing: tuple[int, ...] = ()
+    read: tuple[tuple[int, int, int], ...] = ()
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_mb: float = 0.0
@@ -118,6 +134,8 @@ class Receipt:
         body["parts"] = tuple(Part(**part) for part in body["parts"])
         body["output"] = Part(**body["output"]) if body["output"] else None
         body["error"] = tuple(body["error"]) if body["error"] else None
+        body["missing"] = tuple(body["missing"])
+        body["read"] = tuple(map(tuple, body["read"]))
         return cls(**body)
 
 

@@ -38,8 +38,11 @@ class Sealed:
 
 
 def seal(order: Order, touched: Touched, result: Result, attempt: str) -> Sealed:
-    """Return the delta of one attempt, key-groups ascending, output rows last if they are to be sealed too."""
-    tables = list(_parts(order, touched, result))
+    """Return the delta of one attempt, output rows last if they are to be sealed too.
+
+    Parts that one member will read lie together, else key-groups ascend: one ranged get takes all, and little else.
+    """
+    tables = sorted(_parts(order, touched, result), key=lambda part: (order.followed_by.get(part[0], ()), part[0]))
     if order.seal_output and result.output.num_rows:
         tables.append((_OUTPUT_PART, result.output))
     chunks: list[bytes] = []

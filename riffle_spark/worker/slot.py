@@ -16,16 +16,18 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from riffle_spark.errors import RiffleError
+from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.process.compute import BoolArray
+from riffle_spark.state.caches import settle
 from riffle_spark.state.copy import DamagedCopy
 from riffle_spark.state.fold import Keeper
-from riffle_spark.state.manifest import EMPTY, Entry
+from riffle_spark.state.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects import sent_since
 from riffle_spark.state.parts import Reader
 from riffle_spark.worker import call
 from riffle_spark.worker.homes import folder_of, manifest_at, store_of
 from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema
+from riffle_spark.worker.origin import counted
 from riffle_spark.worker.seal import seal
 from riffle_spark.worker.touched import Touched, read_state, touch
 
@@ -60,13 +62,16 @@ class _Attempt:
         with self.step("touch"):
             rows = call.in_declared_order(order, call.as_declared(order, rows))
             touched = touch(order, slot, rows)
+        if order.read_by is not None:
+            self.facts["read"] = counted(rows, order.read_by)
         result = self._compute(rows, touched)
         with self.step("seal"):
             sealed = seal(order, touched, result, self.name)
         if sealed.data:
             self.folder.keep_sealed(order.version, self.name, sealed.data)
-        with self.step("put"):
-            sealed.put(self.objects)
+        if order.durable or sealed.output is not None:
+            with self.step("put"):
+                sealed.put(self.objects)
         if order.version % _FORGET_EVERY == 0:
             self.folder.forget_sealed()
         self.facts.update(
@@ -78,6 +83,10 @@ class _Attempt:
     def _compute(self, rows: pa.Table, touched: Touched) -> call.Result:
         order = self.order
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group, _, _ in touched.spans}
+        if order.durable:
+            self._check_placed(entries)
+        else:
+            settle(self.folder, order.schema.store, entries)
         keeper = Keeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
         try:
             state, found = self._read(keeper, touched, entries)
@@ -86,6 +95,26 @@ class _Attempt:
             state, found = self._read(keeper, touched, entries)
         with self.step("compute"):
             return call.run(order, rows, touched, state, found)
+
+    def _check_placed(self, entries: dict[int, Entry]) -> None:
+        """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
+        missing = tuple(kg for kg, entry in entries.items() if self._is_kept_elsewhere(kg) and not self._has(kg, entry))
+        if missing:
+            self.facts["missing"] = missing
+            raise Misplaced(
+                f"{len(missing)} key-groups have no copy here and one on a standby, the first is {missing[0]}",
+                where=f"member {self.folder.member}",
+            )
+
+    def _is_kept_elsewhere(self, key_group: int) -> bool:
+        return any(member != self.folder.member for member in self.order.standbys.get(key_group, ()))
+
+    def _has(self, key_group: int, entry: Entry) -> bool:
+        """Tell whether there is a copy, or all that ever changed lies here as files."""
+        if entry.head == EMPTY_HEAD or self.folder.current(self.order.schema.store, key_group) is not None:
+            return True
+        sealed = (self.folder.sealed_file(link.head.version, link.head.attempt) for link in entry.chain)
+        return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
     def _whole(self, key_group: int) -> Entry:
         order = self.order
@@ -109,7 +138,8 @@ class _Attempt:
             store=self.order.schema.store, slot=slot, attempt=self.name, version=self.order.version,
             member=self.folder.member, executor=executor, local_parts=totals.local_parts,
             fetched_parts=totals.fetched_parts, fetched_snapshots=totals.fetched_snapshots,
-            fetched_bytes=totals.fetched_bytes, requests=sent_since(self.requests_before, self.objects.requests),
+            fetched_bytes=totals.fetched_bytes, fetched_snapshot_bytes=totals.snapshot_bytes,
+            requests=sent_since(self.requests_before, self.objects.requests),
             seconds=self.seconds,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **self.facts,  # type: ignore[arg-type]
         )  # fmt: skip

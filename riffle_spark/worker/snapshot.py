@@ -13,7 +13,7 @@ import pyarrow as pa
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state import codec, paths
 from riffle_spark.state.copy import DamagedCopy
-from riffle_spark.state.fold import Keeper
+from riffle_spark.state.fold import Keeper, not_cut
 from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import Entry, Head, Snapshot
 from riffle_spark.state.objects import ObjectStore, sent_since
@@ -22,7 +22,7 @@ from riffle_spark.state.schema import StoreSchema
 from riffle_spark.worker.homes import folder_of, store_of
 from riffle_spark.worker.order import Home
 
-__all__ = ["SnapshotOrder", "SnapshotReceipt", "take_snapshots"]
+__all__ = ["SnapshotOrder", "SnapshotReceipt", "take_snapshot", "take_snapshots"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def take_snapshots(
             for order in orders:
                 attempt = f"{order.epoch}-{random_bytes(16).hex()}"
                 try:
-                    taken.append((order.schema.store, order.key_group, _take(order, folder, objects, attempt)))
+                    taken.append((order.schema.store, order.key_group, take_snapshot(order, folder, objects, attempt)))
                 except Exception as trouble:  # noqa: BLE001 - upkeep: the driver is told and orders it again
                     errors.append(f"{order.schema.store}, key-group {order.key_group}: {trouble}")
         sent = sent_since(before, objects.requests)
@@ -76,8 +76,15 @@ def take_snapshots(
     return SnapshotReceipt(taken, sent, error)
 
 
-def _take(order: SnapshotOrder, folder: Folder, objects: ObjectStore, attempt: str) -> Snapshot:
-    keeper = Keeper(folder, order.schema, Reader(objects, folder), order.epoch)
+def take_snapshot(
+    order: SnapshotOrder, folder: Folder, objects: ObjectStore, attempt: str,
+    whole: Callable[[int], Entry] = not_cut,
+) -> Snapshot:  # fmt: skip
+    """Put a snapshot of one key-group as ``attempt`` and return it. ``whole`` gets an entry that came cut.
+
+    A copy that is damaged, or not there, is restored first. Raises what the store and the disk raise.
+    """
+    keeper = Keeper(folder, order.schema, Reader(objects, folder), order.epoch, whole)
     try:
         head, table = _scanned(order, keeper)
     except DamagedCopy:

@@ -45,7 +45,8 @@ def touch(order: Order, slot: int, rows: pa.Table) -> Touched:
     place[by_group] = np.arange(len(by_group))
     first, of_key = first[by_group], of_key[by_group]
     keys = rows.select(order.schema.key.names).take(first)
-    _check_hash(order, keys, of_key)
+    if order.by_key:
+        _check_hash(order, keys, of_key)
     return Touched(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans_of(of_key))
 
 
@@ -63,7 +64,8 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
     if len(foreign):
         raise ConfigError(
             f"{len(foreign)} rows of foreign key-groups reached slot {slot}, the first of key-group {foreign[0]}",
-            remedy="make the key deterministic: the same row must always have the same key (no rand(), no clock)",
+            remedy=f"make {'the key' if order.by_key else 'topic and partition'} deterministic: the same row must "
+            "always have the same (no rand(), no clock)",
             where=order.schema.store,
         )
 

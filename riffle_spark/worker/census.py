@@ -1,0 +1,105 @@
+"""What an executor finds on its own machine: its folder, the copies in it, where it stands. Knows disk and environment.
+Does not know who asks, or what the copies are for.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from riffle_spark.state.abandoned import remove_folders
+from riffle_spark.state.copy import CopyInUse
+from riffle_spark.state.fold import head_of
+from riffle_spark.state.folder import Folder
+from riffle_spark.state.localdisk import used_share
+from riffle_spark.state.manifest import Head
+from riffle_spark.worker.homes import folder_of
+from riffle_spark.worker.order import Home
+from riffle_spark.worker.rack import rack_of_environment, tags_of_environment, zone_of_ec2
+
+__all__ = ["Census", "CensusOrder", "take_census"]
+
+
+@dataclass(frozen=True)
+class CensusOrder:
+    """What to look for. ``ec2_metadata`` asks the instance metadata service for the zone where nothing else tells;
+    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed.
+    """
+
+    home: Home
+    ec2_metadata: bool = False
+    folder_cleanup_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What one executor found. ``member`` is the name of its folder, ``copies`` are (store, key-group, version,
+    attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
+
+    ``rack`` and ``tags`` are what the executor's environment or its metadata service says, before any setting.
+    """
+
+    executor: str
+    member: str = ""
+    copies: tuple[tuple[str, int, int, str], ...] = ()
+    sealed: tuple[str, ...] = ()
+    rack: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    disk_used_share: float = 0.0
+    folders_removed: int = 0
+    error: str | None = None
+
+
+def take_census(order: CensusOrder, executor: str) -> Census:
+    """Tell what this executor holds, and tidy its folder; it gets one if it has none. Whatever fails is told in
+    ``error``.
+
+    A copy that cannot be used (of another boot of the machine, or damaged) is removed, so is what processes that died
+    left half done. Folders of other roots are left alone, whoever owned them.
+    """
+    rack, tags = _rack(ec2_metadata=order.ec2_metadata), tags_of_environment()
+    try:
+        folder = folder_of(order.home, executor)
+        used_before = time.time() - order.folder_cleanup_seconds
+        folder.tidy(used_before)
+        with folder.used():
+            copies, sealed = _copies(folder), folder.sealed_attempts()
+            disk_used_share = used_share(folder.path)
+            removed = remove_folders(folder.path.parent, order.home.live, used_before)
+    except Exception as trouble:  # noqa: BLE001 - a census is asked of every executor; one that cannot answer says why
+        return Census(executor, rack=rack, tags=tags, error=str(trouble))
+    return Census(executor, folder.member, copies, sealed, rack, tags, disk_used_share, removed)
+
+
+def _rack(*, ec2_metadata: bool) -> str | None:
+    return rack_of_environment() or (_zone() if ec2_metadata else None)
+
+
+def _zone() -> str | None:
+    """Return the zone that the metadata service told once; where it did not, it is asked again."""
+    try:
+        return _zone_told()
+    except LookupError:
+        return None
+
+
+@functools.cache
+def _zone_told() -> str:
+    zone = zone_of_ec2()
+    if zone is None:
+        raise LookupError
+    return zone
+
+
+def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
+    found = ((store, key_group, _head(folder, store, key_group)) for store, key_group in folder.copies())
+    return tuple((store, key_group, *head) for store, key_group, head in found if head is not None)
+
+
+def _head(folder: Folder, store: str, key_group: int) -> Head | None:
+    try:
+        return head_of(folder, store, key_group)
+    except CopyInUse:
+        return None
