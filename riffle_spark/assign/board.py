@@ -77,7 +77,7 @@ def board_of(view: View, tasks: Iterable[Task], settings: AssignSettings) -> Boa
     owners = tuple(_live_index(view.owners.get(task.id), index, here) for task in ordered)
     ranked = [_ranks(task, view, index, settings.acceptable_recovery_lag) for task in ordered]
     live = tuple(member.id in here for member in members)
-    placeable = _placeable(members, settings)
+    placeable = _placeable(members, live, settings)
     return Board(
         members=members,
         live=live,
@@ -95,9 +95,10 @@ def board_of(view: View, tasks: Iterable[Task], settings: AssignSettings) -> Boa
     )
 
 
-def _placeable(members: Sequence[Member], settings: AssignSettings) -> tuple[bool, ...]:
+def _placeable(members: Sequence[Member], live: Sequence[bool], settings: AssignSettings) -> tuple[bool, ...]:
+    """Return who should own in the end: everybody if none of those that may is there."""
     wanted = tuple(is_placeable(member, settings) for member in members)
-    return wanted if any(wanted) else tuple(True for _ in members)
+    return wanted if any(may and here for may, here in zip(wanted, live, strict=True)) else (True,) * len(members)
 
 
 def _live_index(member: MemberId | None, index: Mapping[MemberId, int], here: set[MemberId]) -> int:

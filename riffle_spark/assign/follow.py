@@ -1,7 +1,8 @@
 """The standbys' way from the present to their target. Knows who is caught up. Does not choose the target.
 
 Standbys are the next most caught-up members after the owner; where the target is not one of them it warms up, as far as
-the warm-ups that owners need leave room.
+the warm-ups that owners need leave room. While a lost member is waited for, no copy is begun on a member without one:
+it may come back with its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def plan_standbys(
         moving = plan.owners[t] != plan.target[t] and board.live[plan.target[t]]
         if moving or waiting:
             unsettled.append(t)
-        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t]]
+        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t] and _may_keep(board, t, m)]
         taken = fresh[: max(left, 0)]
         warmups[t] += taken
         left -= len(taken)
@@ -63,13 +64,18 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies) -> list[
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
     others = _others(board, copies, near, wanted, {owner})
     found = [m for m in (*near, *others) if m != owner and board.live[m] and board.placeable[m]]
-    found = [m for m in found if m != owner]
+    found = [m for m in found if _may_keep(board, task, m)]
     present: Sequence[int] = board.standbys[task]
     ordered = sorted(
         set(found),
         key=lambda m: (board.rank(task, m), m != goal, m not in should, m not in present, copies.load[m], m),
     )
     return sorted(_apart(copies, owner, ordered, wanted))
+
+
+def _may_keep(board: Board, task: int, member: int) -> bool:
+    """Tell whether a member holds a copy or may begin one now."""
+    return all(board.live) or member in board.ranks[task] or member in board.standbys[task]
 
 
 def _others(board: Board, copies: Copies, near: set[int], wanted: int, taken: set[int]) -> list[int]:

@@ -67,26 +67,50 @@ def _is_ordered(board: Board, settings: AssignSettings) -> bool:
 
 def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[int], list[Step], list[Step]]:
     """Return the owners after what cannot wait, the tasks that could not, and the ready and the pending moves."""
-    owners: list[int] = []
-    forced, ready, pending = [], [], []
+    lowest = [_lowest_rank(board, t, _first(board, t, goal)) for t, goal in enumerate(target)]
+    owners = [_settled(board, t, goal, lowest[t]) for t, goal in enumerate(target)]
+    _let_stand_in(board, owners, lowest)
+    forced = [t for t, now in enumerate(owners) if now != board.owners[t]]
+    ready, pending = [], []
     for t, goal in enumerate(target):
-        owner = board.owners[t]
-        if owner == goal:
-            lowest = _lowest_rank(board, t, goal)
-            now = goal if board.rank(t, goal) <= lowest else _stand_in(board, t, lowest)
+        now = owners[t]
+        if now == goal or not board.live[goal]:
+            continue
+        if now == board.owners[t] and board.rank(t, goal) <= lowest[t]:
+            ready.append(Step(t, now, goal))
         else:
-            lowest = _lowest_rank(board, t, owner)
-            reachable = board.live[goal] and board.rank(t, goal) <= lowest
-            stays = owner != NOBODY and board.rank(t, owner) <= lowest
-            now = owner if stays else goal if reachable else _stand_in(board, t, lowest)
-            if stays and reachable:
-                ready.append(Step(t, owner, goal))
-        owners.append(now)
-        if now != owner:
-            forced.append(t)
-        if now != goal and board.live[goal] and not (ready and ready[-1].task == t):
             pending.append(Step(t, now, goal, board.rank(t, goal)))
     return owners, forced, ready, pending
+
+
+def _first(board: Board, task: int, goal: int) -> int:
+    """Return whose lag decides who is most caught up: the owner, or the target where they are one."""
+    return goal if board.owners[task] == goal else board.owners[task]
+
+
+def _settled(board: Board, task: int, goal: int, lowest: int) -> int:
+    """Return the owner that may keep the task, or its target that may have it at once, or nobody."""
+    owner = board.owners[task]
+    if owner != NOBODY and board.rank(task, owner) <= lowest:
+        return owner
+    return goal if board.live[goal] and board.rank(task, goal) <= lowest else NOBODY
+
+
+def _let_stand_in(board: Board, owners: list[int], lowest: Sequence[int]) -> None:
+    """Give every task without an owner to a most caught-up member until its target can have it: a standby before
+    others, then who has least to do, so that what has to be fetched is fetched by all.
+    """
+    load = [0] * len(board.members)
+    for owner in owners:
+        if owner != NOBODY:
+            load[owner] += 1
+    for t, owner in enumerate(owners):
+        if owner == NOBODY:
+            may = [m for m in range(len(board.members)) if board.live[m] and board.rank(t, m) <= lowest[t]]
+            able = [m for m in may if board.placeable[m]] or may
+            chosen = min(able, key=lambda m: (m not in board.standbys[t], load[m] / max(board.slots[m], 1), m))
+            owners[t] = chosen
+            load[chosen] += 1
 
 
 def _lowest_rank(board: Board, task: int, owner: int) -> int:
@@ -97,13 +121,6 @@ def _lowest_rank(board: Board, task: int, owner: int) -> int:
     known = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
     able = board.owning + (owner != NOBODY and not board.placeable[owner])
     return min([*known, board.absent[task]]) if len(known) < able else min(known)
-
-
-def _stand_in(board: Board, task: int, lowest: int) -> int:
-    """Return the member that owns the task until its target can: a standby before others, then by id."""
-    may = [m for m in range(len(board.members)) if board.live[m] and board.rank(task, m) <= lowest]
-    placeable = [m for m in may if board.placeable[m]] or may
-    return min(placeable, key=lambda m: (m not in board.standbys[task], m))
 
 
 def _make(loads: Loads, ready: Sequence[Step], most: int | None) -> list[Step]:
