@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Incoming
 from riffle_spark.protocol.receipts import outputs_of
+from riffle_spark.protocol.seating import Seating
 from riffle_spark.state.record import Record
 from riffle_spark.worker.order import Receipt
 
@@ -41,15 +42,18 @@ def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, 
 
 def batch_record(
     tail: Record, incoming: Incoming, operators: Sequence[Operator], receipts: Sequence[Receipt],
-    owners: Mapping[str, str], stamp: Stamp, *, after_commit: bool,
+    seating: Seating, stamp: Stamp, *, after_commit: bool,
 ) -> Record:  # fmt: skip
     """Return the draft that commits a batch. Schemas of stores that are not run now are kept."""
-    schemas = {**tail.schemas, **{operator.store: operator.stored() for operator in operators}}
+    present, shards = seating.present, seating.shards
+    owners = {str(t.key_group): owner for t, owner in present.owners.items()}
+    standbys = {str(t.key_group): members for t, members in present.standbys.items()}
+    schemas = {**tail.schemas, **{operator.store: operator.stored() for operator in operators if operator.durable}}
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
-        time_ms=incoming.time_ms, watermark_ms=incoming.watermark_ms, schemas=schemas, owners=owners,
-        outputs=outputs_of(receipts), delivers_after_commit=after_commit,
+        time_ms=incoming.time_ms, watermark_ms=incoming.watermark_ms, schemas=schemas, owners=owners, standbys=standbys,
+        outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
     )  # fmt: skip
 
 

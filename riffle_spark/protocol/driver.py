@@ -9,32 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.errors import ConfigError, FencedError, Misplaced, OutOfDate, UnavailableError
+from riffle_spark.errors import FencedError, Misplaced, OutOfDate, UnavailableError
+from riffle_spark.protocol.caches import Caches
 from riffle_spark.protocol.drafts import Stamp, batch_record, claim_record
 from riffle_spark.protocol.enter import Decision, decide
+from riffle_spark.protocol.fixed import check_fixed, shards_of
 from riffle_spark.protocol.measured import Measured, Placed
-from riffle_spark.protocol.operator import Operator, check_schemas
-from riffle_spark.protocol.ports import (
-    Delivery,
-    Incoming,
-    Layout,
-    StaleRows,
-    Work,
-)
+from riffle_spark.protocol.muster import Muster
+from riffle_spark.protocol.operations import Operations
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ordering import Run, order_for
+from riffle_spark.protocol.ports import Delivery, Executor, Incoming, Layout, StaleRows, Work
 from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts
 from riffle_spark.protocol.report import BatchReport
+from riffle_spark.protocol.rounds import Rounds
 from riffle_spark.protocol.seating import Seating
 from riffle_spark.protocol.surroundings import Surroundings
-from riffle_spark.protocol.upkeep import Upkeep
+from riffle_spark.protocol.upkeep import Place, Upkeep
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import Log
 from riffle_spark.state.record import Record
-from riffle_spark.worker.order import Home, Order, Receipt
+from riffle_spark.worker.order import Home, Receipt
+from riffle_spark.worker.upkeep import UpkeepOrder
 
 __all__ = ["Driver", "Surroundings"]
-
-_LINKS_TOLD = 2
-"""An owner misses one link, two if a batch came between; with more, the record costs less than telling all slots."""
 
 
 class Driver:
@@ -48,11 +46,15 @@ class Driver:
         self._reached = surroundings.reached
         self._new_id = surroundings.new_id
         self._log = Log(surroundings.objects, home.root)
-        self._cluster = surroundings.cluster
-        self._upkeep = Upkeep(settings, surroundings.upkeep_objects or surroundings.objects, surroundings.background)
+        around = surroundings
+        self._rounds = Rounds(around.cluster, around.background, around.clock)
+        self._upkeep = Upkeep(settings, around.upkeep_objects or around.objects, around.background, self._rounds)
         self._run_id: str | None = None
-        self._seating = Seating(settings)
+        self.operations = Operations(settings.key_groups, settings.dispatch)
+        muster = Muster(settings, around.cluster, around.background, around.racks_of)
+        self.seating = Seating(settings, muster, self.operations)
         self._fenced: FencedError | None = None
+        self._caches = Caches()
 
     def process(self, incoming: Incoming, operators: Sequence[Operator], work: Work) -> BatchReport:
         """Run one micro-batch to its commit, or skip it if it was committed before; return what was done.
@@ -64,6 +66,8 @@ class Driver:
         if self._fenced and self._run_id == incoming.run_id:
             raise self._fenced
         batch = Measured(self._clock, self._objects)
+        self._rounds.in_batch = True
+        self._obey()
         try:
             with batch.phase("enter"):
                 decision = self._enter(incoming, operators)
@@ -74,7 +78,33 @@ class Driver:
             self._fenced = error
             raise
         finally:
+            self._rounds.in_batch = False
             work.release()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._settings
+
+    def clean_up(self) -> None:
+        """Remove all local copies of all live members. Only while no batch is under way.
+
+        Raises ``UnavailableError`` if a member does not come to it.
+        """
+        live = self.seating.members.live
+        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True)
+        self._rounds.at_once({seat.executor.id: order for seat in live.values()})
+        self._upkeep.gather(self.seating)
+        for member in live:
+            self.seating.copies.wiped(member)
+
+    def _obey(self) -> None:
+        """Take live settings that were changed since the last batch."""
+        changed = self.operations.orders.settings
+        if changed is not None and changed is not self._settings:
+            self._settings = changed
+            self.seating.obey(changed)
+            self._upkeep.obey(changed)
 
     def _enter(self, incoming: Incoming, operators: Sequence[Operator]) -> Decision:
         fresh = self._run_id != incoming.run_id
@@ -85,9 +115,10 @@ class Driver:
             self._log.open()
         tail = self._log.tail
         decision = decide(tail, incoming, self._home.root)
-        self._check_fixed(tail, operators)
+        check_fixed(tail, self._settings, operators, self._home.root)
         if fresh:
             self._claim(incoming)
+            self.seating.begin(tail)
             self._run_id = incoming.run_id
         return decision
 
@@ -100,17 +131,6 @@ class Driver:
                 raise
         else:
             self._upkeep.start(self._log.first, tail, self._log.manifest, self._clock.wall_ms())
-
-    def _check_fixed(self, tail: Record | None, operators: Sequence[Operator]) -> None:
-        if tail is None:
-            return
-        if tail.total != self._settings.key_groups:
-            raise ConfigError(
-                f"key_groups = {self._settings.key_groups}, but the state in {self._home.root} has {tail.total}",
-                remedy=f"set key_groups = {tail.total}: the number is fixed for the state's life",
-                where="key_groups",
-            )
-        check_schemas(tail.schemas, operators)
 
     def _claim(self, incoming: Incoming) -> None:
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
@@ -139,6 +159,9 @@ class Driver:
 
     def _run(self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured) -> BatchReport:
         self._reached("before run")
+        with batch.phase("assign"):
+            assert self._log.tail is not None
+            self.seating.shards = shards_of(self._log.tail, incoming, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
         with batch.phase("commit"):
             record = self._commit(incoming, operators, receipts, batch)
@@ -147,9 +170,14 @@ class Driver:
             with batch.phase("deliver"):
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
-            self._upkeep.plan(record, self._log, operators, self._order_home(), self._seating.owners, self._cluster)
-        placed = Placed(layout, work.placed(), self._seating.take_news())
+            self._upkeep.plan(self._place(operators), self._clock.seconds())
+        placed = Placed(layout, work.placed(), self.seating)
         return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
+
+    def _place(self, operators: Sequence[Operator]) -> Place:
+        tail, durable = self._log.tail, [operator for operator in operators if operator.durable]
+        assert tail is not None
+        return Place(tail, self._log.manifest, durable, self.seating, self._order_home())
 
     def _run_and_deliver(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
@@ -163,7 +191,8 @@ class Driver:
                 return self._run_once(incoming, operators, work, batch)
             except (StaleRows, Misplaced, OutOfDate) as error:
                 work.release()
-                self._seating.forget()
+                batch.misplaced += isinstance(error, Misplaced)
+                self.seating.forget_layout()
                 self._check_not_fenced()
                 if last == 1:
                     raise UnavailableError(
@@ -177,12 +206,14 @@ class Driver:
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
     ) -> tuple[Layout, Sequence[Receipt]]:
         with batch.phase("assign"):
-            layout = self._seating.layout_for(work.executors())
-            orders = [self._order(incoming, operator, layout, again=batch.runs > 1) for operator in operators]
+            layout = self._layout(work.executors(), operators)
+            run = self._base(incoming, batch.runs)
+            orders = [order_for(run, operator, layout) for operator in operators]
         with batch.phase("upkeep"):
-            self._upkeep.catch_up(self._log, operators, self._order_home(), self._seating.owners, self._cluster)
+            self._upkeep.catch_up(self._place(operators))
         with batch.phase("run"):
             receipts = work.run(layout, orders)
+            self.seating.answered(receipts)
             check_receipts(receipts, orders)
             check_counts(receipts, work)
         self._reached("after seal")
@@ -192,6 +223,12 @@ class Driver:
                 work.deliver(receipts, _delivery(incoming.query_id, self._rollbacks, incoming.version))
             self._reached("after sink")
         return layout, receipts
+
+    def _layout(self, executors: Sequence[Executor], operators: Sequence[Operator]) -> Layout:
+        self._upkeep.gather(self.seating)
+        durable = tuple(operator.store for operator in operators if operator.durable)
+        home, now = self._home_for(executors), self._clock.seconds()
+        return self.seating.layout_for(executors, self._log.manifest, durable, home, now)
 
     def _check_not_fenced(self) -> None:
         if not self._log.next_is_absent():
@@ -206,40 +243,39 @@ class Driver:
         return self._log.tail.rollbacks if self._log.tail else 0
 
     def _order_home(self) -> Home:
-        live = frozenset(f"{self._home.application}/{executor.id}" for executor in self._seating.executors)
+        return self._home_for(self.seating.executors)
+
+    def _home_for(self, executors: Sequence[Executor]) -> Home:
+        live = frozenset(f"{self._home.application}/{executor.id}" for executor in executors)
         tail = self._log.tail
         return replace(self._home, live=live, log_id=tail.log_id if tail else "")
 
-    def _order(self, incoming: Incoming, operator: Operator, layout: Layout, *, again: bool) -> Order:
-        every, tail, mine = self._log.manifest.entries, self._log.tail, operator.store
+    def _base(self, incoming: Incoming, number: int) -> Run:
+        tail = self._log.tail
         assert tail is not None
-        entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in every.items() if store == mine}
-        return Order(
-            home=self._order_home(), schema=operator.schema, compute=operator.compute, output=operator.declared.output,
-            rows=operator.rows,
-            per_key_group=operator.declared.per_key_group, order_by=operator.order_by, total=self._settings.key_groups,
-            epoch=self._epoch, version=incoming.version, time_ms=incoming.time_ms,
-            watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=tail.sequence,
-            seal_output=self._settings.deliver_after_commit, newest=again,
+        return Run(
+            incoming, number, self._settings, self._order_home(), tail, self._log.manifest, self._caches.entries,
+            self.seating,
         )  # fmt: skip
 
     def _commit(
         self, incoming: Incoming, operators: Sequence[Operator], receipts: Sequence[Receipt], batch: Measured
     ) -> Record:
-        before = self._log.manifest
-        snapshots = self._upkeep.snapshots(before)
-        changes = changes_of(before.changed(snapshots), receipts)
+        before, caches = self._log.manifest, {operator.store for operator in operators if not operator.durable}
+        snapshots = self._upkeep.snapshots(before, self.seating)
+        durable = [receipt for receipt in receipts if receipt.store not in caches]
+        changes = changes_of(before.changed(snapshots), durable)
         changes = {**snapshots, **changes}
         manifest = before.changed(changes)
         tail = self._log.tail
         assert tail is not None
-        owners = {str(key_group): owner for key_group, owner in self._seating.owners.items()}
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
-        draft = batch_record(
-            tail, incoming, operators, receipts, owners, stamp, after_commit=self._settings.deliver_after_commit
-        )
+        after = self._settings.deliver_after_commit
+        draft = batch_record(tail, incoming, operators, receipts, self.seating, stamp, after_commit=after)
         record = self._log.append(draft, manifest)
         self._upkeep.committed(record, before, changes)
+        self.seating.committed(record, before, changes, durable)
+        self._caches.committed(receipt for receipt in receipts if receipt.store in caches)
         batch.snapshots = len(snapshots)
         return record
 

@@ -1,58 +1,48 @@
-"""From executors to slots: who owns what, and which slot serves it. Knows the assignor and cores. Does not know
-batches.
+"""From owners to slots: which slot serves which key-group. Knows members and cores. Does not know batches or rules of
+placement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
-from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, AssignSettings, Member, Strategy, Task, TaskId, View
 from riffle_spark.keygroups import slot_numbers
-from riffle_spark.protocol.ports import Executor, Layout, SlotPlace
-from riffle_spark.settings import Settings
+from riffle_spark.protocol.members import Seat
+from riffle_spark.protocol.ports import Layout, SlotPlace
+from riffle_spark.protocol.shards import Shards
 
-__all__ = ["GROUP", "assigned", "laid_out"]
+__all__ = ["Cut", "cut_into_slots", "hands_of", "laid_out"]
 
-GROUP = "query"
-"""All stores of a query are one co-location group: a key-group of theirs has one owner."""
-
-
-def assigned(executors: Sequence[Executor], owners: Mapping[int, str], settings: Settings) -> Assignment:
-    """Return the assignment of all key-groups to live executors, sticky to ``owners`` as far as these live."""
-    live = {executor.id for executor in executors}
-    view = View(
-        members=tuple(Member(e.id, slots=e.cores) for e in executors),
-        tasks=tuple(Task(TaskId(GROUP, key_group), kind="unlogged") for key_group in range(settings.key_groups)),
-        owners={TaskId(GROUP, key_group): owner for key_group, owner in owners.items() if owner in live},
-    )
-    return assign(view, _assign_settings(settings))
+Cut: TypeAlias = tuple[Seat, tuple[int, ...]]
+"""A slot to be: its member, and the key-groups it serves."""
 
 
-def _assign_settings(settings: Settings) -> AssignSettings:
-    return AssignSettings(
-        acceptable_recovery_lag=settings.acceptable_recovery_lag,
-        num_standbys=settings.num_standbys,
-        max_warmup_replicas=settings.max_warmup_replicas,
-        balance_band=settings.balance_band,
-        rack_aware_assignment_strategy=cast("Strategy", settings.rack_aware_assignment_strategy),
-        rack_aware_assignment_traffic_cost=settings.rack_aware_assignment_traffic_cost,
-        rack_aware_assignment_non_overlap_cost=settings.rack_aware_assignment_non_overlap_cost,
-        rack_aware_assignment_tags=settings.rack_aware_assignment_tags,
-        assignor=settings.assignor,
-    )
-
-
-def laid_out(executors: Sequence[Executor], owners: Mapping[int, str]) -> Layout:
-    """Return slots for the owners' key-groups: no more on an executor than it has cores, or key-groups."""
+def laid_out(
+    members: Mapping[str, Seat], owners: Mapping[int, str], most: int | None = None, shards: Shards | None = None
+) -> Layout:
+    """Return slots for the owners' key-groups: no more on an executor than it has cores, or key-groups, or ``most``."""
     owned: dict[str, list[int]] = {}
     for key_group, owner in sorted(owners.items()):
         owned.setdefault(owner, []).append(key_group)
-    cut = [(executor, part) for executor in executors for part in _dealt(owned.get(executor.id, []), executor.cores)]
-    numbers = slot_numbers(len(cut))
-    slots = (SlotPlace(n, e.id, e.host, part) for n, (e, part) in zip(numbers, cut, strict=True))
-    return Layout(tuple(slots))
+    parts = ((seat, _dealt(owned.get(seat.id, []), hands_of(seat, most))) for seat in members.values())
+    return cut_into_slots(members, ((seat, part) for seat, mine in parts for part in mine), shards)
+
+
+def cut_into_slots(members: Mapping[str, Seat], cuts: Iterable[Cut], shards: Shards | None) -> Layout:
+    """Return the layout of those that serve something; where nothing is served, of one slot."""
+    serving = [(seat, part) for seat, part in cuts if part]
+    if not serving:
+        serving = [(min(members.values(), key=lambda seat: seat.executor), ())]
+    serving.sort(key=lambda cut: cut[0].executor)
+    numbers = slot_numbers(len(serving))
+    places = ((n, seat.executor, part) for n, (seat, part) in zip(numbers, serving, strict=True))
+    return Layout(tuple(SlotPlace(n, e.id, e.host, part) for n, e, part in places), shards)
+
+
+def hands_of(seat: Seat, most: int | None) -> int:
+    """Return how many slots a member may have."""
+    return min(seat.executor.cores, most or seat.executor.cores)
 
 
 def _dealt(key_groups: list[int], hands: int) -> list[tuple[int, ...]]:

@@ -14,18 +14,24 @@ from riffle_spark.process.compute import Compute, Declared
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.state.schema import StoreSchema
 
-__all__ = ["Operator", "check_schemas", "operator_of"]
+__all__ = ["Operator", "check_schemas", "operator_of", "stored_schema"]
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A store, what is computed on it, and what that declared for the input at hand."""
+    """A store, what is computed on it, and what that declared for the input at hand.
+
+    A store that is not ``durable`` is a cache: it has no objects, and begins empty wherever it is not. ``read_by`` is
+    the column with the number of the partition that a row came from, if rows are to be counted by it.
+    """
 
     schema: StoreSchema
     compute: Compute
     declared: Declared
     order_by: tuple[str, ...]
     input: pa.Schema
+    durable: bool = True
+    read_by: str | None = None
 
     @property
     def store(self) -> str:
@@ -37,7 +43,7 @@ class Operator:
         """The input columns its slots need, in input order: the others are dropped before the shuffle."""
         if self.declared.columns is None:
             return self.input
-        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by}
+        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by}
         return pa.schema([field for field in self.input if field.name in needed])
 
     def stored(self) -> dict[str, str]:
@@ -75,6 +81,11 @@ def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[O
                 remedy="keep the key columns and the state columns as they are stored, or use another store name",
                 where=operator.store,
             )
+
+
+def stored_schema(store: str, stored: Mapping[str, str]) -> StoreSchema:
+    """Return a store's schema from what ``Operator.stored`` gave a record."""
+    return StoreSchema(store, _unpacked(stored["key"]), _unpacked(stored["state"]))
 
 
 def _is_stored(schema: StoreSchema, stored: Mapping[str, str]) -> bool:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.manifest import Link
+from riffle_spark.worker.census import Census, CensusOrder
 from riffle_spark.worker.order import Order, Receipt
-from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
 
 __all__ = [
     "Background",
@@ -65,9 +67,13 @@ class SlotPlace:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The slots of one assignment, in the order of their partitions."""
+    """The slots of one assignment, in the order of their partitions.
+
+    ``shards`` says what their key-groups stand for where dispatch is by partition; ``None``: parts of the key space.
+    """
 
     slots: tuple[SlotPlace, ...]
+    shards: Shards | None = None
 
     def orders(self) -> dict[int, tuple[int, ...]]:
         """Return each slot's key-groups by its number."""
@@ -97,6 +103,10 @@ class Work(Protocol):
 
     def placed(self) -> bool:
         """Tell whether slots are placed by name, not by hash."""
+        ...
+
+    def partitions(self, most: int) -> Sequence[Partition]:
+        """Return the distinct (topic, partition) of the rows, or ``most`` of them. Reads the input."""
         ...
 
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
@@ -131,8 +141,22 @@ class Work(Protocol):
 class Cluster(Protocol):
     """The executors, apart from any batch."""
 
-    def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
-        """Run each executor's snapshot orders on it, beside or between the batches, and return what was taken."""
+    def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
+        """Ask each executor what it finds on its machine; return the answers of those that answered.
+
+        Raises ``UnavailableError`` if they cannot be asked now.
+        """
+        ...
+
+    def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        """Run each live executor's piece of upkeep on it, beside or between the batches, and return what was done.
+
+        Raises ``UnavailableError`` if that cannot be done now.
+        """
+        ...
+
+    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+        """Return which of these executors, that are gone, were taken away on purpose."""
         ...
 
 
@@ -149,6 +173,10 @@ class Background(Protocol):
 
     def busy(self) -> bool:
         """Tell whether submitted work has not finished yet."""
+        ...
+
+    def rest(self, seconds: float) -> None:
+        """Wait in the middle of work, or not any longer if the background is being stopped."""
         ...
 
 

@@ -41,14 +41,14 @@ class Plan:
 
 def adopt(
     root: str, checkpoint: str, *, options: StoreOptions | None = None, empty: bool = False,
-    key_groups: int = _DEFAULT_KEY_GROUPS, execute: bool = False,
+    key_groups: int = _DEFAULT_KEY_GROUPS, dispatch: str = "key_group", execute: bool = False,
 ) -> Plan:  # fmt: skip
     """Bind the state below ``root`` to the query of ``checkpoint``, whose next batch will then be run on it.
 
-    ``empty`` allows a root without any state (``key_groups`` is then fixed by this call). Does nothing unless
-    ``execute``. The plan tells the offsets the state is at: the new query must start reading there, or rows are
-    missed or counted twice. Raises ``ConfigError`` for an empty root without ``empty`` and for a checkpoint that is
-    none.
+    ``empty`` allows a root without any state (``key_groups`` and ``dispatch`` are then fixed by this call). Does
+    nothing unless ``execute``. The plan tells the offsets the state is at: the new query must start reading there, or
+    rows are missed or counted twice. Raises ``ConfigError`` for an empty root without ``empty`` and for a checkpoint
+    that is none.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root), Checkpoint(checkpoint)
@@ -57,7 +57,7 @@ def adopt(
     if tail is None and not empty:
         raise ConfigError(f"{root} holds no state", remedy="say that this is wanted: --empty", where=root)
     stamp = _stamp()
-    base = tail or first_record(query_id, key_groups, "key_group", stamp)
+    base = tail or first_record(query_id, key_groups, dispatch, stamp)
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,

@@ -19,7 +19,12 @@ class BatchReport:
     ``decision`` is ``run`` or ``repeat`` (skipped, committed before). ``seconds`` are by phase: ``enter assign run
     deliver commit`` and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute seal put``.
     ``requests`` counts what the batch itself sent to the store, ``upkeep_requests`` what ran beside it since the
-    batch before. ``misses`` are slots that ran elsewhere than wanted.
+    batch before, as do the other ``upkeep`` figures. ``misses`` are slots that ran elsewhere than wanted,
+    ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one. ``owners``,
+    ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
+    are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
+    ``from_executor``, ``to_executor``, ``reason``, ``goal``. ``probes_run`` and ``probes_skipped`` count probing
+    rebalances since the batch before.
     """
 
     version: int
@@ -35,17 +40,28 @@ class BatchReport:
     slots: int = 0
     slots_that_wrote: int = 0
     runs: int = 0
+    misplaced_runs: int = 0
     placed: bool = True
     misses: int = 0
     owners: Mapping[str, int] = field(default_factory=dict)
+    standbys: Mapping[str, int] = field(default_factory=dict)
+    warmups: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, str] = field(default_factory=dict)
+    probes_run: int = 0
+    probes_skipped: int = 0
     ran_on: Mapping[str, int] = field(default_factory=dict)
     moves: tuple[Mapping[str, str | int], ...] = ()
     requests: Mapping[str, int] = field(default_factory=dict)
     upkeep_requests: Mapping[str, int] = field(default_factory=dict)
     sealed_bytes: int = 0
     fetched_bytes: int = 0
+    fetched_snapshot_bytes: int = 0
     restores: int = 0
     folds: int = 0
+    upkeep_fetched_bytes: int = 0
+    upkeep_snapshot_bytes: int = 0
+    upkeep_restores: int = 0
+    upkeep_folds: int = 0
     snapshots: int = 0
     peak_memory_mb: float = 0.0
     warnings: tuple[str, ...] = ()
@@ -73,6 +89,7 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
         "slots_that_wrote": sum(r.sealed_bytes > 0 for r in all_of),
         "sealed_bytes": sum(r.sealed_bytes for r in all_of),
         "fetched_bytes": sum(r.fetched_bytes for r in all_of),
+        "fetched_snapshot_bytes": sum(r.fetched_snapshot_bytes for r in all_of),
         "restores": sum(r.restores for r in all_of),
         "folds": sum(r.folds for r in all_of),
         "ran_on": dict(Counter(r.executor for r in all_of)),

@@ -32,6 +32,15 @@ class Retention:
         """Of each retained record: its sequence, when it was written, and from which record on it needs others."""
         self._first_kept = 0
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many of the newest records are retained, and for how many milliseconds all."""
+        return self._versions, self._for_ms
+
+    def keep(self, versions: int, for_ms: int) -> None:
+        """Retain so many of the newest records, and all for so many milliseconds, from now on."""
+        self._versions, self._for_ms = versions, for_ms
+
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
         """Begin with a log whose records are ``first`` to ``tail``.
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from riffle_spark.protocol.muster import RacksOf
 from riffle_spark.protocol.ports import Background, Clock, Cluster
 from riffle_spark.state.objects import ObjectStore
 
@@ -25,3 +26,4 @@ class Surroundings:
     new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
     reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
     upkeep_objects: ObjectStore | None = None
+    racks_of: RacksOf = field(default=lambda said: {member: rack for member, _, rack in said})

@@ -1,4 +1,5 @@
-"""Work beside the batches: due snapshots and sweeping. Knows when and for whom. Does not know threads or Spark.
+"""Work beside the batches: copies that follow, due snapshots, sweeping. Knows what and for whom. Does not know threads
+or Spark.
 
 Nothing here can fail a batch: what does not get done is done later. A snapshot counts only once a commit lists it.
 """
@@ -7,22 +8,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from riffle_spark.assign.model import MemberId
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.following import follows
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Background, Cluster
+from riffle_spark.protocol.ports import Background
 from riffle_spark.protocol.retention import Retention
+from riffle_spark.protocol.rounds import Rounds
 from riffle_spark.protocol.scan import Scanned, scan
+from riffle_spark.protocol.seating import Seating
 from riffle_spark.protocol.snapshots import Policy, due, listed
 from riffle_spark.settings import Settings
 from riffle_spark.state import paths
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Address, Entry, Manifest, Snapshot
+from riffle_spark.state.manifest import Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
 from riffle_spark.worker.order import Home
-from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
+from riffle_spark.worker.snapshot import SnapshotOrder
+from riffle_spark.worker.upkeep import Drop, Follow, UpkeepOrder, UpkeepReceipt
 
-__all__ = ["Upkeep"]
+__all__ = ["Facts", "Place", "Upkeep"]
 
 _SNAPSHOTS_PER_EXECUTOR = 16
 _OVERDUE = 2
@@ -30,21 +37,42 @@ _OVERDUE = 2
 _SWEEP_EVERY = 16
 _SCAN_AGAIN_MS = 60_000
 """How long after a scan that did not come to its end the next one begins."""
+_CATCH_UP_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """What upkeep is planned for: the log's newest record and manifest, durable operators, seats, and where state
+    lives.
+    """
+
+    record: Record
+    manifest: Manifest
+    operators: Sequence[Operator]
+    seating: Seating
+    home: Home
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was done beside the batches: ``requests`` by kind, ``done`` sums of bytes and copies, ``warnings``."""
+
+    requests: Mapping[str, int]
+    done: Mapping[str, int]
+    warnings: tuple[str, ...]
 
 
 class Upkeep:
     """What one driver still has to tidy up."""
 
-    def __init__(self, settings: Settings, objects: ObjectStore, background: Background) -> None:
-        versions = max(2, settings.retained_versions)
-        self._policy = Policy(settings.snapshot_chain_share, settings.snapshot_chain_links, versions)
-        self._overdue = self._policy.times(_OVERDUE)
+    def __init__(self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds) -> None:
+        self._settings = settings
+        self._policy = _policy_of(settings)
+        self._retention = Retention(*_kept(settings))
         self._caught_up = False
-        self._kept = (versions, int(settings.retained_for * 1000))
-        self._retention = Retention(*self._kept)
-        self._orphan_scan_ms = int(settings.orphan_scan_interval * 1000)
         self._objects = objects
         self._background = background
+        self._rounds = rounds
         self._next_scan_ms = 0
         self._next_sweep = 0
         self._epoch = 0
@@ -52,6 +80,13 @@ class Upkeep:
         self._requests: Counter[str] = Counter()
         self._sent_before: Counter[str] = Counter(objects.requests)
         self._warnings: list[str] = []
+        self._done: Counter[str] = Counter()
+
+    def obey(self, settings: Settings) -> None:
+        """Take changed settings."""
+        self._settings = settings
+        self._policy = _policy_of(settings)
+        self._retention.keep(*_kept(settings))
 
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
         """Begin with the log as a claim found it. What was taken under an earlier epoch is forgotten."""
@@ -62,9 +97,7 @@ class Upkeep:
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
 
-    def catch_up(
-        self, log: Log, operators: Sequence[Operator], home: Home, owners: Mapping[int, str], cluster: Cluster
-    ) -> None:
+    def catch_up(self, place: Place) -> None:
         """Before the first batch after a start, take at once what is long overdue, to be listed with its commit.
 
         What is taken after a commit is listed by the next one, which a driver of one batch never makes.
@@ -72,17 +105,16 @@ class Upkeep:
         if self._caught_up or self._background.busy():
             return
         self._caught_up = True
-        assert log.tail is not None, "a batch is run after a claim"
-        orders = self._due(self._overdue, log.tail, log.manifest, operators, home, owners)
+        due_now = self._due(self._policy.times(_OVERDUE), place)
+        orders = self._orders(place, due_now, {}, {})
         try:
-            for receipt in cluster.snapshot(orders) if orders else []:
-                self._take(receipt)
-        except Exception as error:  # noqa: BLE001 - upkeep never fails a batch
+            self._rounds.now({e: replace(order, seconds=_CATCH_UP_SECONDS) for e, order in orders.items()})
+        except UnavailableError as error:
             self._warnings.append(f"upkeep failed and is tried again later: {error}")
 
-    def snapshots(self, manifest: Manifest) -> dict[Address, Entry]:
+    def snapshots(self, manifest: Manifest, seating: Seating) -> dict[Address, Entry]:
         """Return the entries that list the snapshots which were taken since the last commit."""
-        self._gather()
+        self.gather(seating)
         changes, _ = listed(manifest, self._taken)
         return changes
 
@@ -94,72 +126,117 @@ class Upkeep:
         self._retention.unlisted(record.sequence, unused)
         self._taken.clear()
 
-    def plan(
-        self, record: Record, log: Log, operators: Sequence[Operator], home: Home,
-        owners: Mapping[int, str], cluster: Cluster,
-    ) -> None:  # fmt: skip
-        """Submit what is due after a commit, unless earlier work still runs."""
-        if self._background.busy():
-            return
-        orders = self._due(self._policy, record, log.manifest, operators, home, owners)
-        if orders:
-            self._background.submit(lambda: cluster.snapshot(orders))
+    def plan(self, place: Place, now: float) -> None:
+        """Submit what is due after a commit; a plan that still runs makes way after its piece."""
+        record, seating = place.record, place.seating
+        self.gather(seating)  # what was taken since the commit began is listed by the next one, not taken again
+        drops = seating.cleaner.due(seating.copies, seating.members.live, now, self._settings.state_cleanup_delay)
+        stores = [operator.store for operator in place.operators]
+        wanted = follows(seating, place.manifest, stores)
+        orders = self._orders(place, self._due(self._policy, place), wanted, drops)
+        self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
             self._submit_deletes(self._retention.take_free(record.written_ms))
+            seating.copies.forget_trails(self._retention.oldest)
         if record.written_ms >= self._next_scan_ms:
-            self._next_scan_ms = record.written_ms + min(_SCAN_AGAIN_MS, self._orphan_scan_ms)
-            self._background.submit(lambda: scan(self._objects, record, *self._kept))
+            again, kept = int(self._settings.orphan_scan_interval * 1000), self._retention.kept
+            self._next_scan_ms = record.written_ms + min(_SCAN_AGAIN_MS, again)
+            self._background.submit(lambda: scan(self._objects, record, *kept))
 
-    def _due(
-        self, policy: Policy, record: Record, manifest: Manifest, operators: Sequence[Operator], home: Home,
-        owners: Mapping[int, str],
-    ) -> dict[str, list[SnapshotOrder]]:  # fmt: skip
-        schemas = {operator.store: operator.schema for operator in operators}
-        wanted: dict[str, list[Address]] = {}
-        for (store, key_group), entry in sorted(manifest.entries.items()):
-            if store in schemas and key_group in owners and due(policy, (store, key_group), entry, record.version):
+    def _due(self, policy: Policy, place: Place) -> dict[MemberId, list[SnapshotOrder]]:
+        """Return the snapshots that are due, by the owner that takes them."""
+        schemas = {operator.store: operator.schema for operator in place.operators}
+        owners, record = place.seating.owners, place.record
+        unlisted = {address for address, _ in self._taken}
+        wanted: dict[MemberId, list[Address]] = {}
+        for (store, key_group), entry in sorted(place.manifest.entries.items()):
+            if store not in schemas or key_group not in owners or (store, key_group) in unlisted:
+                continue
+            if due(policy, (store, key_group), entry, record.version):
                 wanted.setdefault(owners[key_group], []).append((store, key_group))
         return {
-            executor: [
-                SnapshotOrder(home, schemas[store], key_group, manifest.entry(store, key_group), record.epoch)
-                for store, key_group in _in_turn(mine, record.sequence)
+            member: [
+                SnapshotOrder(place.home, schemas[store], kg, place.manifest.entry(store, kg), record.epoch)
+                for store, kg in _in_turn(mine, record.sequence)
             ]
-            for executor, mine in wanted.items()
+            for member, mine in wanted.items()
         }
+
+    def _orders(
+        self, place: Place, snapshots: Mapping[MemberId, list[SnapshotOrder]],
+        wanted: Mapping[MemberId, list[Follow]], drops: Mapping[MemberId, list[Drop]],
+    ) -> dict[str, UpkeepOrder]:  # fmt: skip
+        """Return the order of each executor that has something to do.
+
+        At every other record what has to be fetched whole makes way for snapshots, so that neither waits for ever.
+        """
+        schemas = {operator.store: operator.schema for operator in place.operators}
+        orders: dict[str, UpkeepOrder] = {}
+        for member in sorted({*snapshots, *wanted, *drops} & set(place.seating.members.live)):
+            seat, mine = place.seating.members.live[member], wanted.get(member, [])
+            if member in snapshots and place.record.sequence % 2:
+                mine = [follow for follow in mine if follow.entry.cut is not None]
+            orders[seat.executor.id] = UpkeepOrder(
+                place.home, member if seat.counted else "", place.record.epoch, place.record.sequence, schemas,
+                drops=tuple(drops.get(member, ())), follows=tuple(mine),
+                snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
+            )  # fmt: skip
+        return orders
 
     def _submit_deletes(self, names: list[str]) -> None:
         if names:
             self._background.submit(lambda: self._objects.delete(names))
 
-    def _gather(self) -> None:
+    def gather(self, seating: Seating) -> None:
+        """Take what has come from beside the batches."""
         for result in self._background.collect():
             if isinstance(result, BaseException):
                 self._warnings.append(f"upkeep failed and is tried again later: {result}")
             elif isinstance(result, Scanned):
                 self._retention.swept(result.oldest, result.kept_from)
                 if result.whole and result.epoch == self._epoch:
-                    self._next_scan_ms = result.at_ms + self._orphan_scan_ms
-            elif isinstance(result, list):
-                for receipt in result:
-                    self._take(receipt)
+                    self._next_scan_ms = result.at_ms + int(self._settings.orphan_scan_interval * 1000)
+        while self._rounds.arrived:
+            self._take(self._rounds.arrived.popleft(), seating)
 
-    def _take(self, receipt: SnapshotReceipt) -> None:
+    def _take(self, receipt: UpkeepReceipt, seating: Seating) -> None:
         # One of an earlier epoch may come late, when a scan may already be deleting it.
         self._taken += [((store, kg), taken) for store, kg, taken in receipt.taken if taken.epoch == self._epoch]
+        seating.works_in(receipt.executor, receipt.member)
+        seat = seating.members.live.get(receipt.member)
+        if seat is not None and seat.executor.id == receipt.executor:
+            for store, key_group, version, attempt in receipt.copies:
+                seating.copies.at(receipt.member, (store, key_group), Head(version, attempt))
+            for address in receipt.gone:
+                seating.copies.gone(receipt.member, address)
         self._requests.update(receipt.requests)
-        if receipt.error:
-            self._warnings.append(f"a snapshot failed and is tried again later: {receipt.error}")
+        self._done.update(
+            snapshot_bytes=receipt.snapshot_bytes, fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
+            folds=receipt.folds, restores=receipt.restores,
+        )  # fmt: skip
+        self._warnings += [
+            f"upkeep on executor {receipt.executor} is tried again later: {error}" for error in receipt.errors
+        ]
 
-    def take_facts(self) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return requests and warnings since the last call, for the report."""
+    def take_facts(self) -> Facts:
+        """Return what was done since the last call, for the report."""
         sent = Counter(self._objects.requests)
-        requests = self._requests + sent - self._sent_before
+        facts = Facts(dict(self._requests + sent - self._sent_before), dict(self._done), tuple(self._warnings))
         self._sent_before = sent
-        warnings = tuple(self._warnings)
         self._requests.clear()
+        self._done.clear()
         self._warnings.clear()
-        return dict(requests), warnings
+        return facts
+
+
+def _kept(settings: Settings) -> tuple[int, int]:
+    """Return how many records are retained at least, and for how many milliseconds all."""
+    return max(2, settings.retained_versions), int(settings.retained_for * 1000)
+
+
+def _policy_of(settings: Settings) -> Policy:
+    return Policy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
 
 
 def _in_turn(addresses: Sequence[Address], sequence: int) -> list[Address]:

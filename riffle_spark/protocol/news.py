@@ -1,0 +1,78 @@
+"""What an assignment changed, for reports and listeners. Knows moves and who lives. Does not know how they came
+about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
+
+__all__ = ["Moved", "News", "RebalanceListener", "moves_of", "tell"]
+
+Moved = Mapping[str, "str | int"]
+"""One move: ``key_group``, ``role`` (owner, standby, warmup), ``from`` and ``to`` (members), ``from_executor`` and
+``to_executor``, ``reason`` and ``goal``."""
+
+
+class RebalanceListener:
+    """Hears which key-groups change their owner, before the batch from which on they do; override what you need.
+
+    The order is ``on_lost`` (the owner is gone), ``on_revoked`` (a living owner gives up), ``on_assigned`` (the new
+    owner takes over). Each gets the moves it is about. What they raise is told in the report and stops nothing.
+    """
+
+    def on_lost(self, moves: Sequence[Moved]) -> None:
+        """Hear of key-groups whose owner is gone."""
+
+    def on_revoked(self, moves: Sequence[Moved]) -> None:
+        """Hear of key-groups that a living owner gives up."""
+
+    def on_assigned(self, moves: Sequence[Moved]) -> None:
+        """Hear of key-groups that get an owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What assignments changed since the last report: moves with their reasons, and warnings."""
+
+    moves: tuple[Moved, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def and_(self, moves: Iterable[Moved], warnings: Iterable[str]) -> News:
+        """Return the news with more."""
+        return News((*self.moves, *moves), (*self.warnings, *warnings))
+
+
+def moves_of(
+    before: Mapping[TaskId, MemberId], assignment: Assignment, executors: Mapping[MemberId, str]
+) -> list[Moved]:
+    """Return all moves of an assignment; ``executors`` names those of members, also of ones that left."""
+    return [_moved(move, before.get(move.task, "") if move.role == "owner" else (move.source or ""), executors)
+            for move in assignment.moves]  # fmt: skip
+
+
+def _moved(move: Move, source: MemberId, executors: Mapping[MemberId, str]) -> Moved:
+    return {
+        "key_group": move.task.key_group, "role": move.role, "from": source, "to": move.target,
+        "from_executor": executors.get(source, ""), "to_executor": executors.get(move.target, ""),
+        "reason": move.reason, "goal": move.goal,
+    }  # fmt: skip
+
+
+def tell(listener: RebalanceListener, moves: Sequence[Moved], live: Iterable[MemberId]) -> list[str]:
+    """Tell a listener of owner moves, giving up before taking over; return what it raised, as warnings."""
+    here = frozenset(live)
+    owned = [move for move in moves if move["role"] == "owner"]
+    lost = [move for move in owned if move["from"] and move["from"] not in here]
+    revoked = [move for move in owned if move["from"] in here]
+    calls = ((listener.on_lost, lost), (listener.on_revoked, revoked), (listener.on_assigned, owned))
+    warnings = []
+    for call, about in calls:
+        try:
+            if about:
+                call(about)
+        except Exception as error:  # noqa: BLE001 - a listener is the user's; the query goes on
+            warnings.append(f"the rebalance listener's {call.__name__} failed, and the query goes on: {error!r}")
+    return warnings

@@ -1,0 +1,53 @@
+"""What each slot of one run of a batch is told. Knows the log's head, caches and seats. Does not know steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ports import Incoming, Layout
+from riffle_spark.protocol.seating import Seating
+from riffle_spark.settings import Settings
+from riffle_spark.state.manifest import Address, Entry, Manifest
+from riffle_spark.state.record import Record
+from riffle_spark.worker.order import Home, Order
+
+__all__ = ["Run", "order_for"]
+
+_LINKS_TOLD = 2
+"""An owner misses one link, two if a batch came between; with more, the record costs less than telling all slots."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all orders of one run of a batch share: ``number`` is 1 for the first, ``caches`` are the entries of stores
+    that are not durable.
+    """
+
+    incoming: Incoming
+    number: int
+    settings: Settings
+    home: Home
+    tail: Record
+    manifest: Manifest
+    caches: Mapping[Address, Entry]
+    seating: Seating
+
+
+def order_for(run: Run, operator: Operator, layout: Layout) -> Order:
+    """Return an operator's order. In the last run that there may be, slots fetch what they do not find."""
+    incoming, settings, mine = run.incoming, run.settings, operator.store
+    last = run.number == settings.batch_attempts
+    standbys = {} if last else run.seating.standing_by(run.manifest, (mine,))
+    told = run.manifest.entries if operator.durable else run.caches
+    entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in told.items() if store == mine}
+    return Order(
+        home=run.home, schema=operator.schema, compute=operator.compute, output=operator.declared.output,
+        rows=operator.rows, per_key_group=operator.declared.per_key_group, order_by=operator.order_by,
+        total=settings.key_groups, epoch=run.tail.epoch, version=incoming.version, time_ms=incoming.time_ms,
+        watermark_ms=run.tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=run.tail.sequence,
+        seal_output=settings.deliver_after_commit, newest=run.number > 1, standbys=standbys,
+        followed_by=run.seating.followed_by(), durable=operator.durable, read_by=operator.read_by,
+        by_key=layout.shards is None,
+    )  # fmt: skip

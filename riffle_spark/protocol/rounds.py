@@ -1,0 +1,153 @@
+"""Pieces of upkeep, round after round, until a plan is done. Knows orders and receipts. Does not know threads or why a
+copy is wanted.
+
+Theory of operation. Nothing in Spark pre-empts a task, so work beside the batches is cut into short pieces: at most one
+an executor at a time, each bounded in time and in bytes. A plan goes on, round after round, while pieces say that they
+have not come to their end and get on with it; a newer plan ends it after the piece that runs. While a batch runs,
+pieces are shorter and rest between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.ports import Background, Clock, Cluster
+from riffle_spark.state.manifest import Address
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
+
+__all__ = ["Rounds"]
+
+_PIECE_SECONDS = 1.0
+_BUSY_PIECE_SECONDS = 0.25
+_BUSY_SHARE = 0.2
+"""The share of its time that upkeep takes while a batch runs."""
+_LONGEST_REST_SECONDS = 2.0
+_MOST_ROUNDS = 10_000
+_TRIES = 20
+_TRY_AGAIN_SECONDS = 0.5
+
+
+class Rounds:
+    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come.
+
+    ``in_batch`` is set while a batch runs.
+    """
+
+    def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
+        self._cluster = cluster
+        self._background = background
+        self._clock = clock
+        self._next: tuple[dict[str, UpkeepOrder], int] | None = None
+        self._running = False
+        self.in_batch = False
+        self.arrived: deque[UpkeepReceipt] = deque()
+
+    def begin(self, orders: Mapping[str, UpkeepOrder], bandwidth: int) -> None:
+        """Take a plan: it replaces one that waits, and follows the piece of the one that runs.
+
+        ``bandwidth`` bounds what an executor fetches, in bytes a second; 0 for no bound.
+        """
+        waiting = self._next[0] if self._next else {}
+        if orders or waiting:
+            self._next = (_with_drops_of(waiting, orders), bandwidth)
+        if self._next and not self._running:
+            self._running = True
+            self._background.submit(self._run)
+
+    def now(self, orders: Mapping[str, UpkeepOrder]) -> None:
+        """Run one round at once."""
+        self.arrived.extend(self._cluster.upkeep(orders) if orders else [])
+
+    def at_once(self, orders: Mapping[str, UpkeepOrder]) -> None:
+        """Run one round as soon as the piece that runs has ended; what else was planned is given up.
+
+        Raises ``UnavailableError`` if an executor does not come to it.
+        """
+        self._next = ({}, 0)
+        left = dict(orders)
+        for _ in range(_TRIES):
+            receipts = self._cluster.upkeep(left)
+            self.arrived.extend(receipts)
+            done = {receipt.executor for receipt in receipts if not receipt.errors}
+            left = {executor: order for executor, order in left.items() if executor not in done}
+            if not left:
+                return
+            self._background.rest(_TRY_AGAIN_SECONDS)
+        raise UnavailableError(
+            f"executors {', '.join(sorted(left))} did not come to it", remedy="look at their warnings, and ask again"
+        )
+
+    def _run(self) -> None:
+        try:
+            taken: set[Address] = set()
+            while self._next:
+                (orders, bandwidth), self._next = self._next, None
+                taken = self._go_through(_without_taken(orders, taken), bandwidth)
+        finally:
+            self._running = False
+
+    def _go_through(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
+        """Run rounds until nothing is left, nothing gets on, or a newer plan waits.
+
+        Returned are the snapshots of the last round: a plan made while it ran does not know of them.
+        """
+        period, taken = _PIECE_SECONDS, set[Address]()
+        for _ in range(_MOST_ROUNDS):
+            began = self._clock.seconds()
+            receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
+            self.arrived.extend(receipts)
+            taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
+            orders = _left(orders, receipts)
+            took = self._clock.seconds() - began
+            self._background.rest(min(took * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0)
+            if not orders or self._next:
+                break
+            period = self._clock.seconds() - began
+        return taken
+
+    def _cut(self, orders: Mapping[str, UpkeepOrder], bandwidth: int, period: float) -> dict[str, UpkeepOrder]:
+        """Return the orders with the bounds of the next piece: bytes for the time since the last one began."""
+        seconds = _BUSY_PIECE_SECONDS if self.in_batch else _PIECE_SECONDS
+        most = int(bandwidth * max(period, seconds)) if bandwidth else None
+        return {executor: replace(order, seconds=seconds, fetch_bytes=most) for executor, order in orders.items()}
+
+
+def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, UpkeepOrder]) -> dict[str, UpkeepOrder]:
+    """Return the new orders, and of those that waited the drops: nobody remembers these copies any more."""
+    merged = dict(orders)
+    for executor, old in waiting.items():
+        if old.drops:
+            new = merged.get(executor, replace(old, follows=(), snapshots=(), drops=()))
+            merged[executor] = replace(new, drops=(*old.drops, *new.drops))
+    return merged
+
+
+def _without_taken(orders: Mapping[str, UpkeepOrder], taken: set[Address]) -> dict[str, UpkeepOrder]:
+    """Return the orders without the snapshots that were taken while the plan was made."""
+    left = {
+        executor: replace(
+            order, snapshots=tuple(due for due in order.snapshots if (due.schema.store, due.key_group) not in taken)
+        )
+        for executor, order in orders.items()
+    }
+    return {e: order for e, order in left.items() if order.drops or order.follows or order.snapshots or order.wipe}
+
+
+def _left(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
+    """Return what is left of the orders of those executors that got on with theirs and have not come to the end."""
+    left: dict[str, UpkeepOrder] = {}
+    for receipt in receipts:
+        order = orders.get(receipt.executor)
+        fetched = receipt.snapshot_bytes or receipt.delta_bytes
+        got_on = fetched or receipt.folds or receipt.restores or receipt.gone or receipt.taken
+        if order is None or not got_on:
+            continue
+        open_ones = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
+        follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in open_ones)
+        snapshots = order.snapshots[len(order.snapshots) - receipt.snapshots_left :] if receipt.snapshots_left else ()
+        if follows or snapshots:
+            left[receipt.executor] = replace(order, drops=(), follows=follows, snapshots=snapshots)
+    return left
