@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
     from riffle_spark.process.arrow_function import arrow_function
+    from riffle_spark.protocol.news import RebalanceListener
+    from riffle_spark.protocol.readiness import MemberState, Readiness
     from riffle_spark.protocol.recovery import adopt, rollback
     from riffle_spark.protocol.report import BatchReport
+    from riffle_spark.protocol.switch import switch_dispatch
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure
     from riffle_spark.spark.stream import Stateful, StatefulJob, together
 
 __all__ = [
     "BatchReport",
+    "MemberState",
+    "Readiness",
+    "RebalanceListener",
     "Settings",
     "Stateful",
     "StatefulJob",
@@ -34,6 +40,7 @@ __all__ = [
     "min_",
     "rollback",
     "sum_",
+    "switch_dispatch",
     "together",
 ]
 
@@ -42,8 +49,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "process.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
     "process.arrow_function": ("arrow_function",),
+    "protocol.news": ("RebalanceListener",),
+    "protocol.readiness": ("MemberState", "Readiness"),
     "protocol.recovery": ("adopt", "rollback"),
     "protocol.report": ("BatchReport",),
+    "protocol.switch": ("switch_dispatch",),
     "settings": ("Settings",),
     "spark.configure": ("configure",),
     "spark.stream": ("Stateful", "StatefulJob", "together"),

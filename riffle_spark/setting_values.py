@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["Check", "flag", "names", "number", "one_of", "optional", "seconds", "share", "text", "whole"]
+__all__ = ["Check", "flag", "names", "number", "one_of", "optional", "pairs", "seconds", "share", "text", "whole"]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_SECONDS = 36_500 * 86_400.0
@@ -123,3 +123,15 @@ def names(value: Value) -> Value:
     if not isinstance(items, (list, tuple)) or not all(isinstance(v, str) for v in items):
         raise ValueError("names, as a list or separated by commas")
     return tuple(items)
+
+
+def pairs(value: Value) -> Value:
+    """Return pairs of names, from ``pattern=name`` texts in a list or separated by commas, or from a table."""
+    items = list(value.items()) if isinstance(value, dict) else value
+    if isinstance(items, str):
+        items = [v.strip() for v in items.split(",") if v.strip()]
+    if isinstance(items, (list, tuple)):
+        cut = [tuple(v.split("=", 1)) if isinstance(v, str) else tuple(v) for v in items]
+        if all(len(pair) == 2 and all(isinstance(word, str) and word.strip() for word in pair) for pair in cut):
+            return tuple((left.strip(), right.strip()) for left, right in cut)
+    raise ValueError("pairs such as '10.0.1.*=rack-a', in a list or separated by commas, or a table")

@@ -21,23 +21,23 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["CONF_PREFIX", "NOT_LIVE", "Settings", "from_sources", "read_toml", "without_effect"]
+__all__ = ["CONF_PREFIX", "LIVE", "Settings", "from_sources", "read_toml"]
 
 CONF_PREFIX = "spark.riffle."
-NOT_LIVE = frozenset(
+LIVE = frozenset(
     {
-        "acceptable_recovery_lag", "num_standbys", "standby_mode", "max_warmup_replicas",
-        "probing_rebalance_interval", "scheduled_rebalance_max_delay", "balance_band",
-        "rack_aware_assignment_strategy", "rack_aware_assignment_traffic_cost",
-        "rack_aware_assignment_non_overlap_cost", "rack_aware_assignment_tags",
-        "local_disk_limit", "state_cleanup_delay",
+        "acceptable_recovery_lag", "num_standbys", "max_warmup_replicas", "probing_rebalance_interval",
+        "scheduled_rebalance_max_delay", "balance_band", "rack_aware_assignment_strategy",
+        "rack_aware_assignment_traffic_cost", "rack_aware_assignment_non_overlap_cost", "rack_aware_assignment_tags",
+        "retained_versions", "retained_for", "state_cleanup_delay", "upkeep_bandwidth",
     }
 )  # fmt: skip
-"""Settings that are checked and have no effect in a running query yet."""
+"""Settings that can change while a query runs; the others take a restart, and some never change."""
 _CHECKS: dict[str, values.Check] = {
     "root": values.optional(values.text),
     "key_groups": values.whole(1, 32_768),
-    "dispatch": values.one_of("key_group"),
+    "dispatch": values.one_of("key_group", "partition", "hashed"),
+    "dispatch_columns": values.names,
     "acceptable_recovery_lag": values.whole(0),
     "num_standbys": values.whole(0),
     "standby_mode": values.one_of("replay", "snapshot_pointer"),
@@ -56,6 +56,11 @@ _CHECKS: dict[str, values.Check] = {
     "retained_versions": values.whole(2),
     "retained_for": values.seconds(0),
     "state_cleanup_delay": values.seconds(0),
+    "folder_cleanup_delay": values.seconds(0),
+    "upkeep_bandwidth": values.whole(0),
+    "member_racks": values.pairs,
+    "topology_script": values.optional(values.text),
+    "ec2_metadata": values.flag,
     "orphan_scan_interval": values.seconds(1),
     "snapshot_chain_share": values.number(0.1),
     "snapshot_chain_links": values.whole(2),
@@ -86,6 +91,7 @@ class Settings:
     root: str | None = None
     key_groups: int = 128
     dispatch: str = "key_group"
+    dispatch_columns: tuple[str, ...] = ("topic", "partition")
     acceptable_recovery_lag: int = 10_000
     num_standbys: int = 0
     standby_mode: str = "replay"
@@ -104,6 +110,11 @@ class Settings:
     retained_versions: int = 100
     retained_for: float = 3600.0
     state_cleanup_delay: float = 600.0
+    folder_cleanup_delay: float = 86_400.0
+    upkeep_bandwidth: int = 50_000_000
+    member_racks: tuple[tuple[str, str], ...] = ()
+    topology_script: str | None = None
+    ec2_metadata: bool = False
     orphan_scan_interval: float = 86_400.0
     snapshot_chain_share: float = 2.0
     snapshot_chain_links: int = 32
@@ -144,12 +155,6 @@ class Settings:
         {'key_groups': 16, 'batch_attempts': 2}
         """
         return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
-
-
-def without_effect(settings: Settings) -> tuple[str, ...]:
-    """Return the settings that have another value than their default and no effect yet."""
-    default = Settings()
-    return tuple(sorted(name for name in NOT_LIVE if getattr(settings, name) != getattr(default, name)))
 
 
 def _checked(name: str, value: object, check: values.Check, source: str) -> object:

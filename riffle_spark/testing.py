@@ -23,19 +23,23 @@ import pyarrow.compute as pc
 
 from riffle_spark import keygroups
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.manifest import Link
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.options import StoreOptions
 from riffle_spark.state.parts import Reader
+from riffle_spark.worker.census import Census, CensusOrder, take_census
 from riffle_spark.worker.homes import use_store
 from riffle_spark.worker.order import ATTEMPT, KEY_GROUP, RECEIPT, SLOT, Home, Order, Receipt
 from riffle_spark.worker.slot import run_slot
-from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt, take_snapshots
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
 
 __all__ = ["Attempt", "InlineBackground", "ManualClock", "SimCluster", "SimSink", "SimWork", "home_of", "routed"]
 
 RandomBytes = Callable[[int], bytes]
 Sink = Callable[[pa.Table, Delivery], object]
+_STANDING_STILL = float
+"""The clock of a piece of upkeep: always zero, so that how far it comes never depends on how fast the machine is."""
 
 
 class ManualClock:
@@ -89,6 +93,9 @@ class InlineBackground:
         """Tell whether submitted work has not finished yet."""
         return bool(self._waiting)
 
+    def rest(self, seconds: float) -> None:
+        """Go on at once: nobody waits in a simulation."""
+
 
 def home_of(root: str, local_dir: Path, application: str = "app") -> Home:
     """Return where a simulated query keeps its state."""
@@ -98,7 +105,8 @@ def home_of(root: str, local_dir: Path, application: str = "app") -> Home:
 class SimCluster:
     """Executors that live in this process, each with a folder of its own. Implements ``protocol.ports.Cluster``.
 
-    ``store`` is what their slots read and write, ``random_bytes`` names their attempts.
+    ``store`` is what their slots read and write, ``random_bytes`` names their attempts. Executors in ``stalled`` do no
+    upkeep, those in ``silent`` answer no census.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
@@ -106,14 +114,19 @@ class SimCluster:
         self.home = home
         self.random_bytes = random_bytes
         self._live: dict[str, Executor] = {}
+        self._dismissed: set[str] = set()
+        self.stalled: set[str] = set()
+        self.silent: set[str] = set()
 
     def add(self, name: str, cores: int = 1) -> None:
         """Start an executor; it takes a folder that a lost one left behind, if there is one."""
         self._live[name] = Executor(name, f"host-{name}", cores)
 
-    def lose(self, name: str, *, disk: bool = False) -> None:
-        """Lose an executor; with ``disk``, its folder too."""
+    def lose(self, name: str, *, disk: bool = False, planned: bool = False) -> None:
+        """Lose an executor; with ``disk``, its folder too. ``planned``: somebody took it away on purpose."""
         del self._live[name]
+        if planned:
+            self._dismissed.add(name)
         if disk:
             owners, gone = Path(self.home.local_dir or "").glob("*/*/owner"), f"{self.home.application}/{name}"
             for owner in [path for path in owners if path.read_text() == gone]:
@@ -123,10 +136,19 @@ class SimCluster:
         """Return the live executors, sorted by id."""
         return tuple(sorted(self._live.values()))
 
-    def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
-        """Run each live executor's snapshot orders and return what was taken."""
-        live = [(mine, executor) for executor, mine in sorted(orders.items()) if executor in self._live]
-        return [take_snapshots(mine, executor, self.random_bytes) for mine, executor in live]
+    def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
+        """Ask each of these executors that lives what it finds."""
+        asked = [executor.id for executor in executors if executor.id in self._live.keys() - self.silent]
+        return [take_census(order, executor) for executor in asked]
+
+    def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        """Run each live executor's piece of upkeep."""
+        told = sorted(orders.keys() & self._live.keys() - self.stalled)
+        return [run_upkeep(orders[executor], executor, self.random_bytes, _STANDING_STILL) for executor in told]
+
+    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+        """Return those of the executors that were taken away on purpose."""
+        return frozenset(executors) & self._dismissed
 
 
 @dataclass(frozen=True)
@@ -157,10 +179,17 @@ class SimSink:
         self.by_id[delivery.id] = rows
 
 
-def routed(order: Order, rows: pa.Table) -> dict[int, pa.Table]:
-    """Return each slot's rows with the routing columns, as Spark's shuffle would bring them."""
+def routed(order: Order, rows: pa.Table, shards: Shards | None = None) -> dict[int, pa.Table]:
+    """Return each slot's rows with the routing columns, as Spark's shuffle would bring them.
+
+    With ``shards`` the rows' columns ``topic`` and ``partition`` say where they go, else their keys.
+    """
     needed = rows.select(order.rows.names)
-    groups = keygroups.key_groups([needed.column(name) for name in order.schema.key.names], order.total)
+    if shards is None:
+        groups = keygroups.key_groups([needed.column(name) for name in order.schema.key.names], order.total)
+    else:
+        groups = shards.of(rows.column("topic"), rows.column("partition"))
+        assert groups.min(initial=0) >= 0, "a row of a partition that is not registered"
     slot_of = np.zeros(order.total, dtype=np.int32)
     for slot, owned in order.slots.items():
         slot_of[list(owned)] = slot
@@ -173,7 +202,8 @@ class SimWork:
     """One micro-batch's rows on a ``SimCluster``. Implements ``protocol.ports.Work``.
 
     ``perform(attempt)`` executes a slot and returns the answer that counts: a test may run it twice, elsewhere, later
-    or not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it.
+    or not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it. ``asked``
+    counts how often the rows were asked for their partitions.
     """
 
     def __init__(
@@ -188,6 +218,7 @@ class SimWork:
         self._attempts: dict[str, list[Attempt]] = {}
         self._answers: dict[str, list[pa.Table]] = {}
         self.drained = 0
+        self.asked = 0
 
     def executors(self) -> Sequence[Executor]:
         """Return the live executors, sorted by id."""
@@ -197,12 +228,18 @@ class SimWork:
         """Tell that slots are placed by name."""
         return True
 
+    def partitions(self, most: int) -> Sequence[Partition]:
+        """Return the distinct (topic, partition) of the rows, or ``most`` of them."""
+        self.asked += 1
+        found = self._rows.group_by(["topic", "partition"]).aggregate([]).to_pydict()
+        return list(zip(found["topic"], found["partition"], strict=True))[:most]
+
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         executor_of = {place.number: place.executor for place in layout.slots}
         receipts: list[Receipt] = []
         for order in orders:
-            parts, names = sorted(routed(order, self._rows).items()), self._cluster.random_bytes
+            parts, names = sorted(routed(order, self._rows, layout.shards).items()), self._cluster.random_bytes
             attempts = [Attempt(order, slot, executor_of[slot], part, names) for slot, part in parts]
             answers = [self._perform(attempt) for attempt in attempts]
             self._attempts[order.schema.store], self._answers[order.schema.store] = attempts, answers

@@ -1,73 +1,102 @@
-"""Upkeep on executors: ordinary Spark tasks pinned to them. Knows frames and pools. Does not know what is due."""
+"""Work on executors apart from any batch: ordinary Spark jobs with one task pinned to each. Knows frames and answers.
+Does not know what is due.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from riffle_spark.errors import UnavailableError
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.protocol.ports import Executor, Layout, SlotPlace
-from riffle_spark.spark import inventory
+from riffle_spark.spark import answers, departures, inventory
 from riffle_spark.spark.frames import PlacedFrames
-from riffle_spark.spark.jvm import context, is_classic
-from riffle_spark.spark.task import snapshot_function
-from riffle_spark.state.manifest import Head, Snapshot
-from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt
+from riffle_spark.spark.jvm import is_classic
+from riffle_spark.spark.stopping import is_interruption
+from riffle_spark.spark.tagged import TaggedJobs
+from riffle_spark.spark.task import Answering, census_function, upkeep_function
+from riffle_spark.worker.census import Census, CensusOrder
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
 
 __all__ = ["UPKEEP_POOL", "SparkCluster"]
 
 UPKEEP_POOL = "riffle-upkeep"
-_POOL = "spark.scheduler.pool"
+_FRAMES_KEPT = 4
+_STOP_SECONDS = 5.0
+T = TypeVar("T")
 
 
 class SparkCluster:
-    """Implements ``protocol.ports.Cluster``. Runs in a scheduler pool of its own, on whichever thread."""
+    """Implements ``protocol.ports.Cluster``. Its jobs run in a scheduler pool of their own, on whichever thread; none
+    begins once ``is_wanted`` says no.
+    """
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, is_wanted: Callable[[], bool] = lambda: True) -> None:
         self._spark = spark
-        self._frames = PlacedFrames()
+        self._is_wanted = is_wanted
+        self._jobs = TaggedJobs(spark, UPKEEP_POOL)
+        self._frames = PlacedFrames(_FRAMES_KEPT, silent=True)
+        self._building = threading.Lock()
 
-    def snapshot(self, orders: Mapping[str, Sequence[SnapshotOrder]]) -> list[SnapshotReceipt]:
-        """Run each live executor's snapshot orders on it and return what was taken."""
-        live = {executor.id: executor for executor in inventory.executors(self._spark)}
-        wanted = [(live[name], list(mine)) for name, mine in sorted(orders.items()) if name in live]
-        if not wanted:
-            return []
-        with self._own_pool():
-            return self._run(wanted)
+    def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
+        """Return what each live executor found on its machine: one answer each of those that answered.
 
-    @contextmanager
-    def _own_pool(self) -> Iterator[None]:
-        """Run the block's jobs in our pool. The thread may be a batch's, whose jobs go back to theirs."""
+        None where executors cannot be told apart, as with Spark Connect.
+        """
         if not is_classic(self._spark):
-            yield
-            return
-        spark = context(self._spark)
-        before = spark.getLocalProperty(_POOL)
-        spark.setLocalProperty(_POOL, UPKEEP_POOL)
+            return []
+        found = self._ask({e.id for e in executors}, lambda _: census_function(order), answers.census)
+        return list({census.executor: census for census in found}.values())
+
+    def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        """Run each live executor's order on it and return what was done."""
+        return self._ask(orders, lambda layout: upkeep_function(_by_slot(orders, layout)), answers.upkeep)
+
+    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+        """Return which of these executors, that are gone, were taken away on purpose."""
+        return departures.planned(self._spark, executors)
+
+    def stop(self, seconds: float = _STOP_SECONDS) -> None:
+        """Begin nothing any more and cancel what runs, waiting at most ``seconds`` for it to end. Idempotent."""
+        self._jobs.stop(seconds)
+
+    def _ask(
+        self, wanted: Collection[str], function: Callable[[Layout], Answering], answer: Callable[[str], T]
+    ) -> list[T]:
+        """Run the function on each wanted executor that lives, and return the answers."""
+
+        def asked() -> list[T]:
+            if not self._is_wanted():
+                return []
+            live = [executor for executor in inventory.executors(self._spark) if executor.id in wanted]
+            if not live:
+                return []
+            layout = _layout(live)
+            rows = self._frame(layout).mapInArrow(function(layout), "answer string").collect()  # type: ignore[arg-type]
+            return [answer(row[0]) for row in rows]
+
         try:
-            yield
-        finally:
-            spark.setLocalProperty(_POOL, before)
+            return self._jobs.run(asked, [])
+        except Exception as error:
+            if is_interruption(error):  # a stop of the query: it is the batch's to see
+                raise
+            reason = str(error).strip().split("\n")[0]
+            raise UnavailableError(f"a job on the executors failed: {reason}", where=UPKEEP_POOL) from error
 
-    def _run(self, wanted: Sequence[tuple[Executor, list[SnapshotOrder]]]) -> list[SnapshotReceipt]:
-        numbers = slot_numbers(len(wanted))
-        layout = _layout([executor for executor, _ in wanted], numbers)
-        frame = self._frames.frame(self._spark, layout)
-        by_slot = dict(zip(numbers, [mine for _, mine in wanted], strict=True))
-        rows = frame.mapInArrow(snapshot_function(by_slot), "receipt string").collect()  # type: ignore[arg-type]
-        return [_receipt(row[0]) for row in rows]
-
-
-def _layout(executors: Sequence[Executor], numbers: Sequence[int]) -> Layout:
-    places = (SlotPlace(n, e.id, e.host, ()) for n, e in zip(numbers, executors, strict=True))
-    return Layout(tuple(places))
+    def _frame(self, layout: Layout) -> DataFrame:
+        with self._building:
+            return self._frames.frame(self._spark, layout)
 
 
-def _receipt(text: str) -> SnapshotReceipt:
-    body = json.loads(text)
-    taken = [(store, group, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, group, snap in body["taken"]]
-    return SnapshotReceipt(taken, body["requests"], body["error"])
+def _layout(executors: Sequence[Executor]) -> Layout:
+    """Return one slot for each executor."""
+    numbers = slot_numbers(len(executors))
+    return Layout(tuple(SlotPlace(n, e.id, e.host, ()) for n, e in zip(numbers, executors, strict=True)))
+
+
+def _by_slot(orders: Mapping[str, T], layout: Layout) -> dict[int, T]:
+    return {slot.number: orders[slot.executor] for slot in layout.slots}

@@ -1,10 +1,11 @@
-"""The placed frame of the current layout, built once an assignment. Knows when to fall back to hash placement, and
-says so once.
+"""The placed frames of the last layouts, each built once. Knows when to fall back to hash placement, and says so once.
+Does not know what runs on them.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,19 +19,27 @@ _logger = logging.getLogger("riffle_spark")
 
 
 class PlacedFrames:
-    """Keeps the frame of the last layout for the session it was built in."""
+    """Keeps the frames of the last ``kept`` layouts for the session they were built in. ``silent`` for those whose
+    fallback is told by others.
+    """
 
-    def __init__(self) -> None:
-        self._layout: Layout | None = None
+    def __init__(self, kept: int = 1, *, silent: bool = False) -> None:
+        self._kept = kept
+        self._silent = silent
         self._spark: SparkSession | None = None
-        self._frame: DataFrame | None = None
+        self._frames: OrderedDict[Layout, DataFrame] = OrderedDict()
         self.placeable = True
 
     def frame(self, spark: SparkSession, layout: Layout) -> DataFrame:
-        """Return the layout as a frame; the same one as long as layout and session stay."""
-        if self._frame is None or self._layout is not layout or not is_same(spark, self._spark):
-            self._frame, self._layout, self._spark = self._build(spark, layout), layout, spark
-        return self._frame
+        """Return the layout as a frame; the same one as long as an equal layout is kept and the session stays."""
+        if not is_same(spark, self._spark):
+            self._frames.clear()
+            self._spark = spark
+        frame = self._frames.pop(layout, None) or self._build(spark, layout)
+        self._frames[layout] = frame
+        while len(self._frames) > self._kept:
+            self._frames.popitem(last=False)
+        return frame
 
     def _build(self, spark: SparkSession, layout: Layout) -> DataFrame:
         if self.placeable and not is_classic(spark):
@@ -44,4 +53,5 @@ class PlacedFrames:
 
     def _give_up(self, reason: str) -> None:
         self.placeable = False
-        _logger.warning("slots are hash-placed from now on, results are the same: %s", reason)
+        level = logging.DEBUG if self._silent else logging.WARNING
+        _logger.log(level, "slots are hash-placed from now on, results are the same: %s", reason)

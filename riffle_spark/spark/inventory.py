@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,11 +25,18 @@ __all__ = [
     "batch_facts",
     "executors",
     "expected_executors",
+    "is_active",
+    "is_stopping",
+    "running_query",
     "unbounded_kafka_source",
 ]
 
+DIRECT = "direct"
+"""What stands for a query's id where a batch is handed over by hand."""
 _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
+_EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
+_DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots where nobody tells how many cores there are (Spark Connect): the number of hash-placed tasks."""
@@ -40,16 +48,57 @@ def application_id(spark: SparkSession) -> str:
 
 
 def executors(spark: SparkSession) -> tuple[Executor, ...]:
-    """Return the live executors, sorted by id. In local mode and with Spark Connect that is one, of all cores."""
+    """Return the executors that Spark gives tasks to, sorted by id. In local mode and with Spark Connect that is one,
+    of all cores.
+
+    An executor that is being decommissioned, killed or excluded is live for a while but gets no task, so it is left
+    out.
+    """
     if not handles.is_classic(spark):
         return (Executor(LOCAL_EXECUTOR, "", _CONNECT_SLOTS),)
     context = handles.context(spark)
-    listed = context._jsc.sc().statusStore().executorList(True)
-    found = [_executor(listed.apply(index)) for index in range(listed.size())]
-    others = sorted(executor for executor in found if executor.id != LOCAL_EXECUTOR)
-    if others or not _is_local(context):
-        return tuple(others)
-    return (Executor(LOCAL_EXECUTOR, "", context.defaultParallelism),)
+    if _is_local(context):
+        return (Executor(LOCAL_EXECUTOR, "", context.defaultParallelism),)
+    known = _known_of(spark)
+    found = {name: known.executors.get(name) or _executor(context, name) for name in _scheduled(context, known)}
+    known.executors = {name: executor for name, executor in found.items() if executor is not None}
+    return tuple(sorted(known.executors.values()))
+
+
+@dataclass(slots=True)
+class _Known:
+    """What stays the same as long as an application, and as long as each of its executors, lives."""
+
+    application: str
+    excludes: bool
+    executors: dict[str, Executor]
+
+
+_last_known: list[_Known] = []
+
+
+def _known_of(spark: SparkSession) -> _Known:
+    application = application_id(spark)
+    if not _last_known or _last_known[-1].application != application:
+        excludes = any(str(spark.conf.get(name, "false")).lower() == "true" for name in _EXCLUDING)
+        _last_known[:] = [_Known(application, excludes, {})]
+    return _last_known[-1]
+
+
+def _scheduled(context: Any, known: _Known) -> list[str]:
+    """Return the ids of executors that get tasks, or of all that are listed where the scheduler does not tell.
+
+    One call an executor, since it is made every batch; two where Spark excludes executors that fail.
+    """
+    backend, store = context._jsc.sc().schedulerBackend(), context._jsc.sc().statusStore()
+    try:
+        listed = [name for name in str(backend.getExecutorIds().mkString(",")).split(",") if name]
+        active = [name for name in listed if backend.isExecutorActive(name)]
+        return [name for name in active if not (known.excludes and store.executorSummary(name).isExcluded())]
+    except Exception:  # noqa: BLE001 - whatever a JVM may raise: an external scheduler may have no such call
+        summaries = store.executorList(True)
+        names = [str(summaries.apply(index).id()) for index in range(summaries.size())]
+        return [name for name in names if name != LOCAL_EXECUTOR]
 
 
 def _is_local(context: Any) -> bool:
@@ -58,23 +107,32 @@ def _is_local(context: Any) -> bool:
 
 
 def expected_executors(spark: SparkSession, settings: Settings) -> int:
-    """Return how many executors a start waits for: ``expected_executors``, else ``spark.executor.instances``, else one.
+    """Return how many executors a start waits for: ``expected_executors``, else what Spark starts with, else one.
 
-    One where none can come: in local mode and with Spark Connect.
+    That is ``spark.executor.instances`` or, with dynamic allocation, the most of it, ``initialExecutors`` and
+    ``minExecutors``. One where none can come: in local mode and with Spark Connect.
     """
     if not handles.is_classic(spark) or _is_local(handles.context(spark)):
         return 1
-    return settings.expected_executors or int(spark.conf.get("spark.executor.instances", "1") or 1)
+    names = ["spark.executor.instances", *(_DYNAMIC_STARTS if _is_dynamic(spark) else ())]
+    return settings.expected_executors or max(1, *(int(spark.conf.get(name, "0") or 0) for name in names))
+
+
+def _is_dynamic(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
 
 
 def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) -> tuple[Executor, ...]:
     """Return the live executors once there are as many as expected, or after ``initial_rebalance_delay`` those there
     are.
 
-    Raises ``UnavailableError`` if there is none at all.
+    Where there is none, dynamic allocation is asked for one: it starts executors only for tasks that wait, and nobody
+    makes tasks before there is a place for them. Raises ``UnavailableError`` if none comes.
     """
     deadline = time.monotonic() + settings.initial_rebalance_delay
     found = executors(spark)
+    if not found and _is_dynamic(spark):
+        handles.context(spark)._jsc.sc().requestExecutors(1)
     while len(found) < expected and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         found = executors(spark)
@@ -87,9 +145,14 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
     return found
 
 
-def _executor(summary: Any) -> Executor:
+def _executor(context: Any, name: str) -> Executor | None:
+    """Return what stays the same as long as the executor lives; ``None`` if it has only just come or gone."""
+    try:
+        summary = context._jsc.sc().statusStore().executorSummary(name)
+    except Exception:  # noqa: BLE001 - whatever a JVM may raise; it is seen at the next look
+        return None
     host = str(summary.hostPort()).rsplit(":", 1)[0]
-    return Executor(str(summary.id()), host, max(1, int(summary.totalCores())))
+    return Executor(name, host, max(1, int(summary.totalCores())))
 
 
 def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
@@ -104,17 +167,47 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
     query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
     execution = _execution(spark, query_id) if query_id else None
     if execution is None:
-        return Incoming(batch_id, query_id or "direct", run_id or "direct", None, _digest(batch), now_ms, None)
+        return Incoming(batch_id, query_id or DIRECT, run_id or DIRECT, None, _digest(batch), now_ms, None)
     offsets = _offset_entry(context, execution, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
     return Incoming(batch_id, query_id, run_id, offsets, None, int(metadata["batchTimestampMs"]), watermark)
 
 
+def running_query(batch: DataFrame) -> Any:
+    """Return the JVM's query that a micro-batch belongs to, or ``None``, as with Spark Connect."""
+    spark = batch.sparkSession
+    query_id = handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
+    return _execution(spark, query_id) if query_id else None
+
+
 def _execution(spark: SparkSession, query_id: str) -> Any:
     """Return the running query. The batch's session is a clone, so it is looked up where all sessions share it."""
     uuid = handles.context(spark)._jvm.java.util.UUID.fromString(query_id)
     return handles.session(spark).sharedState().activeStreamingQueries().get(uuid)
+
+
+def is_active(spark: SparkSession, query_id: str) -> bool:
+    """Tell whether a query runs, from any thread. ``True`` where that cannot be known, and where batches are handed
+    over by hand.
+    """
+    if not handles.is_classic(spark) or query_id == DIRECT:
+        return True
+    execution = _execution(spark, query_id)
+    return execution is not None and bool(execution.isActive())
+
+
+def is_stopping(batch: DataFrame) -> bool:
+    """Tell from inside ``foreachBatch`` whether the query was asked to stop, so that a batch that waits can end.
+
+    ``False`` where that cannot be known: without a query, and with Spark Connect.
+    """
+    spark = batch.sparkSession
+    query_id = handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
+    if not query_id:
+        return False
+    execution = _execution(spark, query_id)
+    return execution is None or not execution.isActive()
 
 
 def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
@@ -140,10 +233,6 @@ def _digest(batch: DataFrame) -> str:
 
 def unbounded_kafka_source(batch: DataFrame) -> bool:
     """Tell whether the query reads Kafka without ``maxOffsetsPerTrigger``. ``False`` where that cannot be known."""
-    spark = batch.sparkSession
-    if not handles.is_classic(spark):
-        return False
-    query_id = handles.context(spark).getLocalProperty(_QUERY_ID)
-    execution = _execution(spark, query_id) if query_id else None
+    execution = running_query(batch)
     text = str(execution.uniqueSources().toString()) if execution is not None else ""
     return "Kafka" in text and "All Available" in text

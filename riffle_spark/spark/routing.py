@@ -1,20 +1,28 @@
-"""Rows to slots. Knows the key's hash in SQL and the layout. Does not know who runs what."""
+"""Rows to slots. Knows the key's hash, the partitions' shards and the layout in SQL. Does not know who runs what."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
 from riffle_spark import keygroups
+from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Layout
+from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 
-__all__ = ["arrow_of", "arrow_schema", "quoted", "routed", "spark_schema"]
+__all__ = ["arrow_of", "arrow_schema", "partition_columns", "partitions_of", "quoted", "routed", "spark_schema"]
+
+_UNKNOWN = (
+    "riffle: dispatch is by partition, and a row is of none that Spark says the query reads. Topic and partition must "
+    "be those of the source, unchanged. The row is of "
+)
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -32,15 +40,71 @@ def spark_schema(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema)
 
 
-def routed(batch: DataFrame, order: Order, layout: Layout) -> DataFrame:
+def routed(batch: DataFrame, order: Order, layout: Layout, columns: Sequence[str]) -> DataFrame:
     """Return each row's slot, its key-group and the needed columns, in their order but under plain names.
 
-    Spark's way to Python looks columns up by name, and fails where there is a dot or a backtick in it.
+    Spark's way to Python looks columns up by name, and fails where there is a dot or a backtick in it. ``columns`` are
+    those of the topic and the partition, which say the shard where dispatch is by partition.
     """
-    key_group = keygroups.spark_expression(order.schema.key.names, order.total)
+    if layout.shards is None:
+        key_group = keygroups.spark_expression(order.schema.key.names, order.total)
+    else:
+        key_group = _shard(layout.shards, partition_columns(batch, columns))
     plain = [F.col(quoted(name)).alias(f"__riffle_{at}") for at, name in enumerate(order.rows.names)]
     rows = batch.select(F.expr(f"cast({key_group} as int)").alias(KEY_GROUP), *plain)
     return rows.select(_slot(order.total, layout).alias(SLOT), "*")
+
+
+def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, str]:
+    """Return the columns of topic and partition as SQL takes them. Raises ``ConfigError`` if the batch lacks them."""
+    kinds = {field.name: field.dataType for field in batch.schema.fields if field.name in columns}
+    whole = (ByteType, ShortType, IntegerType, LongType)
+    if len(columns) != 2 or set(kinds) != set(columns):
+        problem = f"rows are dispatched by the columns {' and '.join(columns)}, and the batch has not got both"
+    elif not isinstance(kinds[columns[0]], StringType) or not isinstance(kinds[columns[1]], whole):
+        told = " and ".join(f"{name} {kinds[name].simpleString()}" for name in columns)
+        problem = f"rows are dispatched by a topic (string) and a partition (int), and the batch has {told}"
+    else:
+        return quoted(columns[0]), quoted(columns[1])
+    raise ConfigError(
+        problem,
+        remedy="select the source's topic and partition into the batch too (Kafka's are called so), name the columns "
+        "in dispatch_columns, or keep dispatch = key_group",
+        where="dispatch_columns",
+    )
+
+
+def partitions_of(batch: DataFrame, columns: Sequence[str], most: int) -> list[Partition]:
+    """Return the distinct (topic, partition) of the rows, or ``most`` of them: one job over the input.
+
+    Raises ``ConfigError`` if one is null.
+    """
+    topic, partition = partition_columns(batch, columns)
+    rows = batch.selectExpr(topic, f"cast({partition} as long)").distinct().limit(most).collect()
+    if any(value is None for row in rows for value in row):
+        raise ConfigError(
+            f"a row has no topic or no partition: {' or '.join(columns)} is null",
+            remedy="leave such rows out, or give them a topic and a partition that are always the same",
+            where="dispatch_columns",
+        )
+    return [(row[0], row[1]) for row in rows]
+
+
+def _shard(shards: Shards, columns: tuple[str, str]) -> str:
+    """Return the SQL text of a row's shard: a look-up by partition in a literal array a topic, folded once a query.
+
+    A row of a partition that is not registered fails with a sentence that names it.
+    """
+    topic, partition = columns
+    number = f"try_cast({partition} as int)"
+    whens = "".join(
+        f" when {topic} = cast(X'{name.encode().hex()}' as string) then "
+        f"get(from_json('{json.dumps(numbers)}', 'array<int>'), {number})"
+        for name, numbers in shards.by_topic().items()
+    )
+    found = f"case{whens} end" if whens else "cast(null as int)"
+    named = f"coalesce({topic}, 'no topic'), '/', coalesce(cast({partition} as string), 'no partition')"
+    return f"coalesce({found}, cast(raise_error(concat('{_UNKNOWN}', {named})) as int))"
 
 
 def _slot(total: int, layout: Layout) -> Column:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 import zipimport
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
+from riffle_spark.spark import answers
+from riffle_spark.worker.census import Census, CensusOrder, take_census
 from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 from riffle_spark.worker.place import executor_id
 from riffle_spark.worker.slot import run_slot
-from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshots
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
 
-__all__ = ["slot_function", "snapshot_function"]
+__all__ = ["Answering", "census_function", "slot_function", "upkeep_function"]
 
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
+Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def slot_function(order: Order, answer: pa.Schema) -> SlotFunction:
@@ -42,16 +45,21 @@ def _forget_zip_directories() -> None:
             del sys.path_importer_cache[path]
 
 
-def snapshot_function(orders: dict[int, list[SnapshotOrder]]) -> Callable[[object], object]:
-    """Return the function for ``mapInArrow`` on a placed frame: each slot's snapshot orders to a row with a receipt."""
+def census_function(order: CensusOrder) -> Answering:
+    """Return the function for ``mapInArrow`` on a placed frame: each slot to a row with its executor's census."""
+    return _answering(lambda _, executor: take_census(order, executor))
 
-    def run(batches):  # type: ignore[no-untyped-def]
-        import json
-        from dataclasses import asdict
 
+def upkeep_function(orders: Mapping[int, UpkeepOrder]) -> Answering:
+    """Return the function for ``mapInArrow`` on a placed frame: each slot's order to a row with a receipt."""
+    return _answering(lambda slot, executor: run_upkeep(orders[slot], executor))
+
+
+def _answering(answer: Callable[[int, str], Census | UpkeepReceipt]) -> Answering:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for slot in batch.column(0).to_pylist():
-                receipt = take_snapshots(orders.get(slot, []), executor_id())
-                yield pa.record_batch({"receipt": [json.dumps(asdict(receipt))]})
+                yield pa.record_batch({"answer": [answers.text(answer(slot, executor_id()))]})
+        _forget_zip_directories()
 
     return run

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory, routing
 from riffle_spark.spark import jvm as handles
@@ -63,6 +64,10 @@ class SparkWork:
         """Return the live executors, sorted by id; while there is none, wait for one."""
         return inventory.await_executors(self._batch.sparkSession, self._settings)
 
+    def partitions(self, most: int) -> Sequence[Partition]:
+        """Return the distinct (topic, partition) of the rows, or ``most`` of them. One job."""
+        return routing.partitions_of(self._batch, self._settings.dispatch_columns, most)
+
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         several = len({slot.executor for slot in layout.slots}) > 1
@@ -77,7 +82,7 @@ class SparkWork:
 
     def _result(self, layout: Layout, order: Order) -> DataFrame:
         store = order.schema.store
-        routed = self._routed[store] = routing.routed(self._batch, order, layout)
+        routed = self._routed[store] = routing.routed(self._batch, order, layout, self._settings.dispatch_columns)
         count = self._counts[store] = Observation(f"riffle_{store}")
         counted = routed.observe(count, F.count(F.lit(1)).alias(_ROWS)).repartition(len(layout.slots), F.col(SLOT))
         assignment = self._frames.frame(self._batch.sparkSession, layout)

@@ -1,0 +1,63 @@
+"""`riffle dispatch`: another dispatch, or another number of key-groups, for state that exists. Knows options and how to
+find a user's function. Does not know what a switch takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from riffle_spark.console.options import of_a_root, settings_in, show
+from riffle_spark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from riffle_spark.protocol.switch import PartitionOf
+
+__all__ = ["dispatch_command"]
+
+_PARTITION_OF = "From a pyarrow table of key columns to one of topic and partition; needed from key_group."
+
+
+@click.command("dispatch")
+@of_a_root
+@click.option("--to", type=click.Choice(["key_group", "partition", "hashed"]), required=True, help="The new dispatch.")
+@click.option("--partition-of", metavar="MODULE:FUNCTION", help=_PARTITION_OF)
+@click.option("--key-groups", type=int, help="Another number of key-groups, or shards at most; else it stays.")
+def dispatch_command(
+    root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, to: str, partition_of: str | None,
+    key_groups: int | None,
+) -> None:  # fmt: skip
+    """Switch a stopped query's state to another dispatch."""
+    from riffle_spark.protocol.switch import switch_dispatch
+    from riffle_spark.worker.homes import options_of
+
+    options = options_of(settings_in(conf_file, s3_endpoint))
+    function = named(partition_of) if partition_of else None
+    plan = switch_dispatch(root, to, options=options, partition_of=function, key_groups=key_groups, execute=execute)
+    show(plan)
+
+
+def named(path: str) -> PartitionOf:
+    """Return what ``module:function`` names, looked for in the current folder too.
+
+    Raises ``ConfigError`` if it names nothing that can be called.
+    """
+    module, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: PartitionOf = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as missing:
+        raise ConfigError(
+            f"no function is found at {path!r}: {missing}",
+            remedy="write it as module:function, and run the command where the module is, or install it",
+            where="--partition-of",
+        ) from missing
+    if not callable(found):
+        raise ConfigError(f"{path!r} cannot be called", remedy="name a function", where="--partition-of")
+    return found

@@ -1,0 +1,44 @@
+"""What commands on a root share: options, the store's settings, showing a plan. Knows click. Does not know verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from riffle_spark.settings import Settings, from_sources
+
+if TYPE_CHECKING:
+    from riffle_spark.protocol.recovery import Plan
+
+__all__ = ["of_a_root", "settings_in", "show"]
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def of_a_root(command: _Command) -> _Command:
+    """Add ``--root``, ``--s3-endpoint``, ``--conf-file`` and ``--execute``."""
+    for option in (
+        click.option("--execute", is_flag=True, help="Do it; without this the plan is only shown."),
+        click.option("--conf-file", type=click.Path(dir_okay=False, path_type=Path), default=Path("conf/riffle.toml"),
+                     show_default=True, help="Settings of the store (endpoint, region, time-outs)."),
+        click.option("--s3-endpoint", help="Base URL of an S3-compatible server."),
+        click.option("--root", required=True, help="Where the state is: s3://bucket/prefix or file:///path."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:
+    """Return the settings of the file, with the endpoint of the command line."""
+    return from_sources(Settings(s3_endpoint=s3_endpoint) if s3_endpoint else None, {}, conf_file)
+
+
+def show(plan: Plan) -> None:
+    """Print a plan's steps, and whether they were taken."""
+    for step in plan.steps:
+        click.echo(step)
+    if not plan.executed:
+        click.echo("nothing was done; add --execute to do it")

@@ -1,0 +1,78 @@
+"""Which racks hold the partitions of topics. Knows Kafka's administration. Does not know queries, members or
+assignments.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kafka import KafkaAdminClient
+
+__all__ = ["partition_racks"]
+
+_logger = logging.getLogger("riffle_spark")
+_TIMEOUT_SECONDS = 10.0
+_LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
+
+
+def partition_racks(
+    bootstrap: str, topics: Sequence[str], seconds: float = _TIMEOUT_SECONDS
+) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Return, by (topic, partition), the racks of all its replicas, each once and sorted; of brokers without a rack
+    none.
+
+    Waits at most ``seconds`` for a server and for each of three answers. What cannot be found out (Kafka cannot be
+    reached or wants credentials, a topic does not exist) is a warning and left out.
+    """
+    servers = [server.strip() for server in bootstrap.split(",")]
+    try:
+        brokers, described = _described(servers, topics, seconds)
+        racks = {int(_of(broker, "broker_id", "node_id")): broker["rack"] or None for broker in brokers}
+        return dict(_each_partition(described, racks))
+    except Exception as error:  # noqa: BLE001 - racks make traffic cheaper: whatever fails must not fail a batch
+        _logger.warning("the racks of %s at %s stay unknown: %s", ", ".join(topics), bootstrap, error)
+        return {}
+
+
+def _described(
+    servers: Sequence[str], topics: Sequence[str], seconds: float
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    if not any(_answers(server, seconds / len(servers)) for server in servers):
+        raise ConnectionError("no server answers")
+    limits = {name: int(seconds * 1000) for name in _LIMITS if name in KafkaAdminClient.DEFAULT_CONFIG}
+    admin = KafkaAdminClient(bootstrap_servers=list(servers), **limits)
+    try:
+        return admin.describe_cluster()["brokers"], admin.describe_topics(list(topics))
+    finally:
+        admin.close()
+
+
+def _answers(server: str, seconds: float) -> bool:
+    """Tell whether a server can be connected to: a client that cannot would leave its thread behind."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), seconds):
+            return True
+    except OSError:
+        return False
+
+
+def _each_partition(
+    described: Iterable[Mapping[str, Any]], racks: Mapping[int, str | None]
+) -> Iterable[tuple[tuple[str, int], tuple[str, ...]]]:
+    for topic in described:
+        name = str(_of(topic, "name", "topic"))
+        if topic["error_code"]:
+            _logger.warning("the racks of topic %s stay unknown: Kafka's error code %s", name, topic["error_code"])
+            continue
+        for partition in topic["partitions"]:
+            held = {racks.get(node) for node in _of(partition, "replica_nodes", "replicas")}
+            yield (name, int(_of(partition, "partition_index", "partition"))), tuple(sorted(filter(None, held)))
+
+
+def _of(body: Mapping[str, Any], name: str, before: str) -> Any:
+    """Return a value by its name, or by the one that it had before kafka-python 3."""
+    return body[name] if name in body else body[before]
