@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from apps.demo.cache import cache_folder, one_at_a_time
 from riffle_spark.errors import ConfigError, UnavailableError
 
 __all__ = ["broker_jars", "connector_jars", "ensure_jars", "java_command", "spark_home"]
@@ -48,20 +47,12 @@ def connector_jars() -> list[Path]:
 
 def ensure_jars() -> Path:
     """Fetch what is missing or altered, and return the folder that holds the jars."""
-    folder = _cache_folder() / "jars"
-    folder.mkdir(parents=True, exist_ok=True)
-    with _only_one_at_a_time(folder):
+    folder = cache_folder() / "jars"
+    with one_at_a_time(folder):
         broken = _broken(folder, _expected())
         if broken:
             _fetch_into(folder)
     return folder
-
-
-def _cache_folder() -> Path:
-    given = os.environ.get("RIFFLE_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "riffle-spark"
 
 
 def _jars_of(configuration: str) -> list[Path]:
@@ -80,13 +71,6 @@ def _broken(folder: Path, expected: Mapping[str, str]) -> list[str]:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-
-
-@contextmanager
-def _only_one_at_a_time(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _fetch_into(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -13,6 +14,7 @@ from apps.demo.reports import Batch, Run
 __all__ = ["LiveView"]
 
 SHOWN_BATCHES = 15
+COLUMNS = ("batch", "rows/s", "lag", "ms", "requests", "misplaced", "standbys", "warm-ups", "probes", "moves")
 
 
 class LiveView:
@@ -30,13 +32,13 @@ class LiveView:
         if not new:
             return
         self._seen += len(new)
+        for batch in new:
+            if not self._live:
+                self.say(_line(batch, self._events - _rows_until(run, batch)))
+            for (role, reason), count in sorted(batch.moves.items()):
+                self.say(f"before batch {batch.version}: {count} key-groups, {role}: {reason}")
         if self._live:
             self._live.update(self._table(run), refresh=True)
-        else:
-            for batch in new:
-                self._console.print(
-                    _line(batch, self._events - _rows_until(run, batch)), highlight=False, soft_wrap=True
-                )
 
     def say(self, text: str) -> None:
         """Tell something that happened."""
@@ -44,10 +46,10 @@ class LiveView:
 
     def _table(self, run: Run) -> Table:
         title = f"{run.rows:,} of {self._events:,} events, {run.rows_per_second:,.0f} rows/s"
-        table = Table(title=title, title_justify="left")
-        for name in ("batch", "rows", "rows/s", "lag", "ms", "requests", "misplaced", "moves"):
-            table.add_column(name, justify="right")
-        table.add_column("key-groups by executor")
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for name in COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("owned by executor", no_wrap=True)
         for batch in run.filled[-SHOWN_BATCHES:]:
             table.add_row(*_cells(batch, self._events - _rows_until(run, batch)))
         return table
@@ -71,24 +73,20 @@ def _rows_until(run: Run, batch: Batch) -> int:
 def _cells(batch: Batch, lag: int) -> list[str]:
     return [
         str(batch.version),
-        f"{batch.rows:,}",
         f"{batch.rows_per_second:,.0f}",
         f"{lag:,}",
         f"{batch.seconds * 1000:,.0f}",
         str(batch.requests),
         f"{batch.misses} of {batch.slots}",
-        str(batch.moves),
-        _owners(batch),
+        str(batch.standbys),
+        str(batch.warmups),
+        str(batch.probes),
+        str(sum(batch.moves.values())),
+        "  ".join(f"{executor} {count}" for executor, count in sorted(batch.owners.items())),
     ]
 
 
-def _owners(batch: Batch) -> str:
-    return "  ".join(f"{member} {count}" for member, count in sorted(batch.owners.items()))
-
-
 def _line(batch: Batch, lag: int) -> str:
-    version, rows, rate, left, milliseconds, requests, misplaced, moves, owners = _cells(batch, lag)
-    return (
-        f"batch {version}: {rows} rows, {rate} rows/s, lag {left}, {milliseconds} ms, {requests} requests, "
-        f"{misplaced} misplaced, {moves} moves, owners {owners}"
-    )
+    *cells, owners = _cells(batch, lag)
+    told = ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True))
+    return f"{told}, owners {owners}"

@@ -1,4 +1,5 @@
-"""The demo: a job on real servers loses a worker, and no event. Knows the order of things. Does not know details.
+"""The demo: a job on real servers gains a worker and loses another, and no event. Knows the order of things. Does not
+know details.
 
 ./run demo [--events 1000000] [--keys 50000] [--json]
 """
@@ -11,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,7 +28,11 @@ from riffle_spark.errors import RiffleError, UnavailableError
 
 TOPIC = "events"
 PARTITIONS = 6
+RACKS = ({"RIFFLE_RACK": "a"}, {"RIFFLE_RACK": "b"})
 VICTIM = 1
+ADD_AT = 0.05
+KILL_AT = 0.6
+"""Shares of the events."""
 POLL_SECONDS = 0.2
 STALL_SECONDS = 120.0
 INTERRUPTED = 130
@@ -42,12 +48,12 @@ class Demo:
         self._folder = folder
         self._broker = KafkaBroker(folder / "kafka")
         self._store = S3Server(folder / "s3")
-        self._cluster = StandaloneCluster(folder / "cluster")
+        self._cluster = StandaloneCluster(folder / "cluster", environments=RACKS)
         self._job = Job(folder, TOPIC, self._events, options.app)
         self._ledger_file = folder / "ledger.npz"
 
     def run(self) -> Outcome:
-        """Start everything, lose a worker, and compare."""
+        """Start everything, gain a worker, lose another, and compare."""
         started = time.monotonic()
         with ExitStack() as stack:
             self._start_servers(stack)
@@ -81,21 +87,28 @@ class Demo:
         return producer
 
     def _follow(self, job: Child, producer: Child) -> Run:
-        """Watch the reports until all events are in, and kill a worker halfway."""
+        """Watch the reports until all events are in; meanwhile a worker joins, and another one is killed."""
         reports = ReportFile(self._job.report_file)
-        run, killed, last_news = Run(), False, time.monotonic()
+        run, last_news = Run(), time.monotonic()
         with LiveView(self._console, self._events) as view:
+            events = deque([(ADD_AT, self._add_worker), (KILL_AT, self._kill_worker)])
             while run.rows < self._events or not self._ledger_file.exists():
                 rows, run = run.rows, reports.read()
                 view.show(run)
                 last_news = time.monotonic() if run.rows > rows else last_news
-                if not killed and run.rows * 2 >= self._events:
-                    view.say(f"SIGKILL to the worker on {self._cluster.hosts[VICTIM]} and its executor")
-                    self._cluster.kill_worker(VICTIM)
-                    killed = True
+                while events and run.rows >= events[0][0] * self._events:
+                    events.popleft()[1](view)
                 self._check(job, producer, time.monotonic() - last_news)
                 time.sleep(POLL_SECONDS)
         return run
+
+    def _add_worker(self, view: LiveView) -> None:
+        index = self._cluster.start_worker()
+        view.say(f"A worker joins on {self._cluster.hosts[index]}")
+
+    def _kill_worker(self, view: LiveView) -> None:
+        view.say(f"SIGKILL to the worker on {self._cluster.hosts[VICTIM]} and its executor")
+        self._cluster.kill_worker(VICTIM)
 
     def _check(self, job: Child, producer: Child, silent_seconds: float) -> None:
         job.check_alive()
@@ -112,7 +125,7 @@ class Demo:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="./run demo", description="A job on real servers loses a worker, and no event."
+        prog="./run demo", description="A job on real servers gains a worker and loses another, and no event."
     )
     parser.add_argument("--events", type=int, default=1_000_000, help="how many events are produced (%(default)s)")
     parser.add_argument("--keys", type=int, default=50_000, help="over how many keys (%(default)s)")

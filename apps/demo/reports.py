@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ __all__ = ["Batch", "ReportFile", "Run"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the demo shows of one batch that ran."""
+    """What the demo shows of one batch that ran. ``moves`` counts those before it, by role and reason."""
 
     version: int
     rows: int
@@ -22,8 +23,11 @@ class Batch:
     upkeep_requests: int
     slots: int
     misses: int
-    moves: int
     restores: int
+    standbys: int
+    warmups: int
+    probes: int
+    moves: Mapping[tuple[str, str], int] = field(default_factory=dict)
     owners: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -100,8 +104,11 @@ def _batch_of(report: Mapping[str, object]) -> Batch:
         upkeep_requests=int(sum(_numbers(report, "upkeep_requests").values())),
         slots=_whole(report, "slots"),
         misses=_whole(report, "misses"),
-        moves=_length(report, "moves"),
         restores=_whole(report, "restores"),
+        standbys=int(sum(_numbers(report, "standbys").values())),
+        warmups=int(sum(_numbers(report, "warmups").values())),
+        probes=_whole(report, "probes_run"),
+        moves=_moves(report),
         owners={member: int(count) for member, count in _numbers(report, "owners").items()},
     )
 
@@ -112,10 +119,10 @@ def _whole(report: Mapping[str, object], name: str) -> int:
     return value
 
 
-def _length(report: Mapping[str, object], name: str) -> int:
-    value = report.get(name, ())
-    assert isinstance(value, (list, tuple)), f"{name} is {value!r}"
-    return len(value)
+def _moves(report: Mapping[str, object]) -> dict[tuple[str, str], int]:
+    value = report.get("moves", ())
+    assert isinstance(value, (list, tuple)), f"moves is {value!r}"
+    return dict(Counter((str(move["role"]), str(move["reason"])) for move in value))
 
 
 def _numbers(report: Mapping[str, object], name: str) -> dict[str, float]:

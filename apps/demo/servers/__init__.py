@@ -3,12 +3,13 @@
 from apps.demo.servers.child import Child, Launch, free_port
 from apps.demo.servers.cluster import JVM_OPTIONS, StandaloneCluster, WorkerSize
 from apps.demo.servers.kafka import KafkaBroker
-from apps.demo.servers.s3 import S3Server
+from apps.demo.servers.s3 import DiskS3Server, S3Server
 from apps.demo.servers.server import Server
 
 __all__ = [
     "JVM_OPTIONS",
     "Child",
+    "DiskS3Server",
     "KafkaBroker",
     "Launch",
     "S3Server",

@@ -21,6 +21,7 @@ __all__ = ["Child", "Launch", "free_port", "listens"]
 GUARD = Path(__file__).with_name("guard.py")
 LOG_TAIL_BYTES = 4000
 POLL_SECONDS = 0.1
+END_SECONDS = 40.0
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -109,7 +110,7 @@ class Child:
         """End it and all it started; bounded by the grace time."""
         self.ask_to_stop()
         try:
-            self._guard.wait(self._launch.grace_seconds + 10)
+            self._guard.wait(self._launch.grace_seconds + END_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
         self._close_input()
@@ -117,7 +118,7 @@ class Child:
     def kill(self) -> None:
         """SIGKILL to the command and all it started, as when a machine dies."""
         kill(self.pids())
-        self._guard.wait(10)
+        self._guard.wait(END_SECONDS)
         self._close_input()
 
     def log_tail(self) -> str:

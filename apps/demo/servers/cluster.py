@@ -7,7 +7,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +39,21 @@ class WorkerSize:
 
 
 class StandaloneCluster(Server):
-    """A master on 127.0.0.1 and workers on 127.0.0.2, 127.0.0.3 and so on, each with its own local folders."""
+    """A master on 127.0.0.1 and workers on 127.0.0.2, 127.0.0.3 and so on, each with its own local folders.
 
-    def __init__(self, folder: Path, workers: int = 3, size: WorkerSize | None = None) -> None:
+    ``environments`` are what workers, and so their executors, have beside that, in turn: the racks of their hosts, say.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        workers: int = 3,
+        size: WorkerSize | None = None,
+        environments: Sequence[Mapping[str, str]] = ({},),
+    ) -> None:
         self._folder = folder
         self._size = size or WorkerSize()
+        self._environments = environments
         self._first_workers = workers
         self._port = free_port()
         self._web_port = free_port()
@@ -66,7 +76,7 @@ class StandaloneCluster(Server):
         ports = ["--host", MASTER_HOST, "--port", str(self._port), "--webui-port", str(self._web_port)]
         self._master = self._spark_class("master", ["org.apache.spark.deploy.master.Master", *ports], {})
         for _ in range(self._first_workers):
-            self._start_worker()
+            self.start_worker()
 
     def wait_until_ready(self) -> None:
         """Wait until every worker that was not ended on purpose is registered, and no other."""
@@ -75,8 +85,13 @@ class StandaloneCluster(Server):
 
     def add_worker(self) -> int:
         """Start one more worker on the next address, wait until it is registered, and return its index."""
-        self._start_worker()
+        index = self.start_worker()
         self.wait_until_ready()
+        return index
+
+    def start_worker(self) -> int:
+        """Begin to start one more worker on the next address, and return its index."""
+        self._workers.append(self._new_worker(len(self._workers)))
         return len(self._workers) - 1
 
     def kill_worker(self, index: int) -> None:
@@ -107,9 +122,6 @@ class StandaloneCluster(Server):
         """Where a worker's executors keep local files; it outlives them."""
         return self._folder / f"worker-{index}" / "local"
 
-    def _start_worker(self) -> None:
-        self._workers.append(self._new_worker(len(self._workers)))
-
     def _new_worker(self, index: int) -> Child:
         self.local_folder(index).mkdir(parents=True, exist_ok=True)
         options = ["--host", _host(index), "--webui-port", "0", "--cores", str(self._size.cores)]
@@ -119,7 +131,8 @@ class StandaloneCluster(Server):
             "--work-dir",
             str(self._folder / f"worker-{index}" / "work"),
         ]
-        environment = {"SPARK_LOCAL_IP": _host(index), "SPARK_LOCAL_DIRS": str(self.local_folder(index))}
+        own = {"SPARK_LOCAL_IP": _host(index), "SPARK_LOCAL_DIRS": str(self.local_folder(index))}
+        environment = {**self._environments[index % len(self._environments)], **own}
         command = ["org.apache.spark.deploy.worker.Worker", *options, self.url]
         return self._spark_class(f"worker-{index}", command, environment)
 

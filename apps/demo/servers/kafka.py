@@ -45,9 +45,10 @@ message.max.bytes=33554432
 
 
 class KafkaBroker(Server):
-    """One broker on a free loopback port, its logs and data in a folder of its own."""
+    """One broker on a free loopback port, its logs and data in a folder of its own, in a rack if it is given one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rack: str | None = None) -> None:
+        self._rack = rack
         self._port = free_port()
         self._folder = folder
         self._child: Child | None = None
@@ -61,9 +62,8 @@ class KafkaBroker(Server):
         """Begin to start."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "server.properties"
-        properties.write_text(
-            PROPERTIES.format(port=self._port, controller=free_port(), folder=self._folder / "kafka-data")
-        )
+        text = PROPERTIES.format(port=self._port, controller=free_port(), folder=self._folder / "kafka-data")
+        properties.write_text(text + (f"broker.rack={self._rack}\n" if self._rack else ""))
         class_path = os.pathsep.join(map(str, broker_jars()))
         command = ["sh", "-c", SCRIPT, "kafka", java_command(), class_path, JVM_OPTIONS, CLUSTER_ID, str(properties)]
         self._child = Child(Launch("the Kafka broker", command, self._folder / "kafka.log", grace_seconds=2))

@@ -1,4 +1,6 @@
-"""An S3 server process over HTTP. Knows moto_server. Does not know what is stored in it."""
+"""S3 server processes over HTTP: in memory, or over files. Knows moto_server and versitygw. Does not know what is
+stored in them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from typing import TypedDict
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from apps.demo.gateway import ensure_gateway
 from apps.demo.servers.child import Child, Launch, free_port, listens
 from apps.demo.servers.server import Server
 
-__all__ = ["S3Server"]
+__all__ = ["DiskS3Server", "S3Server"]
 
 START_TIMEOUT_SECONDS = 60.0
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo-secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -29,7 +32,7 @@ class ClientArguments(TypedDict):
 
 
 class S3Server(Server):
-    """One server with one bucket, on a free loopback port. ``environment`` is what its clients need."""
+    """One server with one bucket, on a free loopback port, in memory. ``environment`` is what its clients need."""
 
     def __init__(self, folder: Path, bucket: str = "riffle") -> None:
         self.bucket = bucket
@@ -41,8 +44,10 @@ class S3Server(Server):
 
     def start(self) -> None:
         """Begin to start."""
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
-        self._child = Child(Launch("the S3 server", command, self._log, grace_seconds=1))
+        self._child = Child(Launch("the S3 server", self._command(), self._log, grace_seconds=1))
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
 
     def wait_until_ready(self) -> None:
         """Wait until the bucket is there."""
@@ -50,7 +55,7 @@ class S3Server(Server):
         self._child.wait_until(self._has_made_bucket, START_TIMEOUT_SECONDS)
 
     def stop(self) -> None:
-        """End the process; what was stored is gone with it."""
+        """End the process, and with it what it keeps in memory."""
         if self._child is not None:
             self._child.stop()
 
@@ -77,6 +82,26 @@ class S3Server(Server):
         with closing(boto3.client("s3", **self.client_arguments)) as client:
             try:
                 client.create_bucket(Bucket=self.bucket)
+            except client.exceptions.BucketAlreadyOwnedByYou:
+                return True
             except (BotoCoreError, ClientError):
                 return False
         return True
+
+
+class DiskS3Server(S3Server):
+    """The same over plain files in its folder, which outlive it: a server that big objects and bandwidth need.
+
+    Built with Go on first use; raises ``ConfigError`` where Go is missing.
+    """
+
+    def __init__(self, folder: Path, bucket: str = "riffle") -> None:
+        super().__init__(folder, bucket)
+        self._program = ensure_gateway()
+        self._files = folder / "files"
+
+    def _command(self) -> list[str]:
+        self._files.mkdir(parents=True, exist_ok=True)
+        account = ["--access", CREDENTIALS["AWS_ACCESS_KEY_ID"], "--secret", CREDENTIALS["AWS_SECRET_ACCESS_KEY"]]
+        address = ["--port", f"127.0.0.1:{self._port}", "--region", CREDENTIALS["AWS_DEFAULT_REGION"]]
+        return [str(self._program), *account, *address, "--keep-alive", "--quiet", "posix", str(self._files)]

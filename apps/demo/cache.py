@@ -1,0 +1,28 @@
+"""Where downloads are kept between runs. Knows a folder and its lock. Does not know what is downloaded."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["cache_folder", "one_at_a_time"]
+
+
+def cache_folder() -> Path:
+    """Return the folder that RIFFLE_CACHE names, else the user's cache folder's own for this project."""
+    given = os.environ.get("RIFFLE_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "riffle-spark"
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Make the folder, and let one process at a time into the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
