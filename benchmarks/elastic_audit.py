@@ -1,0 +1,115 @@
+"""What lies in the store and on the disks, counted from outside. Knows the published formats. Does not know how it came
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+
+from benchmarks.elastic_query import STORE, Query
+from riffle_spark.protocol.snapshots import Policy, due
+from riffle_spark.state import paths
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.log import Log
+from riffle_spark.state.manifest import EMPTY, Address, Entry, Manifest
+from riffle_spark.state.root import open_store
+from riffle_spark.worker.homes import options_of
+
+__all__ = ["Audit", "StoreView", "missing_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """The bytes of a root's objects by their names in the bucket, and what the newest record of its log says."""
+
+    objects: Mapping[str, int]
+    sequence: int
+    manifest: Manifest
+
+
+class Audit:
+    """Looks at a query's root with a client of its own."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        settings = query.settings
+        assert settings.root is not None
+        self._log = Log(open_store(settings.root, options_of(settings)), settings.root)
+        self._prefix = settings.root.split("/", 3)[3] + "/"
+        self._policy = Policy(
+            settings.snapshot_chain_share, settings.snapshot_chain_links, max(2, settings.retained_versions)
+        )
+
+    def look(self) -> StoreView:
+        """Return what lies there now."""
+        record = self._log.open()
+        assert record is not None, "no batch was committed"
+        return StoreView(self.objects(), record.sequence, self._log.manifest)
+
+    def objects(self) -> dict[str, int]:
+        """Return the size of every object below the root, by its name in the bucket."""
+        store = self._query.stage.store
+        with closing(boto3.client("s3", **store.client_arguments)) as client:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket, Prefix=self._prefix)
+            return {found["Key"]: found["Size"] for page in pages for found in page.get("Contents", ())}
+
+    def rewritten_bytes(self, before: StoreView, after: StoreView, later: StoreView, sealed_bytes: int) -> int:
+        """Return the bytes of state put between two looks that are neither deltas that the batches sealed nor
+        snapshots that were due by their rule, whoever owned the key-group.
+
+        ``later`` is a look some batches after, when the log lists all that was put by then.
+        """
+        new = {
+            name.removeprefix(self._prefix): size for name, size in after.objects.items() if name not in before.objects
+        }
+        deltas = sum(size for name, size in new.items() if name.startswith("delta/"))
+        regular = self._due_snapshots(before, later)
+        snapshots = sum(size for name, size in new.items() if "/snapshot/" in name and name not in regular)
+        return deltas - sealed_bytes + snapshots
+
+    def _due_snapshots(self, before: StoreView, after: StoreView) -> set[str]:
+        """Return the names of snapshots that the log came to list, and whose key-group was due for one."""
+        found: set[str] = set()
+        entries = dict(before.manifest.entries)
+        for sequence in range(before.sequence + 1, after.sequence + 1):
+            record = self._log.read(sequence)
+            now = self._log.manifest_of(record)
+            for address, entry in now.entries.items():
+                earlier, taken = entries.get(address, EMPTY), entry.snapshot
+                if taken is not None and taken != earlier.snapshot and self._was_due(address, earlier):
+                    found.add(paths.snapshot(*address, taken.id))
+            entries = dict(now.entries)
+        return found
+
+    def _was_due(self, address: Address, entry: Entry) -> bool:
+        version = entry.head.version
+        return due(self._policy, address, entry, version) or due(self._policy, address, entry, version + 1)
+
+
+def missing_bytes(folders: Iterable[Path], manifest: Manifest) -> int:
+    """Return the bytes that the copies in members' folders lack to be at the log's heads, whatever fetches them.
+
+    What a member sealed itself lies beside its copies and is not lacking. Nothing may have a copy open meanwhile.
+    """
+    return sum(_missing_in(folder, manifest) for folder in folders)
+
+
+def _missing_in(member: Path, manifest: Manifest) -> int:
+    sealed = {path.name.split("-", 1)[1] for path in (member / "sealed").glob("*")}
+    missing = 0
+    for link in (member / "copies" / STORE).glob("*"):
+        if link.name.isdigit():
+            entry = manifest.entry(STORE, int(link.name))
+            with Copy(link.resolve()) as copy:
+                head = copy.head()
+            rest = None if head is None else entry.after(head)
+            if rest is None:
+                missing += (entry.snapshot.length if entry.snapshot else 0) + entry.chain_bytes
+            else:
+                missing += sum(part.length for part in rest if part.head.attempt not in sealed)
+    return missing

@@ -1,0 +1,127 @@
+"""What the elasticity benchmark feeds, computes and must find at the end. Knows NumPy and Arrow. Does not know Spark.
+
+Every row has a key and an amount. The first rows name every key once, so that the state has its full size; later ones
+draw keys at random. The state of a key is its count, its sum and a vector that nothing can compress, made anew from the
+key and the count with every change: a copy that is behind, or from elsewhere, is noticed by the next change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["OUTPUT", "STATE", "Feed", "Size", "advancing", "vectors"]
+
+Integers = npt.NDArray[np.int64]
+SEED = 20_250_101
+STATE = pa.schema([("count", pa.int64()), ("total", pa.int64()), ("vector", pa.binary())])
+OUTPUT = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("total", pa.int64())])
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a case is: keys, bytes of vector a key, rows of a steady batch and of one that fills."""
+
+    keys: int
+    vector_bytes: int
+    rows: int
+    fill_rows: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of keys and values of the whole state, without any format around them."""
+        return self.keys * (8 + 16 + self.vector_bytes)
+
+
+def vectors(keys: Integers, counts: Integers, size: int) -> npt.NDArray[np.uint64]:
+    """Return one row of ``size`` bytes a key, the same for the same key and count."""
+    words = np.random.default_rng(SEED).integers(0, 1 << 63, size // 8, dtype=np.uint64)
+    seeds = (keys.astype(np.uint64) * _ODD + counts.astype(np.uint64)) * _MIX
+    seeds ^= seeds >> np.uint64(29)
+    made: npt.NDArray[np.uint64] = words[None, :] ^ (seeds * _ODD)[:, None]
+    return made
+
+
+def advancing(size: int) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]:
+    """Return the stateful function: rows and state of a key-group in, totals and new state out.
+
+    It raises if a vector is not the one that its key and count must have.
+    """
+
+    def advance(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        keys, places = np.unique(rows["key"].to_numpy(), return_inverse=True)
+        counts = np.bincount(places, minlength=len(keys)).astype(np.int64)
+        totals = np.zeros(len(keys), np.int64)
+        np.add.at(totals, places, rows["amount"].to_numpy())
+        if state.num_rows:
+            held, before = state["key"].to_numpy(), state["count"].to_numpy()
+            _check(held, before, state["vector"])
+            at = np.searchsorted(keys, held)
+            counts[at] += before
+            totals[at] += state["total"].to_numpy()
+        output = pa.table([keys, counts, totals], schema=OUTPUT)
+        return output, output.append_column("vector", _binary(vectors(keys, counts, size)))
+
+    return advance
+
+
+def _binary(rows: npt.NDArray[np.uint64]) -> pa.Array:
+    count, width = len(rows), rows.shape[1] * 8
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows.tobytes())])
+
+
+def _check(keys: Integers, counts: Integers, found: pa.ChunkedArray) -> None:
+    """Compare the first word of each vector: enough to know whose it is and how old."""
+    array = found.combine_chunks()
+    data = np.frombuffer(array.buffers()[2], np.uint8)
+    starts = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array)]
+    first = data[starts[:, None] + np.arange(8)].view(np.uint64)[:, 0]
+    wrong = np.flatnonzero(first != vectors(keys, counts, 8)[:, 0])
+    if len(wrong):
+        raise ValueError(f"{len(wrong)} of {len(keys)} vectors are not of their key and count")
+
+
+class Feed:
+    """A folder of Parquet files, each of which is one micro-batch, and the ledger of all that was put there."""
+
+    def __init__(self, folder: Path, size: Size) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.size = size
+        self.counts = np.zeros(size.keys, np.int64)
+        self.sums = np.zeros(size.keys, np.int64)
+        self.batches = 0
+        self._random = np.random.default_rng(SEED)
+
+    def fill(self) -> Iterator[int]:
+        """Add batches until every key was named once; yield each one's number."""
+        order = self._random.permutation(self.size.keys)
+        for start in range(0, self.size.keys, self.size.fill_rows):
+            yield self.add(order[start : start + self.size.fill_rows])
+
+    def steady(self, rows: int | None = None) -> int:
+        """Add one batch of rows with keys drawn uniformly, and return its number."""
+        return self.add(self._random.integers(0, self.size.keys, self.size.rows if rows is None else rows))
+
+    def add(self, keys: Integers) -> int:
+        """Add one batch of a row a key named, and return its number."""
+        number, amounts = self.batches, self._random.integers(1, 101, len(keys))
+        hidden = self.folder / f".{number:06d}.parquet"
+        pq.write_table(pa.table({"key": keys, "amount": amounts}), hidden, compression="NONE")
+        # The file source takes older files first, and tells ages in milliseconds.
+        os.utime(hidden, (1_700_000_000 + number,) * 2)
+        hidden.rename(self.folder / f"{number:06d}.parquet")
+        np.add.at(self.counts, keys, 1)
+        np.add.at(self.sums, keys, amounts)
+        self.batches += 1
+        return number

@@ -1,0 +1,182 @@
+"""A stateful query on a stage: fed, watched and compared with its ledger. Knows riffle and Spark. Does not know what
+happens to the executors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StreamingQuery
+
+import riffle_spark as riffle
+from apps.demo.ledger import Difference, Ledger, compare
+from benchmarks.elastic_data import OUTPUT, STATE, Feed, advancing
+from benchmarks.elastic_stage import POLL_SECONDS, WAIT_SECONDS, Stage
+from riffle_spark.protocol.report import BatchReport
+
+__all__ = ["KEY_GROUPS", "STORE", "Played", "Query"]
+
+STORE = "vectors"
+KEY_GROUPS = 32
+PLAY_SECONDS = 600.0
+AHEAD = 2
+"""How many batches wait to be read while the query plays, so that batches follow each other without a pause."""
+
+
+class Played:
+    """The batches of a stretch of play: their reports, and how long Spark says their triggers took."""
+
+    def __init__(self, reports: list[BatchReport], seconds: dict[int, float]) -> None:
+        self.reports = reports
+        self.seconds = [seconds[report.version] for report in reports]
+
+    def __iter__(self) -> Iterator[tuple[BatchReport, float]]:
+        return iter(zip(self.reports, self.seconds, strict=True))
+
+    def median_s(self, is_meant: Callable[[BatchReport], bool] | None = None) -> float:
+        """Return the median time of all batches, or of those that are meant; NaN if there are none."""
+        meant = [seconds for report, seconds in self if is_meant is None or is_meant(report)]
+        return float(np.median(meant)) if meant else float("nan")
+
+
+class Query:
+    """One query over a feed, with its state below ``s3://<bucket>/<name>`` and its checkpoint in the stage's folder.
+
+    A quarter of a key-group's records is the lag that a copy may have and be warm: an empty one never is. The query may
+    be stopped and started again, in the same application or in another one.
+    """
+
+    def __init__(self, stage: Stage, feed: Feed, name: str = "state", **settings: object) -> None:
+        self.stage = stage
+        self.feed = feed
+        self.settings = riffle.Settings(
+            root=f"s3://{stage.store.bucket}/{name}",
+            s3_endpoint=stage.store.endpoint,
+            s3_region="us-east-1",
+            local_dir=str(stage.folder / "copies"),
+            key_groups=KEY_GROUPS,
+            acceptable_recovery_lag=feed.size.keys // KEY_GROUPS // 4,
+            probing_rebalance_interval=1.0,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.reports: list[BatchReport] = []
+        self._checkpoint = stage.folder / f"checkpoint-{name}"
+        self._counted = Ledger(np.zeros_like(feed.counts), np.zeros_like(feed.sums))
+        self._query: StreamingQuery | None = None
+        self._seconds: dict[int, float] = {}
+
+    def start(self, executors: int) -> None:
+        """Start it once so many executors are there."""
+        spark = self.stage.session()
+        self.stage.await_executors(executors)
+        compute = riffle.arrow_function(advancing(self.feed.size.vector_bytes), state=STATE, output=OUTPUT)
+        self.job = riffle.Stateful(STORE, "key", compute, settings=self.settings).into(self._take)
+        self.job.on_report = self.reports.append
+        rows = spark.readStream.schema("key long, amount long").option("maxFilesPerTrigger", 1)
+        writer = rows.parquet(str(self.feed.folder)).writeStream.foreachBatch(self.job)
+        self._query = writer.option("checkpointLocation", str(self._checkpoint)).start()
+
+    @property
+    def run_id(self) -> str:
+        """What Spark calls this run, and the group of its jobs."""
+        assert self._query is not None, "start it first"
+        return str(self._query.runId)
+
+    def stop(self) -> None:
+        """Stop it after the batch that runs."""
+        self._note_times()
+        assert self._query is not None, "start it first"
+        self._query.stop()
+
+    def _take(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark gives it
+        """Keep the last count and sum of each key: a batch that comes again changes nothing."""
+        table = rows.toArrow()
+        keys = table["key"].to_numpy()
+        self._counted.counts[keys] = table["count"].to_numpy()
+        self._counted.sums[keys] = table["total"].to_numpy()
+
+    @property
+    def difference(self) -> Difference:
+        """How far what was counted is from what was fed."""
+        return compare(Ledger(self.feed.counts, self.feed.sums), self._counted)
+
+    @property
+    def done(self) -> int:
+        """How many batches are through."""
+        return self.reports[-1].version + 1 if self.reports else 0
+
+    def fill(self) -> Played:
+        """Feed every key once, back to back, and return what was played."""
+        first, numbers = self.done, self.feed.fill()
+        for number in numbers:
+            self._await(lambda wanted=number - AHEAD: self.done > wanted)  # type: ignore[misc]
+        return self.played_from(first)
+
+    def play(self, batches: int, rows: int | None = None) -> Played:
+        """Feed so many steady batches, to be run back to back, and return what was played."""
+        first = self.feed.batches
+        for _ in range(batches):
+            self.feed.steady(rows)
+        return self.played_from(first)
+
+    def play_until(self, is_so: Callable[[list[BatchReport]], bool], rows: int | None = None) -> Played:
+        """Feed steady batches, back to back, until ``is_so`` of the reports since; return what was played.
+
+        Raises ``TimeoutError`` if that takes too long, and what the query failed with.
+        """
+        first = self.feed.batches
+        deadline = time.monotonic() + PLAY_SECONDS
+        while not is_so(self._reports_from(first)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{self.done - first} batches in {PLAY_SECONDS:g} s, not yet as wanted: {self._last}"
+                )
+            if self.feed.batches < self.done + AHEAD:
+                self.feed.steady(rows)
+            self._check()
+            time.sleep(POLL_SECONDS)
+        return self.played_from(first)
+
+    def batch(self, rows: int | None = None) -> BatchReport:
+        """Feed one batch after all others are through, and return its report."""
+        return self.play(1, rows).reports[0]
+
+    def _reports_from(self, first: int) -> list[BatchReport]:
+        return [report for report in self.reports if report.version >= first and report.decision == "run"]
+
+    @property
+    def _last(self) -> str:
+        return self.reports[-1].to_json() if self.reports else "no batch"
+
+    def played_from(self, first: int) -> Played:
+        """Wait until all that was fed is through, and return what was played from a batch on."""
+        last = self.feed.batches
+        self._await(lambda: self.done == last)
+        self._await(lambda: self._knows_time_of(last - 1))
+        return Played(self._reports_from(first), self._seconds)
+
+    def _knows_time_of(self, number: int) -> bool:
+        """Tell whether Spark has said how long a batch took; it says so a little after the batch's report."""
+        self._note_times()
+        return number in self._seconds
+
+    def _note_times(self) -> None:
+        assert self._query is not None, "start it first"
+        for progress in self._query.recentProgress:
+            if progress["numInputRows"] > 0:
+                self._seconds[progress["batchId"]] = progress["durationMs"]["triggerExecution"] / 1000
+
+    def _await(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not is_so():
+            self._check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"batch {self.done} is not through after {WAIT_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
+
+    def _check(self) -> None:
+        if self._query is not None and self._query.exception() is not None:
+            raise RuntimeError(str(self._query.exception()))

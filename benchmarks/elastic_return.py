@@ -1,0 +1,77 @@
+"""Executors come back on their folders: one that was gone for some batches, then all, in a new application. Knows the
+stage and the disks. Does not know how figures are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.elastic_audit import Audit, missing_bytes
+from benchmarks.elastic_data import Feed, Size
+from benchmarks.elastic_query import KEY_GROUPS, Query
+from benchmarks.elastic_signs import CALM, has_standbys, is_calm, is_shared
+from benchmarks.elastic_stage import Stage
+
+__all__ = ["returning"]
+
+EXECUTORS = 3
+GONE = 1
+FEW_ROWS = 200
+
+
+def returning(size: Size, folder: Path) -> dict[str, object]:
+    """Return the figures of one run with a standby a key-group."""
+    with Stage(folder, workers=EXECUTORS) as stage:
+        query = Query(stage, Feed(folder / "feed", size), num_standbys=1)
+        query.start(EXECUTORS)
+        query.fill()
+        query.play_until(lambda reports: has_standbys(reports, KEY_GROUPS) and is_calm(reports))
+        one = _one_is_gone(stage, query)
+        query.play(CALM)
+        query.stop()
+        stage.end_session()
+        every = _come_back(query, _folders(stage), lambda: query.start(EXECUTORS))
+        return {
+            "return_state_bytes": size.state_bytes,
+            **{f"return_one_{name}_bytes": value for name, value in one.items()},
+            **{f"return_all_{name}_bytes": value for name, value in every.items()},
+            "return_fetched_over_missed": (one["fetched"] + every["fetched"]) / (one["missed"] + every["missed"]),
+            "return_wrong_keys": query.difference.wrong_keys,
+        }
+
+
+def _one_is_gone(stage: Stage, query: Query) -> dict[str, int]:
+    executor = stage.executor_on(GONE)
+    stage.cluster.kill_worker(GONE)
+    stage.await_executors(EXECUTORS - 1)
+    query.play(CALM)
+
+    def come_back() -> None:
+        stage.cluster.return_worker(GONE)
+        stage.await_executors(EXECUTORS)
+
+    return _come_back(query, _folders(stage, executor), come_back)
+
+
+def _come_back(query: Query, folders: Sequence[Path], come_back: Callable[[], object]) -> dict[str, int]:
+    """Have executors come back and play small batches until all own key-groups again and nothing moves.
+
+    Returned are the bytes fetched, those of snapshots among them, and those that were missed: that the copies in
+    ``folders`` lacked before, or that batches have sealed since.
+    """
+    missed, first = missing_bytes(folders, Audit(query).look().manifest), query.done
+    come_back()
+    query.play_until(lambda reports: is_shared(reports, EXECUTORS) and is_calm(reports), FEW_ROWS)
+    since = query.played_from(first).reports
+    return {
+        "fetched": sum(report.fetched_bytes + report.upkeep_fetched_bytes for report in since),
+        "snapshot": sum(report.fetched_snapshot_bytes + report.upkeep_snapshot_bytes for report in since),
+        "missed": missed + sum(report.sealed_bytes for report in since),
+    }
+
+
+def _folders(stage: Stage, executor: str | None = None) -> list[Path]:
+    """Return the members' folders, or the one that an executor had last."""
+    owners = sorted((stage.folder / "copies").glob("*/m*/owner"))
+    return [owner.parent for owner in owners if executor in (None, owner.read_text().rpartition("/")[2])]

@@ -1,0 +1,110 @@
+"""Two executors, then four, then three: what moves, what the batches notice, what the store has to take. Knows the
+stage and the reports. Does not know how figures are shown.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.elastic_audit import Audit
+from benchmarks.elastic_data import Feed, Size
+from benchmarks.elastic_query import Played, Query
+from benchmarks.elastic_signs import CALM, is_calm, is_shared, is_warming, owner_moves, owning
+from benchmarks.elastic_stage import Stage
+
+__all__ = ["scale"]
+
+STEADY = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """The stretches of the play, in their order, and what was rewritten in the store from the first one's end on."""
+
+    two: Played
+    growing: Played
+    growing_s: float
+    four: Played
+    shrinking: Played
+    three: Played
+    rewritten_bytes: int
+
+    @property
+    def stretches(self) -> tuple[Played, ...]:
+        """All of them."""
+        return self.two, self.growing, self.four, self.shrinking, self.three
+
+
+def scale(size: Size, folder: Path) -> dict[str, object]:
+    """Return the figures of one run."""
+    with Stage(folder, workers=2) as stage:
+        query = Query(stage, Feed(folder / "feed", size))
+        query.start(2)
+        query.fill()
+        acts = _play(stage, query)
+        difference = query.difference
+        return {
+            "state_bytes": size.state_bytes,
+            "batches": query.done,
+            "lost": difference.lost,
+            "doubled": difference.doubled,
+            "wrong_keys": difference.wrong_keys,
+            "rewritten_bytes": acts.rewritten_bytes,
+            **_noticed(acts),
+        }
+
+
+def _play(stage: Stage, query: Query) -> Acts:
+    two, audit = query.play(STEADY), Audit(query)
+    start = audit.look()
+    for _ in range(2):
+        stage.cluster.add_worker()
+    stage.await_executors(4)
+    began = time.monotonic()
+    growing = query.play_until(lambda reports: is_shared(reports, 4) and is_calm(reports))
+    growing_s = time.monotonic() - began
+    four = query.play(STEADY)
+    query.job.drain(stage.executor_on(3))
+    shrinking = query.play_until(lambda reports: is_shared(reports, 3) and is_calm(reports))
+    stage.cluster.stop_worker(3)
+    stage.await_executors(3)
+    three, end = query.play(STEADY), audit.look()
+    query.play(CALM)
+    sealed = sum(report.sealed_bytes for played in (growing, four, shrinking, three) for report in played.reports)
+    rewritten = audit.rewritten_bytes(start, end, audit.look(), sealed)
+    return Acts(two, growing, growing_s, four, shrinking, three, rewritten)
+
+
+def _noticed(acts: Acts) -> dict[str, object]:
+    """Return what the batches noticed, and how long the moves took.
+
+    A batch is measured by the median of the batches without moves or warm-ups on as many owners: four slots on two
+    cores cost more than two, whoever else is at work.
+    """
+    steady = {2: acts.two.median_s(), 4: acts.four.median_s(), 3: acts.three.median_s()}
+    moving = [*acts.growing, *acts.shrinking]
+    ratios = [(report, seconds / steady[owning(report)]) for report, seconds in moving if owning(report) in steady]
+    warming = [ratio for report, ratio in ratios if is_warming(report)]
+    moved = [ratio for report, ratio in ratios if owner_moves(report) and not report.restores]
+    return {
+        **{f"steady_batch_{executors}_executors_s": seconds for executors, seconds in steady.items()},
+        "warm_move_ratio": _median(moved),
+        "warm_move_ratio_worst": max(moved, default=math.nan),
+        "warm_move_batches": len(moved),
+        "cold_moves": sum(report.restores for played in acts.stretches for report in played.reports),
+        "upkeep_ratio": _median(warming),
+        "upkeep_batches": len(warming),
+        "owners": sorted(acts.four.reports[-1].owners.values()),
+        "scale_out_s": acts.growing_s,
+        "scale_out_batches": len(acts.growing.reports),
+        "scale_out_fetched_bytes": sum(report.upkeep_fetched_bytes for report in acts.growing.reports),
+        "scale_in_batches": len(acts.shrinking.reports),
+    }
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else math.nan

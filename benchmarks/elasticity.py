@@ -1,0 +1,120 @@
+"""What it costs when executors come, go, die and return, and the same scale-out with Spark's own stateful operator.
+
+./run bench elasticity [--json] [--keys 1000000] [--only scale,cold_restore]
+
+Real workers of one core each on this machine, state in an S3 server over files (versitygw, built with Go on first use).
+Every case starts servers, workers and an application of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from apps.demo.gateway import ensure_gateway
+from benchmarks.elastic_data import Size
+from benchmarks.elastic_kill import cold_restore, standby_kill
+from benchmarks.elastic_return import returning
+from benchmarks.elastic_scale import scale
+from benchmarks.elastic_spark import spark_scale_out
+from benchmarks.streams import in_process
+from riffle_spark.errors import RiffleError
+
+SECONDS_A_CASE = 1500.0
+CASES: dict[str, Callable[[Size, Path], dict[str, object]]] = {
+    "scale": scale,
+    "standby_kill": standby_kill,
+    "cold_restore": cold_restore,
+    "returning": returning,
+    "spark": spark_scale_out,
+}
+WANTED = {
+    "state_bytes": ">= 1 GB",
+    "lost": "0",
+    "doubled": "0",
+    "rewritten_bytes": "0",
+    "warm_move_ratio": "<= 1.2",
+    "upkeep_ratio": "<= 1.25",
+    "standby_kill_extra_s": "<= standby_kill_allowed_s (one batch and 4 s)",
+    "standby_kill_next_ratio": "near 1",
+    "standby_kill_snapshot_bytes": "0",
+    "cold_restore_ratio": ">= 0.7",
+    "return_fetched_over_missed": "<= 1",
+    "spark_rescale_s": "ours stands still for 0 s",
+    "spark_rewritten_bytes": "ours: rewritten_bytes",
+}
+
+
+def sizes(keys: int) -> dict[str, Size]:
+    """Return the size of each case, for so many keys in the largest."""
+    small = max(keys // 5, 1000)
+    return {
+        "scale": Size(keys, vector_bytes=1024, rows=keys // 25, fill_rows=keys // 10),
+        "standby_kill": Size(small, vector_bytes=256, rows=small // 10, fill_rows=small // 4),
+        "cold_restore": Size(keys, vector_bytes=1024, rows=keys // 25, fill_rows=keys // 10),
+        "returning": Size(small, vector_bytes=256, rows=small // 10, fill_rows=small // 4),
+        "spark": Size(keys, vector_bytes=1024, rows=keys // 25, fill_rows=keys // 10),
+    }
+
+
+def run(keys: int, names: list[str]) -> dict[str, Any]:
+    """Run the cases in turn and return their figures together."""
+    ensure_gateway()
+    found: dict[str, Any] = {}
+    for name in names:
+        started = time.monotonic()
+        print(f"{name} ...", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="riffle-elastic-", ignore_cleanup_errors=True) as base:
+            spec = {"case": name, "folder": base, "size": asdict(sizes(keys)[name])}
+            found |= in_process("benchmarks.elasticity", spec, SECONDS_A_CASE, {})
+        found[f"{name}_case_s"] = time.monotonic() - started
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def _run_case(spec: dict[str, Any]) -> dict[str, object]:
+    folder = Path(spec["folder"]) / "case"
+    folder.mkdir()
+    try:
+        return CASES[spec["case"]](Size(**spec["size"]), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Parse the command line and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=1_000_000, help="in the largest case, of 1 kB each (%(default)s)")
+    parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(_run_case(json.loads(options.side))))
+        return 0
+    names = options.only.split(",")
+    unknown = sorted(set(names) - set(CASES))
+    if unknown:
+        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    try:
+        result = run(options.keys, names)
+    except RiffleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    for name, value in result.items():
+        print(f"{name:36} {value!s:>16}  {WANTED.get(name, '')}".rstrip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
