@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import NOT_LIVE, Settings, from_sources, without_effect
+from riffle_spark.settings import LIVE, Settings, from_sources
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -41,12 +41,31 @@ def test_changed_settings_say_no_more_than_was_said() -> None:
         Settings().but(key_groups=0)
 
 
-def test_settings_without_effect_are_told_where_they_differ_from_the_default() -> None:
-    """A value that is not the default and changes nothing yet is named; defaults and live settings are not."""
-    assert without_effect(Settings(num_standbys=0, batch_attempts=2)) == ()
-    told = without_effect(from_sources(Settings(num_standbys=1), {"spark.riffle.rack_aware_assignment_tags": "zone"}))
-    assert told == ("num_standbys", "rack_aware_assignment_tags")
-    assert set(Settings.__dataclass_fields__) >= NOT_LIVE
+def test_what_may_change_while_a_query_runs_are_settings() -> None:
+    """Every live setting exists; where state lies and how it is cut is not among them."""
+    assert set(Settings.__dataclass_fields__) >= LIVE
+    assert not LIVE & {"root", "key_groups", "dispatch", "local_dir", "standby_mode", "assignor"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "10.0.1.*=a, host-?=b",
+        ["10.0.1.*=a", "host-?=b"],
+        {"10.0.1.*": "a", "host-?": "b"},
+        (("10.0.1.*", "a"), ("host-?", "b")),
+    ],
+)  # fmt: skip
+def test_racks_of_hosts_are_pairs_however_they_are_written(said: object) -> None:
+    """A text, a list, a table and pairs say the same, in the same order."""
+    assert Settings(member_racks=said).member_racks == (("10.0.1.*", "a"), ("host-?", "b"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("said", ["10.0.1.*", ["a=b=c", "d"], {"a": ""}, 7])
+def test_racks_of_hosts_that_are_no_pairs_are_refused(said: object) -> None:
+    """What is not a pattern and a rack names the setting and shows how to write it."""
+    with pytest.raises(ConfigError, match=r"member_racks.*10\.0\.1\.\*=rack-a"):
+        Settings(member_racks=said)  # type: ignore[arg-type]
 
 
 def test_what_was_said_survives_pickling() -> None:
@@ -67,7 +86,7 @@ def test_what_was_said_survives_pickling() -> None:
         ("standby_mode", "hot", "replay, snapshot_pointer"),
         ("deliver_after_commit", "maybe", "true or false"),
         ("snapshot_chain_share", 0, "at least 0.1"),
-        ("dispatch", "partition", "key_group"),
+        ("dispatch", "by_key", "key_group, partition, hashed"),
         ("retained_for", float("inf"), "at most 36500 d"),
         ("retained_for", float("nan"), "duration"),
         ("retained_for", 10**400, "at most 36500 d"),

@@ -189,6 +189,19 @@ def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
     assert {move.goal for move in returned.moves if move.role == "owner"} <= {"return", "balance"}
 
 
+def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
+    """While the lost member is waited for, its tasks are spread over the survivors, by their slots."""
+    before = view("a:0-11 b:12-23 c:24-47", slots={"c": 2})
+    left = {t: owner for t, owner in before.owners.items() if owner != "a"}
+    lost = replace(
+        before, members=before.members[1:], owners=left, awaited=before.members[:1],
+        lags={t: {m: 0} for t, m in left.items()}, homes={t: "a" for t, m in before.owners.items() if m == "a"},
+    )  # fmt: skip
+    found = assign(lost, AssignSettings())
+    gained = Counter(found.owners[t] for t in lost.homes)
+    assert gained == {"b": 4, "c": 8}
+
+
 def test_unknown_lag_ranks_after_every_known_one() -> None:
     """A copy that lags is preferred to one of unknown lag."""
     before = View((Member("a"), Member("b")), (Task(task(0), size=WHOLE),), lags={task(0): {"a": None, "b": 20_000}})

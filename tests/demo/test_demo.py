@@ -21,14 +21,18 @@ FIGURES = ["events", "keys", "lost", "doubled", "batches", "rows_per_s", "reques
 
 @pytest.mark.timeout(600)
 def test_a_killed_worker_costs_no_event(tmp_path: Path) -> None:
-    """A small run that loses a worker halfway counts every event once, and prints its figures as one JSON object."""
+    """A small run that gains a worker and loses another counts every event once, and prints its figures as one JSON
+    object.
+    """
     demo = _start(tmp_path, "--events", "8000", "--keys", "1000", "--json")
     printed, _ = demo.communicate(timeout=580)
     assert demo.returncode == 0, _log(tmp_path)
     figures = json.loads(printed)
     assert list(figures) == FIGURES
     assert (figures["events"], figures["keys"], figures["lost"], figures["doubled"]) == (8_000, 1_000, 0, 0)
+    assert "A worker joins" in _log(tmp_path)
     assert "SIGKILL to the worker" in _log(tmp_path)
+    assert "standby: keeps a spare copy" in _log(tmp_path)
     assert not _processes_of(tmp_path)
 
 

@@ -13,7 +13,9 @@ from riffle_spark.protocol.report import BatchReport
 
 
 def report(version: int, rows: int, decision: str = "run") -> str:
-    """Make the line of one batch that took half a second and starts a second after the one before."""
+    """Make the line of one batch that took half a second and starts a second after the one before. Two key-groups have
+    moved before it.
+    """
     return BatchReport(
         version=version,
         query_id="q",
@@ -24,6 +26,10 @@ def report(version: int, rows: int, decision: str = "run") -> str:
         rows=rows,
         slots=3,
         owners={"0": 64, "1": 64},
+        standbys={"0": 60, "1": 60},
+        warmups={"1": 8},
+        probes_run=1,
+        moves=tuple({"key_group": group, "role": "owner", "reason": "levels"} for group in range(2)),
         requests={"head": 1, "put": 4},
     ).to_json()
 
@@ -57,7 +63,7 @@ def test_figures_leave_empty_batches_out(tmp_path: Path) -> None:
 
 
 def test_the_view_prints_a_line_a_batch_without_a_terminal(tmp_path: Path) -> None:
-    """Each batch is printed once, with its lag and owners."""
+    """Each batch is printed once, with lag, copies, probes and owners, and the moves before it with their reason."""
     file = tmp_path / "reports.jsonl"
     reports, screen = ReportFile(file), io.StringIO()
     with LiveView(Console(file=screen), events=400) as view:
@@ -66,11 +72,13 @@ def test_the_view_prints_a_line_a_batch_without_a_terminal(tmp_path: Path) -> No
                 target.write(text)
             view.show(reports.read())
             view.show(reports.read())
-    first, second = screen.getvalue().splitlines()
+    first, moved, second, _ = screen.getvalue().splitlines()
     assert "lag 300" in first
+    assert moved == "before batch 0: 2 key-groups, owner: levels"
     assert "lag 100" in second
+    assert "standbys 120, warm-ups 8, probes 1, moves 2" in second
     assert "owners 0 64  1 64" in second
-    assert "400 rows/s" in second
+    assert "rows/s 400" in second
 
 
 def test_the_view_draws_a_table_on_a_terminal(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from elastic import InOrder
 from world import World
 
 from riffle_spark.protocol import retention, upkeep
-from riffle_spark.state import log
+from riffle_spark.state import folder, log
 
 
 @pytest.fixture
@@ -17,6 +18,12 @@ def short_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)
     monkeypatch.setattr(log, "FULL_EVERY", 4)
     monkeypatch.setattr(retention, "FULL_EVERY", 4)
+
+
+@pytest.fixture
+def names_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name folders in the order in which they are claimed: members sort as their executors began."""
+    monkeypatch.setattr(folder, "uuid", InOrder())
 
 
 @pytest.fixture

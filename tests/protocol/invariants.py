@@ -97,6 +97,8 @@ class History:
 
     def _check_copy(self, link: Path, contents: Contents) -> bool:
         store, key_group = link.parent.name, int(link.name)
+        if not next(operator for operator in self.world.operators if operator.store == store).durable:
+            return False
         with Copy(link.resolve()) as copy:
             head, pairs, longs = copy.scan()
         if head.version < 0:

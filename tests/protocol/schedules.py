@@ -1,4 +1,5 @@
-"""Random schedules of a simulated query: crashes, duplicates, zombies, lost executors, faults and second drivers.
+"""Random schedules of a simulated query: crashes, duplicates, zombies, executors that come and go, faults, orders of
+operators and second drivers.
 
 ``Schedule(seed, folder).run()`` plays one and compares state and sink with what plain Python computes. The same seed
 plays the same schedule.
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from disturbances import Disturbances, drawn_operators, drawn_settings
 from invariants import History
+from placement import check_converges, check_valid, watch_the_cleaner
 from world import Crash, Oracle, World, drawn_batch
 
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
@@ -21,7 +24,7 @@ from riffle_spark.state import folder
 from riffle_spark.state.faulty import Fault
 from riffle_spark.testing import Attempt, InlineBackground, SimWork
 
-STEPS = ("before run", "after seal", "after sink", "after record")
+STEPS = ("before run", "after seal", "after sink", "after record", "after record")
 SHORT, LONG = 4, 14
 TRIES = 90
 QUIET_AFTER = 60
@@ -49,14 +52,16 @@ class Schedule:
         self.chance = random.Random(seed)
         batches = LONG if seed % 10 == 0 else SHORT
         self.history: list[str] = [f"seed {seed}"]
-        self.world = World(local_dir, executors=("1", "2"), seed=seed, key_groups=6, snapshot_chain_links=2,
-                           deliver_after_commit=seed % 5 == 1)  # fmt: skip
+        self.world = World(
+            local_dir, executors=("1", "2"), seed=seed, operators=drawn_operators(self.chance), key_groups=6,
+            snapshot_chain_links=2, deliver_after_commit=seed % 5 == 1, **drawn_settings(self.chance),
+        )  # fmt: skip
         self.world.background = InlineBackground(deferred=True)
         self.log = History(self.world)
         self.batches = [drawn_batch(self.chance, version) for version in range(batches)]
         self.zombies: list[Attempt] = []
         self.committed = -1
-        self.executors = 2
+        self.cluster = Disturbances(self.world, self.chance, self._say)
         self.quiet = False
         self.contents = _contents(self.batches)
 
@@ -64,6 +69,7 @@ class Schedule:
         """Play the schedule to its end and compare; return what happened."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(folder, "uuid", _DrawnNames(self.chance))
+            watch_the_cleaner(patch)
             self._play()
         return self.history
 
@@ -80,7 +86,9 @@ class Schedule:
 
     def _finish(self) -> None:
         assert self.committed + 1 == len(self.batches), "the query never came to its end"
+        self.cluster.quiet()
         self.world.background.run()
+        check_converges(self.world)
         self._run_zombies(1.0)
         self.world.store.heal()
         self.world.store.land()
@@ -115,11 +123,19 @@ class Schedule:
             self.world.start(InlineBackground(deferred=True))
 
     def _disturb(self) -> None:
-        if self._often(0.5):
+        if self._often(0.3):
             self._say("upkeep runs")
             self.world.background.run()
+        if self._often(0.25):
+            self.cluster.executors()
+        if self._often(0.3):
+            self.cluster.operator()
         if self._often(0.2):
-            self._change_executors()
+            self.cluster.answers()
+        elif self._often(0.5) or self.quiet:
+            self.cluster.quiet()
+        if self._often(0.3):
+            self.cluster.time()
         if self._often(0.15):
             self._fault()
         if self._often(0.1):
@@ -127,17 +143,6 @@ class Schedule:
         if self._often(0.2):
             self._say(f"late puts land: {self.world.store.land()}")
         self._run_zombies(0.3)
-
-    def _change_executors(self) -> None:
-        live = [executor.id for executor in self.world.cluster.executors()]
-        if len(live) > 1 and self._often(0.5):
-            name, disk = self.chance.choice(live), self._often(0.5)
-            self._say(f"executor {name} is lost, its disk {'too' if disk else 'stays'}")
-            self.world.cluster.lose(name, disk=disk)
-        if len(live) < 3:
-            self.executors += 1
-            self._say(f"executor {self.executors} joins")
-            self.world.cluster.add(str(self.executors), cores=self.chance.choice([1, 2]))
 
     def _fault(self) -> None:
         fault = self.chance.choice(
@@ -186,7 +191,9 @@ class Schedule:
     def _batch(self, version: int) -> None:
         self._say(f"batch {version}")
         self.world.crash_at = self.chance.choice(STEPS) if self._often(0.3) else None
-        self.world.at_step = {self.chance.choice(STEPS): lambda: self._intrude(version)} if self._often(0.1) else {}
+        self.world.at_step = {self.chance.choice(STEPS): self._upkeep_beside} if self._often(0.5) else {}
+        if self._often(0.1):
+            self.world.at_step = {self.chance.choice(STEPS): lambda: self._intrude(version)}
         lost = self.chance.choice(["totals", "tails"]) if self._often(0.1) else None
         try:
             report = self.world.batch(version, self.batches[version], self.perform, lost)
@@ -200,6 +207,13 @@ class Schedule:
             else:
                 self._say(report.decision)
                 self.committed = version
+                if report.decision == "run":
+                    check_valid(self.world)
+
+    def _upkeep_beside(self) -> None:
+        """Let upkeep run in the middle of a batch."""
+        self._say("upkeep runs beside the batch")
+        self.world.background.run()
 
     def _intrude(self, version: int) -> None:
         """Let another driver take over in the middle of this one's batch, run it to its end and go away."""

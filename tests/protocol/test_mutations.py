@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from schedules import Schedule
 
-from riffle_spark.protocol import driver, scan
+from riffle_spark.protocol import cleaner, driver, scan, seating
+from riffle_spark.protocol.cleaner import Cleaner
+from riffle_spark.protocol.copies import Copies
 from riffle_spark.protocol.enter import Decision
+from riffle_spark.protocol.members import Seat
+from riffle_spark.protocol.ports import Layout
 from riffle_spark.protocol.retention import Retention
 from riffle_spark.state import record
 from riffle_spark.state.copy import Copy
 from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Entry, Manifest
+from riffle_spark.state.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.worker import slot
 
-SEEDS = 40
+SEEDS = 60
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -100,10 +105,50 @@ def commit_with_a_receipt_missing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver, "changes_of", lambda manifest, receipts: original(manifest, receipts[1:]))
 
 
+def drop_what_nobody_has_answered(patch: pytest.MonkeyPatch) -> None:
+    """The cleaner takes every copy for idle, with a place or without."""
+    patch.setattr(cleaner, "_is_needed", lambda *_, **__: False)
+
+
+def clean_up_before_the_answer(patch: pytest.MonkeyPatch) -> None:
+    """The cleaner counts copies as idle as soon as they are reported."""
+    original = Cleaner.due
+
+    def due(self: Cleaner, copies: Copies, live: Collection[str], *times: float) -> object:
+        self._idle.update({(member, address): 0.0 for member in live for address in copies.of(member)})
+        return original(self, copies, live, *times)
+
+    patch.setattr(Cleaner, "due", due)
+
+
+def take_a_foreign_head_for_the_base(patch: pytest.MonkeyPatch) -> None:
+    """A copy that is on no chain is told to fold the chain."""
+    original = Copies._way
+
+    def way(self: Copies, address: Address, entry: Entry, head: Head) -> tuple[Link, ...]:
+        found = original(self, address, entry, head)
+        return entry.chain if found is None else found
+
+    patch.setattr(Copies, "_way", way)
+
+
+def own_twice(patch: pytest.MonkeyPatch) -> None:
+    """A task that moves is served by its old owner, too."""
+    original = seating.laid_out
+
+    def twice(members: Mapping[str, Seat], owners: Mapping[int, str], most: int | None = None) -> Layout:
+        first, *rest = original(members, owners, most).slots
+        also = tuple(sorted({*first.key_groups, *(rest[0].key_groups if rest else ())}))
+        return Layout((replace(first, key_groups=also), *rest))
+
+    patch.setattr(seating, "laid_out", twice)
+
+
 PLANTS = [
     fold_without_checking_the_head, take_exists_for_success, run_again_while_unclear, list_a_snapshot_that_is_no_link,
     sweep_too_early, sweep_what_is_listed, reuse_attempt_names, run_what_is_committed, drop_the_fencing,
-    commit_with_a_receipt_missing,
+    commit_with_a_receipt_missing, drop_what_nobody_has_answered, clean_up_before_the_answer,
+    take_a_foreign_head_for_the_base, own_twice,
 ]  # fmt: skip
 
 

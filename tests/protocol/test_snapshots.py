@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from invariants import History
 from world import World, rows_of, totals
 
+from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol import snapshots, upkeep
 from riffle_spark.protocol.snapshots import Policy, due, listed
 from riffle_spark.state import paths
@@ -153,13 +154,13 @@ def test_a_snapshot_that_comes_late_is_taken_where_the_copy_is(world: World) -> 
         world.batch(version, rows_of(("a", 1, 0)))
         if version == 0:
             world.background.run()
-    waiting = world.background._waiting
-    assert waiting
-    world.background._waiting = []
+    assert world.driver._rounds._next is not None
+    orders, _ = world.driver._rounds._next
+    assert any(order.snapshots for order in orders.values())
     for version in range(3, 5):
         world.batch(version, rows_of(("a", 1, 0)))
-    world.background._waiting = waiting[:1]
-    world.background.run()
+    world.driver._rounds._next = None
+    world.driver._rounds.now(orders)
     world.batch(5, rows_of(("a", 1, 0)))
     entry = next(iter(world.log().manifest.entries.values()))
     assert entry.snapshot is not None
@@ -186,7 +187,7 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
     for version in range(8):
         warnings += world.batch(version, rows_of(("a", 1, 0))).warnings
         world.background.run()
-    assert any("a snapshot failed and is tried again later" in warning for warning in warnings)
+    assert any("is tried again later: totals, key-group" in warning for warning in warnings)
     assert next(iter(world.log().manifest.entries.values())).snapshot is not None
 
 
@@ -255,11 +256,11 @@ def test_a_cluster_that_fails_before_the_first_batch_does_not_fail_it(
     for version in range(12):
         world.start(InlineBackground(deferred=True))
         if version == 5:
-            monkeypatch.setattr(world.cluster, "snapshot", _gone)
+            monkeypatch.setattr(world.cluster, "upkeep", _gone)
         warnings = world.batch(version, rows_of(("a", 1, 0))).warnings
     assert any("executors are gone" in warning for warning in warnings)
     assert world.state("totals") == {"a": (12, 12)}
 
 
 def _gone(_: object) -> list[object]:
-    raise RuntimeError("executors are gone")
+    raise UnavailableError("executors are gone")

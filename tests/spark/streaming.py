@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -118,6 +121,17 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
         yield tasks
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
+
+
+def told_by(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:
+    """Run an application beside the tests in a process of its own; return the JSON objects that it prints, in order."""
+    path = os.pathsep.join([str(app.parent), os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, str(app), *arguments], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=seconds, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def executor_processes() -> dict[str, int]:

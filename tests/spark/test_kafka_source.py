@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
+from streaming import told_by
 
 from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
@@ -21,6 +18,7 @@ EVENTS, KEYS = 120, 5
 TIMEOUT_SECONDS = 240
 
 
+@pytest.mark.long
 def test_only_an_unbounded_kafka_source_is_warned_of(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     """With ``maxOffsetsPerTrigger`` there is no warning, without it there is one a query, whatever the trigger."""
     kafka_broker.create_topic("events", partitions=2)
@@ -30,14 +28,7 @@ def test_only_an_unbounded_kafka_source_is_warned_of(kafka_broker: KafkaBroker, 
         producer.send("events", key=f"k{key}".encode(), value=f"v{number}".encode(), partition=key % 2)
     producer.close()
     jars = ",".join(str(jar) for jar in connector_jars())
-    command = [sys.executable, str(APP), str(tmp_path), kafka_broker.bootstrap, "events", jars]
-    path = os.pathsep.join([str(APP.parent), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "events", jars, seconds=TIMEOUT_SECONDS)
     assert [(job["name"], job["warned"]) for job in told] == [
         ("bounded", 0), ("bounded", 0), ("unbounded", 1), ("unbounded", 1),
     ]  # fmt: skip

@@ -13,17 +13,19 @@ from streaming import Kept, job_group, settings_in
 
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.protocol.layout import laid_out
+from riffle_spark.protocol.members import Seat
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
 from riffle_spark.spark import inventory, placement
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.routing import arrow_schema
-from riffle_spark.spark.stream import home_of
+from riffle_spark.spark.running import home_of
 from riffle_spark.spark.work import SparkWork
 from riffle_spark.worker.order import Order, Receipt
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 MASTER = "local-cluster[3,1,600]"
+MOST_BATCHES = 20
 BATCHES, TOTAL, ROWS = 20, 32, 500
 
 
@@ -66,7 +68,8 @@ class Slots:
 
 def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> Layout:
     """Return a layout in which every key-group has any owner."""
-    return laid_out(executors, {key_group: chance.choice(executors).id for key_group in range(TOTAL)})
+    members = {executor.id: Seat(executor.id, executor) for executor in executors}
+    return laid_out(members, {key_group: chance.choice(executors).id for key_group in range(TOTAL)})
 
 
 def ran_elsewhere(layout: Layout, receipts: list[Receipt]) -> list[Receipt]:
@@ -131,20 +134,26 @@ def test_rows_of_another_attempt_are_never_delivered(
 def test_a_job_follows_its_executors(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever executors are there, no slot is missed, state comes along, and a frame is built once an assignment."""
+    """Whichever executors are there, no slot is missed and state comes along; those that come take part once they were
+    asked, and a frame is built once an assignment.
+    """
     chance, built, live = random.Random(6), [], [executors]
     place: Callable[..., DataFrame] = placement.placed
     monkeypatch.setattr(placement, "placed", lambda *given: built.append(given) or place(*given))
     monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
     kept = Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
-    for batch in range(8):
-        if batch % 2 == 0:
-            others = [e for e in (executors, executors[:2], executors[1:], executors[::2]) if e != live[-1]]
-            live.append(chance.choice(others))
-        job(rows(spark).selectExpr("k % 50 k"), batch)
-    assert [report.misses for report in job.reports] == [0] * 8
+    for _ in range(4):
+        others = [e for e in (executors, executors[:2], executors[1:], executors[::2]) if e != live[-1]]
+        live.append(chance.choice(others))
+        for _ in range(MOST_BATCHES):
+            job(rows(spark).selectExpr("k % 50 k"), len(job.reports))
+            assert set(job.reports[-1].owners) <= {executor.id for executor in live[-1]}
+            if set(job.reports[-1].owners) == {executor.id for executor in live[-1]}:
+                break
+        assert set(job.reports[-1].owners) == {executor.id for executor in live[-1]}
+    assert [report.misses for report in job.reports] == [0] * len(job.reports)
     assert all(report.placed for report in job.reports)
-    assert [set(report.owners) for report in job.reports] == [{e.id for e in live[1 + n // 2]} for n in range(8)]
-    assert kept.latest("k") == {k: {"rows": 80} for k in range(50)}
-    assert len(built) == 4
+    assert kept.latest("k") == {k: {"rows": 10 * len(job.reports)} for k in range(50)}
+    of_batches = [layout for _, layout in built if any(slot.key_groups for slot in layout.slots)]
+    assert len(of_batches) == sum(bool(report.moves) for report in job.reports)

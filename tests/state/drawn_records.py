@@ -23,13 +23,15 @@ ENTRIES = st.builds(
 )
 ADDRESSES = st.tuples(st.sampled_from(["totals", "tails"]), st.integers(0, 32_767))
 RECORDS = st.builds(
-    Record, NUMBERS, st.sampled_from(["batch", "claim", "rollback", "adopt"]), NAMES, NAMES, NAMES, NUMBERS, NAMES,
+    Record, NUMBERS, st.sampled_from(["batch", "claim", "rollback", "adopt", "dispatch"]), NAMES, NAMES, NAMES, NUMBERS,
+    NAMES,
     st.integers(-1, 2**40), NUMBERS, NUMBERS, st.integers(1, 32_768), NAMES, NUMBERS,
     entries=st.dictionaries(ADDRESSES, ENTRIES, max_size=6), target=st.none() | NUMBERS, offsets=st.none() | NAMES,
     input_digest=st.none() | NAMES, time_ms=st.none() | NUMBERS, watermark_ms=st.none() | NUMBERS,
     schemas=st.dictionaries(NAMES, st.dictionaries(NAMES, NAMES, max_size=2), max_size=2),
     owners=st.dictionaries(NAMES, NAMES, max_size=3),
     outputs=st.lists(st.tuples(NAMES, LINKS), max_size=3).map(tuple),
+    shards=st.lists(st.tuples(NAMES, st.integers(0, 99_999)), max_size=3).map(tuple),
 )  # fmt: skip
 
 ROOT = "memory://root"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-from drawn_records import attempt
 
 from riffle_spark.state import codec, paths
 from riffle_spark.state.copy import Copy
@@ -16,6 +15,7 @@ from riffle_spark.state.manifest import EMPTY, Entry, Head, Link, Snapshot
 from riffle_spark.state.memory import MemoryStore
 from riffle_spark.state.parts import Reader
 from riffle_spark.state.schema import StoreSchema
+from tests.state.drawn_records import attempt
 
 SCHEMA = StoreSchema("totals", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
 

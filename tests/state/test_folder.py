@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -12,8 +13,10 @@ import pytest
 
 from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
 from riffle_spark.state import folder as folder_module
+from riffle_spark.state import localdisk
 from riffle_spark.state.copy import Copy
-from riffle_spark.state.folder import Folder, claim, default_local_dir
+from riffle_spark.state.folder import Folder, claim
+from riffle_spark.state.localdisk import default_local_dir
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -51,6 +54,34 @@ def test_a_folder_in_use_is_not_taken(tmp_path: Path) -> None:
     with lost.used():
         assert claim(tmp_path, "app/2", ["app/2"]).path != lost.path
     assert claim(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
+
+
+def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> None:
+    """An executor that comes back to a disk finds the warmest copies; using a folder is what counts, not making it."""
+    owners = [f"app/{n}" for n in range(4)]
+    folders = [claim(tmp_path, owner, owners) for owner in owners]
+    for age, folder in enumerate(folders):
+        os.utime(folder.path / "owner", (1000 - age,) * 2)
+    with folders[2].used():
+        pass
+    taken = [claim(tmp_path, f"new/{n}", ["new/0", "new/1", "new/2"]).path for n in range(3)]
+    assert taken == [folders[n].path for n in (2, 0, 1)]
+
+
+def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> None:
+    """Copies that were begun and not switched in go with their executor, whole ones stay."""
+    lost = claim(tmp_path, "app/1", ["app/1"])
+    whole, half = lost.fresh("s", 7), lost.fresh("s", 7)
+    for path in (whole, half):
+        Copy(path, new=True).close()
+    lost.switch("s", 7, whole)
+    lost.keep_sealed(1, "1-aa", b"x")
+    (lost.sealed / "2-1-bb.part").write_bytes(b"x")
+    taken = claim(tmp_path, "app/2", ["app/2"])
+    assert taken.path == lost.path
+    assert (taken.current("s", 7), half.exists()) == (whole, False)
+    assert taken.sealed_attempts() == ("1-aa",)
+    assert taken.copies() == [("s", 7)]
 
 
 def test_a_half_written_owner_is_nobodys(tmp_path: Path) -> None:
@@ -167,7 +198,7 @@ def test_network_file_systems_are_refused(
     """Memory-mapped files and locks need a local disk; the innermost mount decides."""
     mounts = tmp_path / "mounts"
     mounts.write_text(f"none / xfs rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
-    monkeypatch.setattr(folder_module, "_MOUNTS", mounts)
+    monkeypatch.setattr(localdisk, "_MOUNTS", mounts)
     if refused:
         with pytest.raises(ConfigError, match=kind) as caught:
             claim(tmp_path / "deep" / "er", "app/1", ())
@@ -181,6 +212,6 @@ def test_the_default_folder_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("LOCAL_DIRS", "/one,/two")
-    assert default_local_dir() == "/one"
+    assert default_local_dir(os.environ) == "/one"
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/spark")
-    assert default_local_dir() == "/spark"
+    assert default_local_dir(os.environ) == "/spark"

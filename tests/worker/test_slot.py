@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from slots import OUTPUT, ROWS, STATE, Member, kept_last, rows_of
+from slots import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
 from riffle_spark.process.aggregates import aggregate, count, sum_
 from riffle_spark.process.arrow_function import arrow_function
@@ -181,3 +182,48 @@ def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path
         assert (bool(found), value) == ((True, 0) if key not in ("k7", "k8") else (False, None))
     assert (last.version, last.time_ms, last.watermark_ms, last.key_group) == (1, 1001, None, None)
     assert last.rows.column_names == ROWS.names
+
+
+def test_parts_that_one_member_reads_lie_together(tmp_path: Path) -> None:
+    """A standby's parts are one range of the object, whatever key-groups it keeps; the others ascend before it."""
+    kept = dict.fromkeys(range(0, TOTAL, 3), ("standby",))
+    member = Member(tmp_path, kept_last(), followed_by=kept)
+    _, receipt = member.answer(rows_of(*((f"k{n}", n, 0) for n in range(200))))
+    found = [part.key_group for part in receipt.parts]
+    assert sorted(found) == list(range(TOTAL))
+    assert found == [kg for kg in range(TOTAL) if kg not in kept] + sorted(kept)
+    assert len(member.changes_sealed(receipt)) == 200
+
+
+def test_a_slot_without_its_copies_stops_where_a_standby_has_them(tmp_path: Path) -> None:
+    """It names the key-groups, seals nothing and fetches nothing; without a standby it fetches."""
+    member = Member(tmp_path, kept_last())
+    member.feed(rows_of(*((f"k{n}", n, 0) for n in range(50))))
+    member.feed(rows_of(("k1", 1, 0)))
+    member.home = replace(member.home, live=frozenset({"app/1", "app/another"}))
+    member.changes = {"standbys": dict.fromkeys(range(TOTAL), ("elsewhere",))}
+    _, here = member.answer(rows_of(("k1", 2, 0)))
+    assert here.error is None
+    before = len(member.store.inner.list(""))
+    _, receipt = member.answer(rows_of(("k1", 2, 0)), executor="another")
+    assert receipt.error is not None
+    assert receipt.error[0] == "Misplaced"
+    assert (len(receipt.missing), receipt.fetched_bytes, receipt.parts) == (1, 0, ())
+    assert len(member.store.inner.list("")) == before
+    member.changes = {}
+    output, receipt = member.answer(rows_of(("k1", 2, 0)), executor="another")
+    assert (receipt.error, receipt.restores, output.num_rows) == (None, 1, 1)
+
+
+def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
+    """Each key-group's rows by partition number, all of them; without the column nothing is counted."""
+    member = Member(tmp_path, kept_last(), read_by="at")
+    rows = rows_of(*((f"k{n}", n, n % 3) for n in range(90)))
+    _, receipt = member.answer(rows)
+    assert sum(count for _, _, count in receipt.read) == 90
+    assert {partition: sum(c for _, p, c in receipt.read if p == partition) for partition in range(3)} == {
+        0: 30,
+        1: 30,
+        2: 30,
+    }
+    assert Member(tmp_path / "other", kept_last()).answer(rows)[1].read == ()

@@ -1,0 +1,75 @@
+"""Owners by hash: a function of the members and nothing else."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.assign.model import Assignment
+from riffle_spark.keygroups import slot_numbers
+from riffle_spark.protocol.hashed import hashed_assignment, hashed_layout, without_effect
+from riffle_spark.protocol.members import Seat
+from riffle_spark.protocol.ports import Executor
+from riffle_spark.protocol.shards import Shards
+from riffle_spark.settings import Settings
+
+
+def seats(**cores: int) -> dict[str, Seat]:
+    """Return members with so many cores, whose executors are named otherwise."""
+    return {name: Seat(name, Executor(f"x{n}", "host", c)) for n, (name, c) in enumerate(reversed(cores.items()))}
+
+
+NOTHING = Assignment({})
+SHARDS = Shards(tuple(("events", number) for number in range(40)))
+
+
+def test_hashed_owners_follow_from_the_members_alone() -> None:
+    """The hash names a slot, slots are counted over members by name; neither history nor executors matter."""
+    members = seats(a=1, b=2, c=1)
+    ring = ["a", "b", "b", "c"]
+    dealt = SHARDS.hashed(4)
+    assignment = hashed_assignment(members, SHARDS, hashed_assignment(seats(a=9), SHARDS, NOTHING))
+    assert {t.key_group: owner for t, owner in assignment.owners.items()} == {
+        shard: ring[slot] for slot in range(4) for shard in dealt[slot]
+    }
+    layout = hashed_layout(members, SHARDS)
+    assert sorted(place.key_groups for place in layout.slots) == sorted(filter(None, dealt))
+    assert tuple(place.number for place in layout.slots) == slot_numbers(len(layout.slots))
+    again = hashed_assignment(members, SHARDS, assignment)
+    assert (again.owners, again.moves) == (assignment.owners, ())
+
+
+def test_a_drained_member_is_not_counted() -> None:
+    """A member that is to go gets nothing while others live; alone it keeps everything."""
+    assert set(hashed_assignment(seats(a=1, b=2), SHARDS, NOTHING, {"a"}).owners.values()) == {"b"}
+    assert set(hashed_assignment(seats(a=1), SHARDS, NOTHING, {"a"}).owners.values()) == {"a"}
+
+
+CORES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), min_size=1)
+
+
+@given(CORES, CORES, st.integers(0, 60))
+def test_owners_and_layout_agree_whatever_was_before(cores: dict[str, int], before: dict[str, int], count: int) -> None:
+    """Every shard has one slot, on its owner's executor; an executor has no more slots than cores; moves are the
+    owners that changed.
+    """
+    shards = Shards(tuple(("events", number) for number in range(count)))
+    members, present = seats(**cores), hashed_assignment(seats(**before), shards, NOTHING)
+    assignment, layout = hashed_assignment(members, shards, present), hashed_layout(members, shards)
+    owners = {t.key_group: owner for t, owner in assignment.owners.items()}
+    placed = {shard: place.executor for place in layout.slots for shard in place.key_groups}
+    assert placed == {shard: members[owner].executor.id for shard, owner in owners.items()}
+    assert sorted(placed) == list(range(count))
+    executors = [place.executor for place in layout.slots]
+    assert all(executors.count(seat.executor.id) <= seat.executor.cores for seat in members.values())
+    assert {(m.task, m.target) for m in assignment.moves} == set(assignment.owners.items()) - set(
+        present.owners.items()
+    )
+
+
+def test_settings_of_the_assignor_have_no_effect_in_hashed() -> None:
+    """They are named, so that a job can say so; in the other modes none is."""
+    said = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
+    assert without_effect(Settings(dispatch="hashed", **said)) == ("balance_band", "num_standbys")
+    assert without_effect(Settings(dispatch="partition", **said)) == ()
+    assert without_effect(Settings(dispatch="hashed")) == ()

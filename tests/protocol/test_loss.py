@@ -1,0 +1,137 @@
+"""Executors and disks that are lost: who takes over, and that nothing has to be fetched for it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from elastic import Elastic
+
+from riffle_spark.protocol.report import BatchReport
+from riffle_spark.testing import Attempt
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+THREE = ("1", "2", "3")
+
+
+def fetched(report: BatchReport) -> tuple[int, int, int]:
+    """Return what a batch had to fetch: bytes, bytes of snapshots, copies restored."""
+    return report.fetched_bytes, report.fetched_snapshot_bytes, report.restores
+
+
+def elsewhere(attempt: Attempt, executor: str) -> pa.Table:
+    """Run an attempt on another executor than wanted."""
+    return replace(attempt, executor=executor).run()
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_standby_takes_over_without_fetching_anything(tmp_path: Path, disk: bool) -> None:
+    """The next batch after a loss fetches nothing and restores nothing: every task's standby was in sync."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=1)
+    world.feed(4)
+    lost = world.owned("1")
+    world.cluster.lose("1", disk=disk)
+    report = world.feed()
+    assert fetched(report) == (0, 0, 0)
+    assert {move["key_group"] for move in report.moves if move["role"] == "owner"} == lost
+    assert all(move["from_executor"] == "1" for move in report.moves if move["role"] == "owner")
+    world.settle()
+    world.check_state()
+
+
+def test_two_standbys_survive_two_losses_at_once(tmp_path: Path) -> None:
+    """With two standbys, two executors may go between two batches and nothing is fetched."""
+    world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=2)
+    world.feed(4)
+    for name in ("1", "2"):
+        world.cluster.lose(name, disk=True)
+    assert fetched(world.feed()) == (0, 0, 0)
+    world.settle()
+    world.check_state()
+
+
+def test_without_standbys_survivors_share_what_has_to_be_fetched(tmp_path: Path) -> None:
+    """Nobody has a copy of what was lost: it is restored once, by more than one survivor."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=0)
+    world.feed(4)
+    lost = world.owned("1")
+    world.cluster.lose("1", disk=True)
+    report = world.feed()
+    assert report.restores == len(lost)
+    assert len({world.seating.owners[group] for group in lost}) == 2
+    world.check_state()
+
+
+def test_a_loss_inside_a_batch_is_misplaced_and_run_again(tmp_path: Path) -> None:
+    """Spark retries a dead executor's slot elsewhere: it stops, the standby takes over, nothing is fetched."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=1)
+    world.feed(4)
+    lost = world.owned("1")
+    keepers = {executor: world.holds(executor)[1] & lost for executor in ("2", "3")}
+    bare = next(executor for executor, kept in keepers.items() if not lost <= kept)
+
+    def retried(attempt: Attempt) -> pa.Table:
+        if attempt.executor != "1":
+            return attempt.run()
+        if "1" in {executor.id for executor in world.cluster.executors()}:
+            world.cluster.lose("1", disk=True)
+        return elsewhere(attempt, bare)
+
+    report = world.feed(perform=retried)
+    assert (report.runs, report.misplaced_runs) == (2, 1)
+    assert fetched(report) == (0, 0, 0)
+    world.settle()
+    world.check_state()
+
+
+def test_the_last_run_may_fetch_what_a_standby_has(tmp_path: Path) -> None:
+    """Where slots never run where they should, the batch is run a bounded number of times, and then restores."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=1, batch_attempts=3)
+    world.feed(4)
+    turn = {"1": "2", "2": "3", "3": "1"}
+    report = world.feed(perform=lambda attempt: elsewhere(attempt, turn[attempt.executor]))
+    assert (report.runs, report.misplaced_runs) == (3, 2)
+    assert report.misses == 3
+    assert report.restores > 0
+    world.feed(2)
+    world.check_state()
+
+
+def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: Path) -> None:
+    """The folder of an executor that lives is gone: its slot stops, standbys take over, nothing is restored."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=1)
+    world.feed(4)
+    shutil.rmtree(world.folder_of("1"))
+    report = world.feed()
+    assert report.misplaced_runs >= 1
+    assert fetched(report) == (0, 0, 0)
+    world.settle()
+    world.check_state()
+    assert len(world.seating.members.live) == 3
+
+
+def test_a_live_members_lost_disk_without_standbys_is_restored(tmp_path: Path) -> None:
+    """Nobody else has a copy: the executor fetches what it lost and goes on."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=0)
+    world.feed(4)
+    lost = world.owned("1")
+    shutil.rmtree(world.folder_of("1"))
+    report = world.feed()
+    assert report.restores == len(lost)
+    world.settle()
+    world.check_state()
+
+
+def test_a_standbys_lost_disk_is_found_by_upkeep(tmp_path: Path) -> None:
+    """No slot works on a member that lost its folder: upkeep tells, and its copies are fetched again."""
+    world = Elastic(tmp_path, executors=("1", "2"), num_standbys=1)
+    world.feed(4)
+    before = world.member("2")
+    shutil.rmtree(world.folder_of("2"))
+    world.feed(2, keys=world.of_groups(world.owned("1")))
+    assert world.member("2") != before
+    assert before not in world.seating.copies._heads
+    world.check_state()

@@ -1,0 +1,126 @@
+"""When a probing rebalance runs, is skipped or waits; what needs patience to become a trigger."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.assign.model import Assignment, Move, TaskId
+from riffle_spark.protocol.probes import Patience, Probes, outside_band
+
+TASK = TaskId("query", 0)
+ACCEPTABLE, INTERVAL = 10, 60.0
+WAITING = Assignment({TASK: "a"}, needs_probe=True)
+MOVED = Assignment({TASK: "a"}, needs_probe=True, moves=(Move(TASK, "owner", "b", "a", "balance", ""),))
+LAGS = st.lists(st.integers(0, 30), max_size=5)
+
+
+def probing(assignment: Assignment = WAITING) -> Probes:
+    """Return probes that have just seen an assignment."""
+    probes = Probes()
+    probes.assigned(assignment, 0.0)
+    return probes
+
+
+def due(probes: Probes, lags: list[int], now: float, assignment: Assignment = WAITING) -> bool:
+    """Ask whether to probe."""
+    return probes.due(assignment, lags, (ACCEPTABLE, INTERVAL), now)
+
+
+@given(LAGS.filter(bool), st.floats(0, 500))
+def test_no_probe_runs_while_no_warm_up_is_warm(lags: list[int], now: float) -> None:
+    """However long it takes."""
+    cold = [lag + ACCEPTABLE + 1 for lag in lags]
+    assert not due(probing(), cold, now)
+
+
+@given(LAGS.filter(bool), st.floats(0, 500))
+def test_a_probe_runs_as_soon_as_all_warm_ups_are_warm(lags: list[int], now: float) -> None:
+    """No interval has to pass."""
+    assert due(probing(), [lag % (ACCEPTABLE + 1) for lag in lags], now)
+
+
+@given(LAGS, st.floats(0, 500))
+def test_nothing_on_its_way_is_never_probed(lags: list[int], now: float) -> None:
+    """An assignment that does not ask for one gets none."""
+    settled = Assignment({TASK: "a"})
+    probes = probing(settled)
+    assert not due(probes, lags, now, settled)
+    assert probes.take() == (0, 0)
+
+
+def test_some_warm_is_enough_once_the_interval_has_passed() -> None:
+    """One slow warm-up does not keep the others waiting for ever."""
+    probes = probing()
+    assert not due(probes, [0, 99], INTERVAL - 1)
+    assert due(probes, [0, 99], INTERVAL)
+    assert probes.take() == (1, 0)
+
+
+@given(st.lists(st.floats(0.1, 50), min_size=1, max_size=60))
+def test_skipped_probes_are_counted_once_an_interval(steps: list[float]) -> None:
+    """Asked however often: at most one an interval is skipped, and at least one in every two."""
+    probes, now, skipped = probing(), 0.0, 0
+    for step in steps:
+        now += step
+        assert not due(probes, [99], now)
+        run, more = probes.take()
+        skipped += more
+        assert run == 0
+    assert skipped <= now / INTERVAL
+    assert skipped >= int(now / (INTERVAL + max(steps)))
+
+
+def test_what_moved_without_warm_ups_is_probed_at_once() -> None:
+    """Forced moves come first, what is level afterwards follows with the next batch; but only once."""
+    probes = probing(MOVED)
+    assert due(probes, [], 1.0, MOVED)
+    probes.assigned(WAITING, 1.0)
+    assert not due(probes, [], 2.0)
+    assert due(probes, [], 1.0 + INTERVAL)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_weights_count_after_five_batches_in_a_row(batches: list[bool]) -> None:
+    """Fewer, or with one within the band between, move nothing."""
+    patience, row = Patience(), 0
+    for outside in batches:
+        row = row + 1 if outside else 0
+        assert patience.weights_are_outside(outside) == (row >= 5)
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_a_standby_falls_behind_after_growing_for_ten_batches(lags: list[int]) -> None:
+    """One that keeps its distance, or comes nearer once, does not."""
+    patience, before, row = Patience(), None, 0
+    for lag in lags:
+        row = row + 1 if before is not None and lag > before else 0
+        before = lag
+        assert patience.standby_falls_behind({(TASK, "b"): lag}) == (row >= 10)
+
+
+def test_patience_starts_over_with_an_assignment() -> None:
+    """What counted against the old assignment does not count against the new one."""
+    patience = Patience()
+    for n in range(10):
+        patience.standby_falls_behind({(TASK, "b"): n})
+        patience.weights_are_outside(n >= 6)
+    patience.start_over()
+    assert not patience.weights_are_outside(outside=True)
+    assert not patience.standby_falls_behind({(TASK, "b"): 11})
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.floats(0, 100), max_size=10),
+    st.floats(0.01, 0.9), st.integers(1, 4), st.integers(1, 4),
+)  # fmt: skip
+def test_the_band_is_around_the_mean_of_work_per_slot(weights: dict[int, float], band: float, a: int, b: int) -> None:
+    """By slots, not by members; work in proportion to slots is never outside."""
+    owners = {group: ("a" if group % 2 else "b") for group in weights}
+    load = {name: sum(w for group, w in weights.items() if owners[group] == name) for name in ("a", "b")}
+    found = outside_band(weights, owners, {"a": a, "b": b}, band)
+    mean = sum(load.values()) / (a + b)
+    assert found == (
+        mean > 0 and any(not (1 - band) * mean <= load[m] / s <= (1 + band) * mean for m, s in (("a", a), ("b", b)))
+    )
+    assert not outside_band({0: float(a), 1: float(b)}, {0: "a", 1: "b"}, {"a": a, "b": b}, band)

@@ -1,0 +1,154 @@
+"""The registry of partitions: numbers that stay what they are, offsets as Spark writes them, slots by hash."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.shards import PARTITION_MAX, Partition, Shards, partition_hash, partitions_in
+
+TOTAL = 200
+PARTITIONS = st.tuples(st.sampled_from(["clicks", "orders", "Zürich", "a/1", ""]), st.integers(0, 30))
+BATCHES = st.lists(st.lists(PARTITIONS, max_size=12), max_size=6)
+
+
+def registered(batches: list[list[Partition]]) -> list[Shards]:
+    """Return the registry after each batch, the empty one first."""
+    grown = [Shards()]
+    for found in batches:
+        grown.append(grown[-1].extended(found, TOTAL))
+    return grown
+
+
+@given(BATCHES)
+def test_a_number_never_changes_its_meaning(batches: list[list[Partition]]) -> None:
+    """Whatever is found later, what was registered stays where it is, and all that was found is registered once."""
+    grown = registered(batches)
+    for before, after in itertools.pairwise(grown):
+        assert after.partitions[: len(before)] == before.partitions
+    everything = {partition for found in batches for partition in found}
+    assert sorted(grown[-1].partitions) == sorted(everything)
+
+
+@given(BATCHES, st.randoms(use_true_random=False))
+def test_the_order_within_a_batch_does_not_matter(batches: list[list[Partition]], chance: object) -> None:
+    """Partitions of one batch get the same numbers in whatever order, and however often, they are found."""
+    shuffled = [[*found, *found] for found in batches]
+    for found in shuffled:
+        chance.shuffle(found)  # type: ignore[attr-defined]
+    assert registered(shuffled) == registered(batches)
+
+
+@given(BATCHES, st.lists(PARTITIONS, min_size=1, max_size=20))
+def test_every_row_finds_the_shard_of_its_partition(batches: list[list[Partition]], rows: list[Partition]) -> None:
+    """Looked up row by row, by topic or as columns, a partition has one number, and one that is not there has none."""
+    shards = registered(batches)[-1]
+    expected = [shards.partitions.index(row) if row in shards.partitions else -1 for row in rows]
+    topics, numbers = pa.chunked_array([[row[0] for row in rows]]), pa.chunked_array([[row[1] for row in rows]])
+    assert shards.of(topics, numbers).tolist() == expected
+    arrays = shards.by_topic()
+    looked_up = [array[n] if (array := arrays.get(topic, []))[n:] else None for topic, n in rows]
+    assert [-1 if found is None else found for found in looked_up] == expected
+
+
+@given(BATCHES, st.integers(1, 40))
+def test_every_shard_is_in_one_slot_by_its_hash(batches: list[list[Partition]], slots: int) -> None:
+    """Each shard is dealt once, to the slot that its partition's hash names, whatever else is registered."""
+    shards = registered(batches)[-1]
+    dealt = shards.hashed(slots)
+    assert len(dealt) == slots
+    assert sorted(shard for slot in dealt for shard in slot) == list(range(len(shards)))
+    for slot, mine in enumerate(dealt):
+        assert all(partition_hash(shards.partitions[shard]) % slots == slot for shard in mine)
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"),
+    [
+        (("events", 0), 1332387677155173008),
+        (("events", 1), 3036399683165091288),
+        (("events", 15), 6127883073972053600),
+        (("Zürich", 7), 7777116916084038143),
+        (("", 0), 11906990698345417061),
+    ],
+)
+def test_published_hash_holds(partition: Partition, expected: int) -> None:
+    """The hash that decides slots is XXH64 of the text ``topic/partition``, as docs/dispatch.md has it."""
+    assert partition_hash(partition) == expected
+
+
+def test_sixteen_partitions_on_thirty_two_slots_are_sixteen_shards() -> None:
+    """More slots than partitions leave slots empty and no partition without one."""
+    shards = Shards().extended([("events", number) for number in range(16)], 128)
+    dealt = shards.hashed(32)
+    assert sum(map(len, dealt)) == 16
+    assert sum(not mine for mine in dealt) >= 16
+
+
+def test_more_partitions_than_key_groups_are_refused() -> None:
+    """The greatest number of shards is the setting, and the error says how to raise it."""
+    shards = Shards().extended([("events", 0), ("events", 1)], 2)
+    assert shards.extended([("events", 1)], 2) is shards
+    with pytest.raises(ConfigError, match="3 partitions, and key_groups = 2") as caught:
+        shards.extended([("orders", 0)], 2)
+    assert "--key-groups" in caught.value.remedy
+
+
+@pytest.mark.parametrize("number", [-1, PARTITION_MAX + 1])
+def test_a_number_that_no_partition_has_is_refused(number: int) -> None:
+    """Partitions are numbered from 0 on, and densely: what is far off would make every lookup table long."""
+    with pytest.raises(ConfigError, match="'events' cannot have a partition"):
+        Shards().extended([("events", number)], TOTAL)
+
+
+KAFKA = '{"events":{"0":120,"1":7},"orders":{"0":0}}'
+
+
+def entry(*sources: str) -> str:
+    """Return an offset-log entry as Spark writes it."""
+    return "\n".join(["v1", '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', *sources])
+
+
+def test_kafkas_offsets_tell_the_partitions() -> None:
+    """All partitions of all topics of all sources are read; a source without offsets yet is passed over."""
+    assert partitions_in(entry(KAFKA)) == {("events", 0), ("events", 1), ("orders", 0)}
+    assert partitions_in(entry(KAFKA, '{"events":{"2":5}}', "-")) == {
+        ("events", 0), ("events", 1), ("events", 2), ("orders", 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        None,
+        "",
+        "offsets-3",
+        entry(),
+        entry("-"),
+        entry("17"),
+        entry('{"logOffset":3}'),
+        entry('"text"'),
+        entry("[1]"),
+        entry('{"events":{"zero":1}}'),
+        entry('{"events":{"0":"1"}}'),
+        entry("{not json"),
+        entry(KAFKA, '{"logOffset":3}'),
+        entry("{}"),
+    ],
+)
+def test_other_offsets_tell_nothing(offsets: str | None) -> None:
+    """Where a source's offsets are not of topics and partitions, the rows have to be asked."""
+    assert partitions_in(offsets) is None
+
+
+@given(st.dictionaries(st.text(max_size=5), st.dictionaries(st.integers(0, 99).map(str), st.integers(-2, 2**60))))
+def test_any_offsets_of_topics_and_partitions_are_read(topics: dict[str, dict[str, int]]) -> None:
+    """Whatever the topics are called."""
+    expected = {(topic, int(number)) for topic, numbers in topics.items() for number in numbers}
+    assert partitions_in(entry(json.dumps(topics))) == (expected or None)

@@ -1,0 +1,24 @@
+"""What the assignor is told of a running query and of the settings."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from riffle_spark.assign.model import AssignSettings
+from riffle_spark.protocol.view import assign_settings
+from riffle_spark.settings import Settings
+
+
+def test_every_setting_of_the_assignors_is_passed_on() -> None:
+    """The assignor sees each setting of assignment as it was set, not the default."""
+    said = Settings(
+        key_groups=4, assignor="sticky", acceptable_recovery_lag=7, num_standbys=1,
+        max_warmup_replicas=3, balance_band=0.5, rack_aware_assignment_strategy="min_cost",
+        rack_aware_assignment_traffic_cost=11, rack_aware_assignment_non_overlap_cost=12,
+        rack_aware_assignment_tags=("zone",),
+    )  # fmt: skip
+    seen = assign_settings(said, frozenset({"b", "a"}))
+    shared = {field.name for field in fields(AssignSettings)} & set(said.given())
+    assert len(shared) == 9
+    assert {name: getattr(seen, name) for name in shared} == {name: getattr(said, name) for name in shared}
+    assert seen.exclude == (("id", "a"), ("id", "b"))

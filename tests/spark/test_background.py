@@ -1,0 +1,78 @@
+"""The thread of upkeep: one piece after the other, and an end that does not wait for what is not needed any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from riffle_spark.spark.background import Worker
+
+SOON_SECONDS = 10
+
+
+def ended(worker: Worker) -> bool:
+    """Wait a while for the worker to be idle."""
+    deadline = time.monotonic() + SOON_SECONDS
+    while worker.busy() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not worker.busy()
+
+
+def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
+    """Results come in the order of submission; an error stops nothing; each result is told once."""
+    worker, trouble = Worker(), ValueError("no")
+
+    def fail() -> None:
+        raise trouble
+
+    worker.submit(lambda: 1)
+    worker.submit(fail)
+    worker.submit(lambda: 3)
+    assert ended(worker)
+    assert worker.collect() == [1, trouble, 3]
+    assert worker.collect() == []
+    worker.stop()
+
+
+def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
+    """Work that rests goes on at once and may look whether to end; what was behind it never runs."""
+    worker, resting, ran = Worker(), threading.Event(), []
+
+    def rest() -> bool:
+        resting.set()
+        worker.rest(600)
+        return worker.stopped()
+
+    worker.submit(rest)
+    worker.submit(lambda: ran.append("behind"))
+    assert resting.wait(SOON_SECONDS)
+    assert worker.busy()
+    worker.stop()
+    worker.stop()
+    assert ended(worker)
+    worker.submit(lambda: ran.append("after"))
+    assert not worker.busy()
+    assert worker.collect() == [True]
+    assert ran == []
+
+
+def test_the_thread_ends_with_the_stop() -> None:
+    """A worker that was stopped, idle or not, leaves no thread behind; one that never worked has none."""
+    before = threading.active_count()
+    idle, fresh = Worker(), Worker()
+    idle.submit(lambda: None)
+    assert ended(idle)
+    assert threading.active_count() == before + 1
+    idle.stop()
+    fresh.stop()
+    deadline = time.monotonic() + SOON_SECONDS
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_a_rest_takes_its_time_when_nobody_stops_it() -> None:
+    """A rest lasts as long as was asked."""
+    began = time.monotonic()
+    Worker().rest(0.2)
+    assert time.monotonic() - began >= 0.19

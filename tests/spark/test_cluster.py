@@ -1,0 +1,146 @@
+"""Jobs of upkeep: one task on each executor, in a pool of their own, ended with the query."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from streaming import settings_in
+
+from riffle_spark.spark import inventory
+from riffle_spark.spark.background import Worker
+from riffle_spark.spark.cluster import UPKEEP_POOL, SparkCluster
+from riffle_spark.spark.tagged import TaggedJobs
+from riffle_spark.state.options import StoreOptions
+from riffle_spark.worker.census import CensusOrder
+from riffle_spark.worker.order import Home
+from riffle_spark.worker.upkeep import UpkeepOrder
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+MASTER = "local-cluster[2,1,600]"
+LONG_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def two_executors(spark: SparkSession, tmp_path: Path) -> None:
+    """Wait for both."""
+    settings = settings_in(tmp_path, initial_rebalance_delay=120)
+    assert len(inventory.await_executors(spark, settings, expected=2)) == 2
+
+
+@pytest.fixture
+def home(spark: SparkSession, tmp_path: Path) -> Home:
+    """A root in the test's folder, of this application's executors."""
+    application = inventory.application_id(spark)
+    live = frozenset(f"{application}/{executor.id}" for executor in inventory.executors(spark))
+    return Home(f"file://{tmp_path}/state", StoreOptions(), f"{tmp_path}/local", application, live, "0" * 32)
+
+
+def test_every_executor_answers_the_census_for_itself(spark: SparkSession, home: Home) -> None:
+    """Each executor has a folder of its own, and the second census finds the same members."""
+    cluster, executors = SparkCluster(spark), inventory.executors(spark)
+    found = cluster.census(executors, CensusOrder(home))
+    assert sorted(census.executor for census in found) == [executor.id for executor in executors]
+    assert len({census.member for census in found}) == 2
+    assert [census.error for census in found] == [None, None]
+    again = cluster.census(executors[:1], CensusOrder(home))
+    assert [(census.executor, census.member) for census in again] == [
+        (census.executor, census.member) for census in found if census.executor == executors[0].id
+    ]
+
+
+def test_only_executors_that_live_get_upkeep(spark: SparkSession, home: Home) -> None:
+    """An order for an executor that is gone is left out; the others are done, each by its own executor."""
+    cluster = SparkCluster(spark)
+    order = UpkeepOrder(home, "", 1, 0, {})
+    receipts = cluster.upkeep(dict.fromkeys(("0", "1", "77"), order))
+    assert sorted(receipt.executor for receipt in receipts) == ["0", "1"]
+    assert [receipt.errors for receipt in receipts] == [(), ()]
+    assert cluster.upkeep({"77": order}) == []
+
+
+def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: SparkSession, home: Home) -> None:
+    """Pool and tag are set while a job runs, its group stays the caller's, and afterwards all is as before."""
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "mine")
+    context.setJobGroup("batch", "the batch's own")
+    jobs = TaggedJobs(spark, UPKEEP_POOL)
+    names = ("spark.scheduler.pool", "spark.jobGroup.id", "spark.job.tags")
+    during = jobs.run(lambda: [context.getLocalProperty(name) for name in names], [])
+    assert during[:2] == [UPKEEP_POOL, "batch"]
+    assert during[2].startswith(UPKEEP_POOL)
+    assert [context.getLocalProperty(name) or None for name in names] == ["mine", "batch", None]
+    for name in names:
+        context.setLocalProperty(name, None)
+
+
+def sleeping(spark: SparkSession, started: Path) -> Callable[[], list[str]]:
+    """Return a job that says in a file that it began, and then takes a minute."""
+
+    def sleep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        started.touch()
+        time.sleep(LONG_SECONDS)
+        yield from batches
+
+    return lambda: [row[0] for row in spark.range(1).mapInArrow(sleep, "id long").collect()]
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until something is so, but not for ever."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkSession, tmp_path: Path) -> None:
+    """A job of a minute ends with the stop, as if it had answered nothing; other jobs of the session go on."""
+    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), Worker()
+    worker.submit(lambda: jobs.run(sleeping(spark, tmp_path / "started"), ["stopped"]))
+    wait_for((tmp_path / "started").exists)
+    began = time.monotonic()
+    jobs.stop(10)
+    jobs.stop(10)
+    wait_for(lambda: not worker.busy())
+    assert time.monotonic() - began < 5
+    assert worker.collect() == [["stopped"]]
+    assert jobs.run(lambda: ["ran"], ["stopped"]) == ["stopped"]
+    assert spark.range(3).count() == 3
+    worker.stop()
+
+
+def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark cannot cancel what has not begun: the stop waits for it to begin, and cancels it then."""
+    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), Worker()
+    about, asked = threading.Event(), threading.Event()
+
+    def late() -> list[str]:
+        about.set()
+        asked.wait(LONG_SECONDS)
+        time.sleep(0.5)
+        return sleeping(spark, tmp_path / "started")()
+
+    worker.submit(lambda: jobs.run(late, ["stopped"]))
+    assert about.wait(10)
+    stopping = threading.Thread(target=jobs.stop, args=(30,))
+    stopping.start()
+    asked.set()
+    stopping.join(15)
+    assert not stopping.is_alive()
+    wait_for(lambda: not worker.busy())
+    assert worker.collect() == [["stopped"]]
+    worker.stop()
+
+
+def test_a_failure_that_no_stop_caused_is_told(spark: SparkSession) -> None:
+    """A job that fails by itself raises, and the next one runs."""
+    jobs = TaggedJobs(spark, UPKEEP_POOL)
+    with pytest.raises(ZeroDivisionError):
+        jobs.run(lambda: [1 / 0], [])
+    assert jobs.run(lambda: [1.0], []) == [1.0]

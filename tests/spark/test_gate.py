@@ -1,0 +1,101 @@
+"""The gate before a batch, with real threads: closed it lets nothing through, and a stop ends the waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.spark.gate import Gate, Stopped
+
+SOON = 5.0
+
+
+def never() -> bool:
+    """Tell that nobody stops the query."""
+    return False
+
+
+def test_a_closed_gate_holds_a_batch_until_it_is_opened() -> None:
+    """A batch that comes while the gate is closed waits, and goes through once it is open; closing twice is once."""
+    gate, through = Gate(), threading.Event()
+
+    def batch() -> None:
+        with gate.batch(never):
+            through.set()
+
+    gate.close()
+    gate.close()
+    waiting = threading.Thread(target=batch)
+    waiting.start()
+    assert not through.wait(0.3)
+    gate.open()
+    assert through.wait(SOON)
+    waiting.join(SOON)
+
+
+def test_a_stop_ends_the_waiting() -> None:
+    """A query that is stopped while it is paused does not hang."""
+    gate, asked = Gate(), threading.Event()
+    gate.close()
+    raised: list[BaseException] = []
+
+    def batch() -> None:
+        try:
+            with gate.batch(asked.is_set):
+                pass
+        except Stopped as stop:
+            raised.append(stop)
+
+    waiting = threading.Thread(target=batch)
+    waiting.start()
+    asked.set()
+    waiting.join(SOON)
+    assert len(raised) == 1
+    assert gate.closed
+
+
+def test_quiet_waits_for_the_batch_under_way_and_holds_the_next() -> None:
+    """What is done in quiet begins after the batch under way; a batch cannot begin before it has ended."""
+    gate, order, inside, go_on = Gate(), list[str](), threading.Event(), threading.Event()
+
+    def batch() -> None:
+        with gate.batch(never):
+            inside.set()
+            go_on.wait(SOON)
+            order.append("batch")
+
+    first = threading.Thread(target=batch)
+    first.start()
+    assert inside.wait(SOON)
+    gate.close()
+    threading.Timer(0.2, go_on.set).start()
+    with gate.quiet(SOON):
+        order.append("quiet")
+        second = threading.Thread(target=batch)
+        second.start()
+        gate.open()
+        time.sleep(0.3)
+        order.append("still quiet")
+    second.join(SOON)
+    assert order == ["batch", "quiet", "still quiet", "batch"]
+
+
+def test_a_batch_that_does_not_end_is_told_of() -> None:
+    """Waiting for quiet is bounded, and says what to do."""
+    gate, inside, go_on = Gate(), threading.Event(), threading.Event()
+
+    def batch() -> None:
+        with gate.batch(never):
+            inside.set()
+            go_on.wait(SOON)
+
+    running = threading.Thread(target=batch)
+    running.start()
+    assert inside.wait(SOON)
+    with pytest.raises(UnavailableError, match="did not end"), gate.quiet(0.1):
+        pass
+    go_on.set()
+    running.join(SOON)

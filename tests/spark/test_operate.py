@@ -1,0 +1,155 @@
+"""What can be asked of a running query, on a real one: pause and resume, clean up, slots, listeners, refusals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from streaming import Feed, Kept, settings_in, start
+
+from riffle_spark import RebalanceListener, Stateful, StatefulJob, aggregate, count, sum_
+from riffle_spark.errors import ConfigError
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+SOON = 60.0
+
+
+class Heard(RebalanceListener):
+    """Remembers what it was told, in order; fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.fails = False
+
+    def on_revoked(self, moves: Sequence[object]) -> None:
+        """Hear what is given up."""
+        self.calls.append(("revoked", len(moves)))
+
+    def on_assigned(self, moves: Sequence[object]) -> None:
+        """Hear what is taken over."""
+        self.calls.append(("assigned", len(moves)))
+        if self.fails:
+            raise ValueError("the listener's own trouble")
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """A source of one batch."""
+    made = Feed(tmp_path / "in", "k string, v long")
+    made.add([{"k": key, "v": 1} for key in "abcdefgh"])
+    return made
+
+
+@pytest.fixture
+def kept() -> Kept:
+    """A sink."""
+    return Kept()
+
+
+@pytest.fixture
+def job(tmp_path: Path, kept: Kept) -> StatefulJob:
+    """A job that nobody runs yet."""
+    return Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(kept)
+
+
+@pytest.fixture
+def query(spark: SparkSession, feed: Feed, job: StatefulJob, tmp_path: Path) -> Iterator[StreamingQuery]:
+    """The job's query, after its first batch."""
+    running = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
+    wait_for(lambda: len(job.reports) == 1, running)
+    yield running
+    running.stop()
+
+
+def wait_for(reached: Callable[[], object], query: StreamingQuery) -> None:
+    """Wait until something is so, or raise what the query failed with."""
+    deadline = time.monotonic() + SOON
+    while not reached():
+        assert time.monotonic() < deadline
+        query.awaitTermination(0.1)
+
+
+def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
+    feed: Feed, job: StatefulJob, query: StreamingQuery, kept: Kept
+) -> None:
+    """Paused it stays alive and takes no batch; its copies can be removed then, and the next batch has its state."""
+    job.pause()
+    job.pause()
+    feed.add([{"k": "a", "v": 5}])
+    query.awaitTermination(1.5)
+    assert (query.isActive, job.paused, len(job.reports)) == (True, True, 1)
+    job.clean_up()
+    local = Path(job.settings.local_dir or "")
+    assert not list(local.glob("*/*/copies/*/*"))
+    job.resume()
+    job.resume()
+    wait_for(lambda: len(job.reports) == 2, query)
+    assert kept.latest("k")["a"] == {"rows": 2, "total": 6}
+    assert job.reports[-1].restores == 1
+
+
+def test_a_paused_query_can_be_stopped(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
+    """A stop does not wait for somebody to resume, and is no failure; another run begins where it was."""
+    job.pause()
+    feed.add([{"k": "a", "v": 5}])
+    query.awaitTermination(1)
+    query.stop()
+    assert not query.isActive
+    assert query.exception() is None
+    assert len(job.reports) == 1
+
+
+def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: StreamingQuery) -> None:
+    """Fewer slots and more again, between one and the cores; no key-group changes its owner."""
+    assert job.reports[-1].slots == 2
+    assert job.remove_worker() == 1
+    feed.add([{"k": "a", "v": 5}])
+    wait_for(lambda: len(job.reports) == 2, query)
+    assert (job.reports[-1].slots, job.reports[-1].moves) == (1, ())
+    with pytest.raises(ConfigError, match="it runs one slot"):
+        job.remove_worker()
+    assert job.add_worker() == 2
+    with pytest.raises(ConfigError, match="2 cores"):
+        job.add_worker()
+
+
+def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
+    spark: SparkSession, feed: Feed, job: StatefulJob, tmp_path: Path
+) -> None:
+    """What it raises is in the report; the batch is committed."""
+    heard = Heard()
+    heard.fails, job.listener = True, heard
+    running = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
+    wait_for(lambda: len(job.reports) == 1, running)
+    running.stop()
+    assert heard.calls == [("assigned", 8)]
+    assert "on_assigned failed, and the query goes on: ValueError" in " ".join(job.reports[0].warnings)
+
+
+def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: StreamingQuery) -> None:
+    """Each refusal names what is wrong and what to do instead."""
+    with pytest.raises(ConfigError, match="under a running query"):
+        job.clean_up()
+    with pytest.raises(ConfigError, match="no live member 'nobody'"):
+        job.drain("nobody")
+    with pytest.raises(ConfigError, match="is the last one"):
+        job.drain(job.members()[0].id)
+    with pytest.raises(ConfigError, match="no key-group 8"):
+        job.pin(8, job.members()[0].id)
+    with pytest.raises(ConfigError, match="key_groups cannot change while a query runs"):
+        job.reconfigure(key_groups=16)
+    with pytest.raises(ConfigError, match="num_standbys"):
+        job.reconfigure(num_standbys=-1)
+    assert job.reconfigure(num_standbys=1).num_standbys == 1
+
+
+def test_nothing_can_be_asked_of_a_query_that_has_not_run(job: StatefulJob) -> None:
+    """Before its first batch a job has no members to speak of."""
+    for ask in (job.request_rebalance, job.add_worker, job.clean_up, lambda: job.drain("1")):
+        with pytest.raises(ConfigError, match="has not run a batch yet"):
+            ask()
+    assert (job.members(), job.readiness(), job.paused) == ((), (), False)

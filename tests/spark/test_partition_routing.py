@@ -1,0 +1,140 @@
+"""From a row's topic and partition to its shard and slot, in Spark's own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.protocol.ports import Layout, SlotPlace
+from riffle_spark.protocol.shards import Partition, Shards
+from riffle_spark.spark import routing
+from riffle_spark.testing import home_of
+from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+MASTER = "local[1]"
+COLUMNS = ("topic", "partition")
+STRANGE = 'it\'s `a` \\ "topic" é'
+REGISTERED: list[Partition] = [("b", 0), ("b", 2), ("a", 0), ("a", 1), (STRANGE, 5), ("", 0)]
+
+
+def layout_of(partitions: list[Partition], slots: int = 3) -> Layout:
+    """Return shards in the order of registration, dealt over slots."""
+    shards = Shards(tuple(partitions))
+    places = (SlotPlace(n + 10, "1", "", tuple(range(len(shards)))[n::slots]) for n in range(slots))
+    return Layout(tuple(places), shards)
+
+
+def order_of(rows: pa.Schema) -> Order:
+    """Return an order for rows of a schema, keyed by ``k``."""
+    operator = operator_of("totals", ["k"], aggregate(rows=count()), (), rows)
+    return Order(
+        home=home_of("memory://none", Path("/nowhere")), schema=operator.schema, compute=operator.compute,
+        output=operator.declared.output, rows=operator.rows, per_key_group=False, order_by=(), total=8, epoch=1,
+        version=0, time_ms=0, watermark_ms=None, slots={}, entries={}, sequence=0, by_key=False,
+    )  # fmt: skip
+
+
+def rows_of(spark: SparkSession, rows: list[tuple[str, str | None, int | None]], kind: str = "int"):
+    """Return a batch of keys, topics and partitions."""
+    return spark.createDataFrame(rows, f"k string, topic string, partition {kind}")
+
+
+@pytest.mark.parametrize("kind", ["tinyint", "smallint", "int", "bigint"])
+def test_every_row_gets_the_shard_of_its_partition_and_its_slot(spark: SparkSession, kind: str) -> None:
+    """Whatever the topic is called, a row's key-group is its partition's number and its slot the one that serves it."""
+    rows = [(f"k{n}", *REGISTERED[n % len(REGISTERED)]) for n in range(20)]
+    batch = rows_of(spark, rows, kind)
+    order = order_of(routing.arrow_schema(batch))
+    routed = routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).collect()
+    assert [row[KEY_GROUP] for row in routed] == [n % len(REGISTERED) for n in range(20)]
+    assert [row[SLOT] for row in routed] == [10 + (n % len(REGISTERED)) % 3 for n in range(20)]
+
+
+def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
+    """Topic and partition do not go through the shuffle unless the operator needs them."""
+    batch = rows_of(spark, [("k", "a", 0)])
+    order = order_of(routing.arrow_schema(batch))
+    assert routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).columns == [SLOT, KEY_GROUP, "__riffle_0"]
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        (("k", "c", 0), "c/0"),
+        (("k", "b", 1), "b/1"),
+        (("k", "b", 3), "b/3"),
+        (("k", "b", -1), "b/-1"),
+        (("k", "b", 2**40), f"b/{2**40}"),
+        (("k", None, 0), "no topic/0"),
+        (("k", "b", None), "b/no partition"),
+    ],
+)
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_a_row_of_no_known_partition_fails_with_its_name(
+    spark: SparkSession, row: tuple[str, str | None, int | None], named: str, ansi: str
+) -> None:
+    """A row that belongs nowhere is an error that says which, and never goes to some shard."""
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        batch = rows_of(spark, [("k", "b", 0), row], "bigint")
+        order = order_of(routing.arrow_schema(batch))
+        with pytest.raises(PySparkException, match=f"riffle: dispatch is by partition.*The row is of {named}"):
+            routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).collect()
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+
+
+def test_without_any_shard_an_empty_batch_can_be_routed(spark: SparkSession) -> None:
+    """A query that has read nothing yet has no shards, and its rows, none, go nowhere."""
+    batch = rows_of(spark, [])
+    order = order_of(routing.arrow_schema(batch))
+    layout = Layout((SlotPlace(0, "1", "", ()),), Shards())
+    assert routing.routed(batch, order, layout, COLUMNS).collect() == []
+
+
+def test_partitions_are_read_from_the_rows(spark: SparkSession) -> None:
+    """Each distinct (topic, partition) once, and no more than are asked for."""
+    batch = rows_of(spark, [(f"k{n}", f"t{n % 2}", n % 3) for n in range(30)])
+    assert sorted(routing.partitions_of(batch, COLUMNS, 100)) == [(f"t{t}", p) for t in range(2) for p in range(3)]
+    assert len(routing.partitions_of(batch, COLUMNS, 4)) == 4
+    named = batch.toDF("k", "a.b", "c`d")
+    assert len(routing.partitions_of(named, ("a.b", "c`d"), 100)) == 6
+
+
+@pytest.mark.parametrize("row", [("k", None, 0), ("k", "b", None)])
+def test_a_row_without_topic_or_partition_is_refused(
+    spark: SparkSession, row: tuple[str, str | None, int | None]
+) -> None:
+    """A null is no partition."""
+    with pytest.raises(ConfigError, match="no topic or no partition"):
+        routing.partitions_of(rows_of(spark, [row]), COLUMNS, 10)
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns", "said"),
+    [
+        ("k string", COLUMNS, "topic and partition, and the batch has not got both"),
+        ("k string, topic string", COLUMNS, "has not got both"),
+        ("k string, topic string, partition string", COLUMNS, "topic string and partition string"),
+        ("k string, topic binary, partition int", COLUMNS, "topic binary and partition int"),
+        ("k string, topic string, partition int", ("topic",), "has not got both"),
+        ("k string, topic string, partition int", ("topic", "part"), "topic and part, and"),
+    ],
+)
+def test_a_batch_without_the_columns_is_refused(
+    spark: SparkSession, schema: str, columns: tuple[str, ...], said: str
+) -> None:
+    """The error names the columns that are wanted, and says what to do."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        routing.partition_columns(spark.createDataFrame([], schema), columns)
+    assert "dispatch_columns" in caught.value.remedy
+    assert "select" in caught.value.remedy

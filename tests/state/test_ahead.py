@@ -1,0 +1,81 @@
+"""Work that runs ahead: in order, several at once, within a bound, and no further than somebody listens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.state.ahead import ahead
+from riffle_spark.state.budget import Budget
+
+
+def results(found: list[tuple[int, Future[int]]]) -> list[int]:
+    """Return what was made of the items."""
+    return [future.result() for _, future in found]
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 60), st.integers(1, 4))
+def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], bound: int, at_once: int) -> None:
+    """What is begun and not yet taken never holds more than the bound and one item."""
+    taken: list[int] = []
+    begun: list[int] = []
+
+    def source():  # type: ignore[no-untyped-def]
+        for size in sizes:
+            begun.append(size)
+            assert sum(begun) - sum(taken) - size < bound or len(begun) == len(taken) + 1
+            yield size
+
+    found = []
+    for item, future in ahead(lambda size: -size, source(), lambda size: size, bound, at_once):
+        found.append((item, future))
+        future.result()
+        taken.append(item)
+    assert [item for item, _ in found] == sizes
+    assert results(found) == [-size for size in sizes]
+
+
+def test_an_error_is_its_items_alone() -> None:
+    """It is raised where the result is asked for."""
+    for item, future in ahead(lambda n: 1 // n, [1, 0, 1], lambda _: 1, 10, 2):
+        if item:
+            assert future.result() == 1
+        else:
+            with pytest.raises(ZeroDivisionError):
+                future.result()
+
+
+def test_who_stops_listening_stops_the_work() -> None:
+    """What has begun ends, nothing else begins, and no thread is left."""
+    done: list[int] = []
+    threads = threading.active_count()
+
+    def work(item: int) -> None:
+        time.sleep(0.01)
+        done.append(item)
+
+    running = ahead(work, range(1000), lambda _: 1, 1000, 2)
+    next(running)
+    running.close()
+    assert len(done) < 10
+    assert threading.active_count() == threads
+
+
+def test_a_budget_begins_one_thing_and_then_as_time_allows() -> None:
+    """Bytes count only for what fetches some."""
+    now = [0.0]
+    budget = Budget(1.0, 100_000, lambda: now[0])
+    now[0] = 5.0
+    assert budget.allows()
+    assert not budget.allows()
+    budget = Budget(10.0, 100_000, lambda: now[0])
+    assert budget.grant(70_000) == 70_000
+    assert budget.grant(1_000_000, part=True) == 64 * 1024
+    assert (budget.grant(1), budget.grant(1, part=True), budget.allows()) == (0, 0, True)
+    assert Budget(10.0, None, lambda: now[0]).grant(2**40) == 2**40
+    assert Budget(10.0, 0, lambda: now[0]).grant(1, part=True) == 0

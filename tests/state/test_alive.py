@@ -1,0 +1,49 @@
+"""Processes that ended are known on their machine, and folders of dead owners are free before the driver says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from riffle_spark.state.alive import is_dead, named
+from riffle_spark.state.folder import claim
+
+
+def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:
+    """Running and stopped it lives; killed it is dead, before and after somebody asks what became of it."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    name = named(process.pid)
+    assert name
+    assert not is_dead(name)
+    process.send_signal(signal.SIGSTOP)
+    assert not is_dead(name)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dead(name)
+    process.wait()
+    assert is_dead(name)
+
+
+def test_what_cannot_be_judged_counts_as_alive() -> None:
+    """Another namespace, no name at all or one of another kind says nothing; another process of the same id is dead."""
+    pid, started, space = named(os.getpid()).split()
+    assert not is_dead(f"{pid} {started} pid:[1]")
+    assert not is_dead("")
+    assert not is_dead("somebody")
+    assert is_dead(f"{pid} {int(started) - 1} {space}")
+
+
+def test_the_folder_of_a_dead_owner_is_free_though_the_driver_takes_it_for_live(tmp_path: Path) -> None:
+    """An executor that is started again inside a batch finds its predecessor's folder; a living one's is left alone."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    live = ["app/1", "app/2"]
+    first = claim(tmp_path, "app/1", live, named(process.pid))
+    assert claim(tmp_path, "app/2", live, named(os.getpid())).path != first.path
+    process.kill()
+    process.wait()
+    taken = claim(tmp_path, "app/3", live, named(os.getpid()))
+    assert taken.path == first.path
+    assert not first.is_of_owner()

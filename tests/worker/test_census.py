@@ -1,0 +1,226 @@
+"""What an executor tells of its machine: the copies that are of use, and nothing of what the dead left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slots import Member, rows_of
+from test_rack import metadata_service
+
+from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.state import copy as copy_module
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.folder import Folder
+from riffle_spark.testing import home_of
+from riffle_spark.worker import census as census_module
+from riffle_spark.worker import rack as rack_module
+from riffle_spark.worker.census import Census, CensusOrder, take_census
+from riffle_spark.worker.homes import folder_of
+from riffle_spark.worker.order import Home
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Member:
+    """A member whose store has counted some keys in two batches."""
+    member = Member(tmp_path, aggregate(n=count()))
+    for _ in range(2):
+        member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
+    return member
+
+
+def census(member: Member, **changes: object) -> Census:
+    """Take a census of the member; it must work."""
+    found = take_census(CensusOrder(member.home, **changes), "1")  # type: ignore[arg-type]
+    assert found.error is None
+    return found
+
+
+def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
+    """Return what a census of copies that were last folded at ``version`` tells."""
+    of = {kg: [link.head for link in e.chain if link.head.version == version] for kg, e in member.entries.items()}
+    return {("totals", kg, *found[0]) for kg, found in of.items()}
+
+
+def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
+    """It holds nothing yet; the disk is told."""
+    home = home_of("memory://census-new", tmp_path)
+    found = take_census(CensusOrder(home), "1")
+    assert found.error is None
+    assert found.member == folder_of(home, "1").member
+    assert (found.copies, found.sealed, found.folders_removed) == ((), (), 0)
+    assert 0 < found.disk_used_share <= 1
+
+
+def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Member) -> None:
+    """Copies stand at the base of the last batch; the deltas of both batches lie there as files."""
+    found = census(member)
+    assert set(found.copies) == heads(member, 0)
+    assert found.copies == tuple(sorted(found.copies))
+    assert set(found.sealed) == {link.head.attempt for e in member.entries.values() for link in e.chain}
+    assert (folder_of(member.home, "1").sealed / f"1-{found.sealed[1]}").exists()
+
+
+def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of damaged bytes alone, then, after the machine was started anew, all of them."""
+    folder = folder_of(member.home, "1")
+    first = folder.copies()[0]
+    current = folder.current(*first)
+    assert current is not None
+    (current / "data.mdb").write_bytes(b"\xff" * 20_000)
+    assert first not in {copy[:2] for copy in census(member).copies}
+    assert not current.exists()
+    assert first not in folder.copies()
+    assert len(census(member).copies) == 2
+    monkeypatch.setattr(copy_module, "boot_id", lambda: "another")
+    assert census(member).copies == ()
+    assert folder.copies() == []
+
+
+def test_a_copy_that_this_process_has_open_is_left_alone(member: Member) -> None:
+    """It cannot be looked into, and is not taken for damaged."""
+    folder = folder_of(member.home, "1")
+    first, *others = folder.copies()
+    with Copy(folder.current(*first) or Path()):
+        assert [copy[:2] for copy in census(member).copies] == others
+    assert [copy[:2] for copy in census(member).copies] == [first, *others]
+
+
+def strays(folder: Folder) -> list[Path]:
+    """Leave in a folder what a process leaves that dies at each step of filling a copy or keeping a delta."""
+    half = folder.fresh("totals", 3)
+    Copy(half, new=True).close()
+    passing = half.with_name(f"{half.name}.link")
+    passing.symlink_to(half.name)
+    dangling = folder.link("totals", 9_999)
+    dangling.symlink_to("9999.gone")
+    part = folder.sealed / "7-1-aa.part"
+    part.write_bytes(b"half")
+    return [half, passing, dangling, part]
+
+
+def test_what_dead_processes_left_half_done_goes(member: Member) -> None:
+    """Nobody is in the folder, so that whatever no link leads to was given up."""
+    left = strays(folder_of(member.home, "1"))
+    assert len(census(member).copies) == 3
+    assert [path for path in left if path.is_symlink() or path.exists()] == []
+
+
+def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
+    """The next piece of upkeep goes on with them, or nobody ever does."""
+    parts = [folder_of(member.home, "1").path / "incoming" / "totals" / f"000{n}.x" for n in range(2)]
+    parts[0].parent.mkdir(parents=True)
+    for age, part in zip((120, 20), parts, strict=True):
+        part.write_bytes(b"half")
+        os.utime(part, (time.time() - age,) * 2)
+    census(member, folder_cleanup_seconds=60)
+    assert [part.exists() for part in parts] == [False, True]
+
+
+def test_what_a_slot_is_at_work_on_stays(member: Member) -> None:
+    """A slot of the same executor may run beside a census: then nothing is sure to be given up."""
+    folder = folder_of(member.home, "1")
+    with folder.used():
+        left = strays(folder)
+        assert len(census(member).copies) == 3
+    half, passing, _, part = left
+    assert half.exists()
+    assert passing.is_symlink()
+    assert part.exists()
+
+
+def abandoned(home: Home, executor: str, *, seconds: float) -> Path:
+    """Make a folder that was last used so long ago."""
+    path = folder_of(home, executor).path
+    os.utime(path / "owner", (time.time() - seconds,) * 2)
+    return path
+
+
+def test_folders_that_nobody_comes_back_to_are_removed(member: Member, tmp_path: Path) -> None:
+    """Long unused and of no live owner; a younger one, one of a live owner and other roots' stay."""
+    mine = folder_of(member.home, "1").path
+    live = frozenset({f"{member.home.application}/{executor}" for executor in ("1", "live")})
+    member.home = replace(member.home, live=live | {f"{member.home.application}/{n}" for n in ("old", "young")})
+    old, young = (abandoned(member.home, name, seconds=at) for name, at in [("old", 120), ("young", 20)])
+    alive = abandoned(member.home, "live", seconds=120)
+    other = abandoned(home_of("memory://census-other", tmp_path), "old", seconds=120)
+    member.home = replace(member.home, live=live)
+    assert census(member, folder_cleanup_seconds=60).folders_removed == 1
+    assert sorted(path for path in mine.parent.iterdir() if path.is_dir()) == sorted([mine, young, alive])
+    assert not old.exists()
+    assert other.exists()
+    assert census(member, folder_cleanup_seconds=60).folders_removed == 0
+    member.home = replace(member.home, live=frozenset())
+    assert census(member, folder_cleanup_seconds=-1).folders_removed == 2
+    assert mine.exists()
+
+
+def test_an_old_folder_that_somebody_is_in_stays(member: Member) -> None:
+    """A late task of a dead executor holds it."""
+    everybody = replace(member.home, live=frozenset(f"{member.home.application}/{n}" for n in ("1", "late")))
+    late = folder_of(everybody, "late")
+    member.home = replace(member.home, live=frozenset({f"{member.home.application}/1"}))
+    with late.used():
+        os.utime(late.path / "owner", (0, 0))
+        assert census(member, folder_cleanup_seconds=60).folders_removed == 0
+    assert late.path.exists()
+    os.utime(late.path / "owner", (0, 0))
+    assert census(member, folder_cleanup_seconds=60).folders_removed == 1
+
+
+def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
+    """It answers all the same, with what it knows."""
+    (tmp_path / "file").write_text("in the way")
+    found = take_census(CensusOrder(home_of("memory://census-fails", tmp_path / "file" / "below")), "7")
+    assert (found.executor, found.member, found.copies) == ("7", "", ())
+    assert "local_dir" in (found.error or "")
+
+
+def test_the_environment_goes_before_the_metadata_service(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service is asked only where it is wanted and nothing else tells, and is remembered once it has told."""
+    census_module._zone_told.cache_clear()
+    monkeypatch.setattr(rack_module, "EC2_METADATA", "127.0.0.1:1")
+    monkeypatch.setenv("RIFFLE_TAG_POOL", "spot")
+    assert census(member, ec2_metadata=True).rack is None
+    with metadata_service() as address:
+        monkeypatch.setattr(rack_module, "EC2_METADATA", address)
+        assert census(member).rack is None
+        assert census(member, ec2_metadata=True).rack == "eu-west-1b"
+    assert census(member, ec2_metadata=True).rack == "eu-west-1b"
+    monkeypatch.setenv("RIFFLE_RACK", "r1")
+    found = census(member, ec2_metadata=True)
+    assert (found.rack, found.tags) == ("r1", {"pool": "spot"})
+    census_module._zone_told.cache_clear()
+
+
+def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None:
+    """Wait for the others, take a census and tell the member."""
+    gate.wait()  # type: ignore[attr-defined]
+    found = take_census(CensusOrder(home), executor)
+    told.put((executor, found.member, found.error))  # type: ignore[attr-defined]
+
+
+def test_executors_that_start_at_once_get_a_folder_each(tmp_path: Path) -> None:
+    """Some take over what is free, the others get new ones; no folder has two."""
+    executors = [str(n) for n in range(4)]
+    home = home_of("memory://census-race", tmp_path)
+    before = frozenset(f"{home.application}/old{n}" for n in range(2))
+    old = {folder_of(replace(home, live=before), f"old{n}").member for n in range(2)}
+    home = replace(home, live=frozenset(f"{home.application}/{name}" for name in executors))
+    gate, told = SPAWN.Barrier(len(executors)), SPAWN.Queue()
+    processes = [SPAWN.Process(target=claim_at_once, args=(home, name, gate, told)) for name in executors]
+    for process in processes:
+        process.start()
+    answers = [told.get(timeout=60) for _ in executors]
+    for process in processes:
+        process.join(60)
+    assert {error for _, _, error in answers} == {None}
+    members = {member for _, member, _ in answers}
+    assert len(members) == len(executors)
+    assert old < members

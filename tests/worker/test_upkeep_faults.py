@@ -1,0 +1,265 @@
+"""Pieces of upkeep that are cut short, or find damaged and missing bytes and full disks: told, and gone on from."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pieces import STORE, Upkept
+
+from riffle_spark.state import budget as budget_module
+from riffle_spark.state import copy as copy_module
+from riffle_spark.state import follow as follow_module
+from riffle_spark.state import paths
+from riffle_spark.state.directory import DirectoryStore
+from riffle_spark.state.faulty import Fault, FaultyStore
+from riffle_spark.state.manifest import Snapshot
+from riffle_spark.testing import home_of
+from riffle_spark.worker.homes import use_store
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
+
+SPAWN = multiprocessing.get_context("spawn")
+RANGE = 2_000
+
+
+@pytest.fixture
+def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upkept:
+    """A member without copies. Key-group 1 has a snapshot of many ranges and a chain, 2 and 3 have a chain alone."""
+    monkeypatch.setattr(follow_module, "RANGE_BYTES", RANGE)
+    monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)
+    upkept = Upkept(tmp_path)
+    fill(upkept)
+    return upkept
+
+
+def fill(upkept: Upkept) -> None:
+    """Commit what the fixture says."""
+    upkept.place.seal(0, {1: {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(3_000)}})
+    upkept.place.snapshot(1)
+    for version in (1, 2):
+        upkept.place.seal(version, {kg: {f"k{version}": version} for kg in (1, 2, 3)})
+
+
+def snapshot(upkept: Upkept) -> Snapshot:
+    """Return the snapshot of key-group 1."""
+    taken = upkept.place.entries[1].snapshot
+    assert taken is not None
+    assert taken.length > 10 * RANGE
+    return taken
+
+
+def progress(receipt: UpkeepReceipt, key_group: int = 1) -> tuple[int, int]:
+    """Return bytes fetched and to fetch of an unfinished key-group."""
+    return next((fetched, total) for _, kg, fetched, total in receipt.unfinished if kg == key_group)
+
+
+def test_a_large_snapshot_is_got_over_several_pieces(upkept: Upkept) -> None:
+    """Each fetches its bytes, no more than a range beyond, and no byte twice."""
+    size, fetched = snapshot(upkept).length, 0
+    follows = upkept.follows({1: upkept.place.entries[1]})
+    for _ in range(100):
+        receipt = upkept.run(follows=follows, fetch_bytes=3 * RANGE)
+        fetched += receipt.snapshot_bytes
+        assert receipt.snapshot_bytes <= 3 * RANGE
+        if not receipt.unfinished:
+            break
+        assert progress(receipt)[0] >= fetched
+    assert fetched == size
+    assert upkept.held(1) == upkept.place.wanted[1]
+    assert upkept.incoming() == []
+
+
+def test_no_bytes_are_fetched_where_none_are_allowed(upkept: Upkept) -> None:
+    """Whatever else there is to do is done; all that is to be fetched is told."""
+    receipt = upkept.run(fetch_bytes=0)
+    assert (receipt.requests, receipt.snapshot_bytes, receipt.delta_bytes) == ({}, 0, 0)
+    entries = upkept.place.entries
+    assert progress(receipt) == (0, snapshot(upkept).length + entries[1].chain_bytes)
+    assert progress(receipt, 2) == (0, entries[2].chain_bytes)
+
+
+def test_another_executor_goes_on_with_what_one_has_fetched(upkept: Upkept) -> None:
+    """Half-fetched snapshots stay with the folder, and the folder's next owner uses them."""
+    first = upkept.run(follows=upkept.follows({1: upkept.place.entries[1]}), fetch_bytes=5 * RANGE)
+    before = upkept.folder().path
+    second = upkept.run("2")
+    assert upkept.folder("2").path == before
+    assert second.snapshot_bytes == snapshot(upkept).length - first.snapshot_bytes
+    assert upkept.held(1, "2") == upkept.place.wanted[1]
+
+
+def test_what_came_of_an_older_snapshot_goes(upkept: Upkept) -> None:
+    """A newer one was taken meanwhile; so does what came for a copy that is dropped, or that is there by now."""
+    entry = upkept.place.entries[1]
+    upkept.run(follows=upkept.follows({1: entry}), fetch_bytes=5 * RANGE)
+    assert [path.name for path in upkept.incoming()] == [f"0001.{snapshot(upkept).id}"]
+    upkept.place.snapshot(1)
+    upkept.run(follows=upkept.follows({1: upkept.place.entries[1]}), fetch_bytes=5 * RANGE)
+    assert [path.name for path in upkept.incoming()] == [f"0001.{snapshot(upkept).id}"]
+    upkept.run(follows=(), drops=(upkept.drop(1),))
+    assert upkept.incoming() == []
+    assert upkept.is_warm(upkept.run())
+
+
+def test_what_came_that_is_more_than_all_goes(upkept: Upkept) -> None:
+    """No snapshot is so long: the file is of no use."""
+    upkept.run(follows=upkept.follows({1: upkept.place.entries[1]}), fetch_bytes=5 * RANGE)
+    upkept.incoming()[0].write_bytes(b"x" * (snapshot(upkept).length + 1))
+    assert upkept.is_warm(upkept.run())
+
+
+def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None:
+    """What is whole and has another checksum is named and goes; the piece after gets it anew."""
+    follows = upkept.follows({1: upkept.place.entries[1]})
+    upkept.run(follows=follows, fetch_bytes=5 * RANGE)
+    part = upkept.incoming()[0]
+    part.write_bytes(b"\0" * part.stat().st_size)
+    receipt = upkept.troubled(follows=follows)
+    assert "truncated or altered" in receipt.errors[0]
+    assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
+    assert upkept.is_warm(upkept.run())
+
+
+@pytest.mark.parametrize("kind", ["truncated", "flipped", "missing", "unavailable"])
+def test_a_range_that_fails_is_got_again(upkept: Upkept, kind: str) -> None:
+    """The copy's own trouble: the others follow; what came before the trouble is kept, unless it cannot be told."""
+    upkept.store.script(Fault(kind, "get", name=f"{STORE}/", skip=4))  # type: ignore[arg-type]
+    receipt = upkept.troubled()
+    assert len(receipt.errors) == 1
+    assert receipt.errors[0].startswith("totals, key-group 1: ")
+    assert {copy[1] for copy in receipt.copies} == {2, 3}
+    assert (STORE, 1) in receipt.gone
+    assert [kg for _, kg, _, _ in receipt.unfinished] == [1]
+    kept = progress(receipt)[0]
+    assert kept == (snapshot(upkept).length if kind == "flipped" else 4 * RANGE)
+    again = upkept.run()
+    assert upkept.is_warm(again)
+    assert again.snapshot_bytes == snapshot(upkept).length - (0 if kind == "flipped" else kept)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "missing", "unavailable"])
+def test_a_delta_that_fails_holds_its_copies_up_and_no_others(upkept: Upkept, kind: str) -> None:
+    """They stay where they are; the next piece goes on."""
+    upkept.run()
+    upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
+    upkept.place.seal(4, {kg: {"k": 4} for kg in (1, 3)})
+    upkept.store.script(Fault(kind, "get", name=paths.delta(3, "")[:-1]))  # type: ignore[arg-type]
+    receipt = upkept.troubled()
+    behind = {kg for _, kg, _, _ in receipt.unfinished}
+    assert behind == {1, 2} or (kind == "truncated" and behind == {2})
+    assert len(receipt.errors) == len(behind)
+    assert (STORE, 3, *upkept.place.entries[3].head) in receipt.copies
+    assert len(receipt.copies) == 3
+    assert upkept.is_warm(upkept.run())
+
+
+def test_one_damaged_part_fails_its_own_key_group(upkept: Upkept) -> None:
+    """The other parts came with the same get and are whole."""
+    upkept.run()
+    upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2, 3)})
+    upkept.store.script(Fault("flipped", "get", name=paths.delta(3, "")[:-1]))
+    receipt = upkept.troubled()
+    assert [kg for _, kg, _, _ in receipt.unfinished] == [2]
+    assert len(receipt.errors) == 1
+    assert upkept.is_warm(upkept.run())
+
+
+def test_no_copy_is_begun_on_a_disk_that_is_too_full(upkept: Upkept) -> None:
+    """Said once, with what to do; copies that are there go on following."""
+    upkept.run(follows=upkept.follows({2: upkept.place.entries[2]}))
+    upkept.place.seal(3, {2: {"k": 3}})
+    receipt = upkept.troubled(disk_limit=0.0)
+    assert len(receipt.errors) == 1
+    assert "local_disk_limit" in receipt.errors[0]
+    assert receipt.copies == ((STORE, 2, *upkept.place.entries[2].head),)
+    assert [kg for _, kg, _, _ in receipt.unfinished] == [1, 3]
+    assert receipt.snapshot_bytes == 0
+    assert upkept.is_warm(upkept.run())
+
+
+def committed(folder: Path) -> tuple[Upkept, UpkeepOrder]:
+    """Commit what the fixture says to a directory, which other processes see; return the order to follow it."""
+    upkept = Upkept(folder)
+    upkept.store.inner = store = DirectoryStore(folder / "root")
+    fill(upkept)
+    home = upkept.home = home_of((folder / "root").as_uri(), folder / "executors")
+    use_store(home, store)
+    return upkept, upkept.order()
+
+
+def died(order: UpkeepOrder, root: Path, gets: int) -> None:
+    """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
+    follow_module.RANGE_BYTES = RANGE
+    follow_module._AT_ONCE = 1
+
+    def die(_: float) -> None:
+        time.sleep(0.5)  # what came before is written by another thread
+        os._exit(9)
+
+    store = FaultyStore(DirectoryStore(root), [Fault("slow", "get", f"{STORE}/", skip=gets)], die)
+    use_store(order.home, store)
+    run_upkeep(order, "1")
+
+
+def outgrown(order: UpkeepOrder, limit: int) -> None:
+    """Do a piece in a process whose files may not grow beyond a limit, then one without it."""
+    follow_module.RANGE_BYTES = RANGE
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    receipt = run_upkeep(order, "1")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert receipt.errors
+    assert all("`local_dir`" in error for error in receipt.errors), receipt.errors
+    assert 1 in [kg for _, kg, _, _ in receipt.unfinished]
+    assert run_upkeep(order, "1").errors == ()
+
+
+def in_another_process(work: Callable[..., None], *given: object) -> int | None:
+    """Do it; return how the process ended."""
+    process = SPAWN.Process(target=work, args=given)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def test_a_process_goes_on_where_a_dead_one_stopped(tmp_path: Path) -> None:
+    """What it had fetched is used; what it left half done harms nothing."""
+    upkept, order = committed(tmp_path)
+    assert in_another_process(died, order, tmp_path / "root", 7) == 9
+    begun = [path.stat().st_size for path in upkept.incoming()]
+    assert begun == [7 * RANGE]
+    receipt = run_upkeep(order, "1")
+    assert receipt.errors == ()
+    assert receipt.snapshot_bytes == snapshot(upkept).length - begun[0]
+    assert upkept.is_warm(receipt)
+
+
+@pytest.mark.parametrize("limit", [8 * RANGE, 96 * 1024])
+def test_a_disk_that_is_full_is_told_with_its_remedy(tmp_path: Path, limit: int) -> None:
+    """Under the snapshot's file, or under the copy that it is loaded into: nothing is lost, the next piece works."""
+    _, order = committed(tmp_path)
+    assert in_another_process(outgrown, order, limit) == 0
+
+
+def test_copies_of_another_boot_are_restored(upkept: Upkept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was started anew between two pieces."""
+    upkept.run()
+    monkeypatch.setattr(copy_module, "boot_id", lambda: "another")
+    receipt = upkept.run()
+    assert (upkept.is_warm(receipt), receipt.restores) == (True, 3)
+
+
+def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
+    """Deleted by retention while an old order was on its way: the newer entry gets the newer one."""
+    entry = upkept.place.entries[1]
+    upkept.store.delete([paths.snapshot(STORE, 1, snapshot(upkept).id)])
+    receipt = upkept.troubled(follows=upkept.follows({1: entry}))
+    assert "missing" in receipt.errors[0]
+    assert snapshot(upkept).id in receipt.errors[0]
+    upkept.place.snapshot(1)
+    assert upkept.is_warm(upkept.run())

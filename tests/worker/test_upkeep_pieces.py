@@ -1,0 +1,283 @@
+"""Pieces of upkeep: copies follow, copies go, snapshots are taken, all within a time and a number of bytes."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pieces import STORE, Upkept
+
+from riffle_spark.state import codec, paths
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.folder import claim
+from riffle_spark.state.manifest import EMPTY, Head
+from riffle_spark.state.supply import rows_of
+from riffle_spark.worker.upkeep import UpkeepReceipt, run_upkeep
+from tests.state.members import SCHEMA
+
+KEY_GROUPS = range(1, 9)
+
+
+@pytest.fixture
+def upkept(tmp_path: Path) -> Upkept:
+    """A member without copies; two versions of eight key-groups are committed."""
+    upkept = Upkept(tmp_path)
+    for version in range(2):
+        upkept.place.seal(version, {kg: {f"k{version}": kg, "k": version} for kg in KEY_GROUPS})
+    return upkept
+
+
+def test_a_member_without_copies_gets_them(upkept: Upkept) -> None:
+    """Snapshots and chains together; what is told is where the copies are, and what it took."""
+    upkept.place.snapshot(1)
+    upkept.place.seal(2, {1: {"k": None}})
+    receipt = upkept.run()
+    assert upkept.is_warm(receipt)
+    assert (receipt.executor, receipt.member) == ("1", upkept.folder().member)
+    assert (receipt.restores, receipt.folds) == (8, 15)
+    assert receipt.requests == {"get": 4}
+    assert receipt.snapshot_bytes == upkept.place.entries[1].snapshot.length  # type: ignore[union-attr]
+    assert receipt.delta_bytes > 0
+    assert upkept.incoming() == []
+
+
+def test_copies_fold_together_with_one_get_a_delta(upkept: Upkept) -> None:
+    """However many key-groups a member follows in it; nothing at all once they are warm."""
+    upkept.run()
+    for version in range(2, 5):
+        upkept.place.seal(version, {kg: {"k": version} for kg in KEY_GROUPS if kg % 3})
+    upkept.gets("")
+    receipt = upkept.run()
+    assert upkept.is_warm(receipt)
+    assert (upkept.gets("delta/"), receipt.folds, receipt.restores) == (3, 18, 0)
+    again = upkept.run()
+    assert upkept.is_warm(again)
+    assert (upkept.gets(""), again.folds, again.delta_bytes) == (0, 0, 0)
+
+
+def test_a_member_follows_what_it_sealed_itself_without_a_get(upkept: Upkept) -> None:
+    """The bytes lie there as a file; a byte budget does not hold it up."""
+    upkept.run()
+    upkept.place.folder = upkept.folder()
+    upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS}, kept=True)
+    upkept.gets("")
+    assert upkept.is_warm(upkept.run(fetch_bytes=0))
+    assert upkept.gets("") == 0
+
+
+def test_an_entry_that_comes_cut_is_enough_for_a_copy_that_is_near(upkept: Upkept) -> None:
+    """The log is read only for a copy that turns out to be elsewhere."""
+    upkept.run()
+    upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
+    upkept.log()
+    cut = {kg: entry.recent(1) for kg, entry in upkept.place.entries.items()}
+    upkept.gets("")
+    assert upkept.is_warm(upkept.run(follows=upkept.follows(cut)))
+    assert upkept.gets("log/") == 0
+    upkept.folder().drop(STORE, 3)
+    assert upkept.is_warm(upkept.run(follows=upkept.follows(cut)))
+    assert upkept.gets("log/") > 0
+
+
+def test_a_copy_that_is_further_on_has_followed(upkept: Upkept) -> None:
+    """A piece that comes late finds the owner beyond its entries: told where it is, and left alone."""
+    late = dict(upkept.place.entries)
+    upkept.place.seal(2, {kg: {"k": 2} for kg in KEY_GROUPS})
+    upkept.run()
+    receipt = upkept.run(follows=upkept.follows(late))
+    assert upkept.is_warm(receipt)
+    assert receipt.restores == 0
+
+
+def test_a_copy_of_a_line_that_was_given_up_is_replaced(upkept: Upkept) -> None:
+    """After a rollback, under a higher epoch; one of what is empty again goes."""
+    back, wanted = dict(upkept.place.entries), {kg: dict(rows) for kg, rows in upkept.place.wanted.items()}
+    upkept.place.seal(2, {1: {"k": 2}, 9: {"z": 1}})
+    upkept.run()
+    upkept.place.entries, upkept.place.wanted = back, wanted
+    order = replace(upkept.order(follows=upkept.follows({**back, 9: EMPTY})), epoch=2)
+    receipt = run_upkeep(order, "1")
+    assert receipt.errors == ()
+    assert (upkept.is_warm(receipt), receipt.restores, receipt.gone) == (True, 1, ((STORE, 9),))
+
+
+def test_a_copy_goes_only_from_where_it_was_seen(upkept: Upkept) -> None:
+    """One that moved on since is somebody's; without a head any goes; one that is not there is gone too."""
+    upkept.run()
+    seen = upkept.place.entries[1].head
+    upkept.place.seal(2, {1: {"k": 2}})
+    upkept.run()
+    drops = (upkept.drop(1, seen), upkept.drop(2, upkept.place.entries[2].head), upkept.drop(3), upkept.drop(99))
+    receipt = upkept.run(follows=(), drops=drops)
+    assert receipt.copies == ((STORE, 1, *upkept.place.entries[1].head),)
+    assert receipt.gone == ((STORE, 2), (STORE, 3), (STORE, 99))
+    assert [upkept.held(kg) is None for kg in (1, 2, 3, 4)] == [False, True, True, False]
+
+
+def test_a_piece_ends_in_time_and_the_next_goes_on(upkept: Upkept) -> None:
+    """Each begins one thing at least, so that pieces of no time at all come to the end."""
+    drops = (upkept.drop(1), upkept.drop(2))
+    assert upkept.run(follows=(), drops=drops, seconds=0.0).gone == ((STORE, 1),)
+    for count in itertools.count(1):
+        receipt = upkept.run(seconds=0.0)
+        if not receipt.unfinished:
+            break
+        assert count < 30
+        assert all(fetched < total for _, _, fetched, total in receipt.unfinished)
+    assert upkept.is_warm(receipt)
+    assert count > 8
+
+
+def test_time_is_the_clock_that_is_given(upkept: Upkept) -> None:
+    """Nothing new begins once it says that the seconds are over."""
+    upkept.place.snapshot(1)
+    ticks = itertools.count()
+    receipt = run_upkeep(upkept.order(seconds=4.0), "1", seconds=lambda: float(next(ticks)))
+    assert (receipt.errors, receipt.restores, receipt.seconds > 0) == ((), 4, True)
+    assert [key_group for _, key_group, _, _ in receipt.unfinished] == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_snapshots_are_taken_of_what_the_copy_holds(upkept: Upkept) -> None:
+    """After following; those that time does not allow are left."""
+    due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
+    receipt = upkept.run(snapshots=due)
+    assert [(store, kg) for store, kg, _ in receipt.taken] == [(STORE, 1), (STORE, 2), (STORE, 3)]
+    for store, key_group, taken in receipt.taken:
+        name = paths.snapshot(store, key_group, taken.id)
+        table = codec.decode(upkept.store.get(name) or b"", taken.checksum, name)
+        assert dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)) == upkept.place.wanted[key_group]
+        assert taken.head == upkept.place.entries[key_group].head
+    short = upkept.run(follows=(), snapshots=due, seconds=0.0)
+    assert (len(short.taken), short.snapshots_left) == (1, 2)
+
+
+def test_a_snapshot_that_fails_leaves_the_others_be(upkept: Upkept) -> None:
+    """It is told and not taken."""
+    due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
+    receipt = upkept.troubled(snapshots=(due[0], replace(due[1], entry=None), due[2]))
+    assert [key_group for _, key_group, _ in receipt.taken] == [1, 3]
+    assert receipt.errors[0].startswith("totals, key-group 2: ")
+    assert receipt.snapshots_left == 0
+
+
+def test_an_order_for_another_member_does_nothing(upkept: Upkept) -> None:
+    """The executor has another folder by now: what is meant is not here."""
+    receipt = run_upkeep(replace(upkept.order(), member="m000000000000"), "1")
+    assert (receipt.copies, receipt.unfinished, receipt.member) == ((), (), upkept.folder().member)
+    assert "m000000000000" in receipt.errors[0]
+    mine = replace(upkept.order(), member=upkept.folder().member)
+    assert upkept.is_warm(run_upkeep(mine, "1"))
+
+
+def test_a_folder_that_was_taken_over_is_not_touched(upkept: Upkept) -> None:
+    """A late piece of an executor that is taken for dead works in a folder of its own, or not at all."""
+    upkept.run()
+    before = upkept.folder()
+    taken = claim(before.path.parent, "app/2", ["app/2"])
+    assert taken.path == before.path
+    late = replace(upkept.order(drops=(upkept.drop(1),)), member=before.member, home=alive(upkept))
+    receipt = run_upkeep(late, "1")
+    assert "is for member" in receipt.errors[0]
+    assert taken.current(STORE, 1) is not None
+
+
+def alive(upkept: Upkept):  # type: ignore[no-untyped-def]
+    """Return the home as a driver tells it that sees both executors."""
+    return replace(upkept.home, live=frozenset({"app/1", "app/2"}))
+
+
+def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
+    """One that Spark runs twice, or that comes while the one before lingers, is told to come back."""
+    with upkept.folder().alone():
+        receipt = upkept.troubled()
+    assert "still at work" in receipt.errors[0]
+    assert receipt.copies == ()
+    assert upkept.is_warm(upkept.run())
+
+
+def test_a_store_whose_columns_are_not_told_fails_alone(upkept: Upkept) -> None:
+    """The other store's copies follow."""
+    other = replace(upkept.follows()[0], store="unknown")
+    receipt = upkept.troubled(follows=(other, *upkept.follows()[1:]))
+    assert len(receipt.errors) == 1
+    assert receipt.errors[0].startswith("unknown, key-group 1: ")
+    assert len([copy for copy in receipt.copies if copy[0] == STORE]) == 7
+
+
+def test_a_copy_of_another_boot_or_damaged_is_restored(upkept: Upkept) -> None:
+    """As by a slot."""
+    upkept.run()
+    current = upkept.folder().current(STORE, 1) or Path()
+    (current / "data.mdb").write_bytes(b"\xff" * 20_000)
+    receipt = upkept.run()
+    assert (upkept.is_warm(receipt), receipt.restores) == (True, 1)
+
+
+def test_a_copy_that_another_process_moves_on_is_not_disturbed(upkept: Upkept) -> None:
+    """A slot folds the last link while the piece reads it: both find the copy where it should be."""
+    upkept.run()
+    upkept.place.seal(2, {1: {"k": 2}})
+    entry = upkept.place.entries[1]
+    rows = upkept.place.reader.links([entry.chain[-1]])
+    original = type(upkept.store).get
+
+    def overtaken(store, name, start=0, length=None):  # type: ignore[no-untyped-def]
+        with Copy(upkept.folder().current(STORE, 1) or Path()) as copy:
+            copy.fold(entry.chain[-2].head, entry.head, rows_of(SCHEMA, rows)[entry.chain[-1]])
+            copy.fold(entry.head, Head(3, entry.head.attempt), rows_of(SCHEMA, rows)[entry.chain[-1]])
+        return original(store, name, start, length)
+
+    upkept.store.get = overtaken.__get__(upkept.store)  # type: ignore[method-assign]
+    receipt = upkept.run(follows=upkept.follows({1: entry}))
+    assert receipt.copies == ((STORE, 1, 3, entry.head.attempt),)
+    assert receipt.unfinished == ()
+
+
+def test_an_executor_that_cannot_work_says_why(tmp_path: Path) -> None:
+    """Nothing is raised, whatever it is."""
+    upkept = Upkept(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    receipt = run_upkeep(replace(upkept.order(), home=replace(upkept.home, local_dir=str(tmp_path / "file"))), "1")
+    assert isinstance(receipt, UpkeepReceipt)
+    assert "local_dir" in receipt.errors[0]
+
+
+KEYS = st.sampled_from("abcd")
+DELTAS = st.dictionaries(st.integers(0, 3), st.dictionaries(KEYS, st.none() | st.integers(0, 9), min_size=1))
+ACTS = st.sampled_from(["nothing", "snapshot", "lose", "other executor"])
+BUDGETS = st.fixed_dictionaries(
+    {"seconds": st.sampled_from([0.0, 1000.0]), "fetch_bytes": st.sampled_from([None, 1, 700, 2_000])}
+)
+
+
+@given(st.lists(st.tuples(DELTAS, ACTS, BUDGETS), max_size=8))
+@settings(deadline=None, max_examples=25)
+def test_however_it_is_cut_into_pieces_a_copy_holds_what_was_committed(
+    history: list[tuple[dict[int, dict[str, int | None]], str, dict[str, object]]],
+) -> None:
+    """Over deltas, snapshots, lost copies and executors, each piece leaves copies on their chains, the last at the
+    end.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        upkept, executors = Upkept(Path(folder)), itertools.count(1)
+        executor = str(next(executors))
+        for version, (changes, act, budget) in enumerate(history):
+            upkept.place.seal(version, changes)
+            if act == "snapshot" and changes:
+                upkept.place.snapshot(min(changes))
+            if act == "other executor":
+                executor = str(next(executors))
+            if act == "lose" and changes:
+                upkept.folder(executor).drop(STORE, min(changes))
+            receipt = upkept.run(executor, **budget)
+            on_chain = {(kg, e.head) for kg, e in upkept.place.entries.items()}
+            behind = {kg for _, kg, _, _ in receipt.unfinished}
+            assert {(kg, Head(v, a)) for _, kg, v, a in receipt.copies if kg not in behind} <= on_chain
+        receipt = upkept.run(executor)
+        assert receipt.unfinished == ()
+        assert {kg: upkept.held(kg, executor) for kg in upkept.place.entries} == upkept.place.wanted
