@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 import riffle_spark as riffle
 from apps.demo.ledger import Difference, Ledger, compare
 from benchmarks.elastic_data import OUTPUT, STATE, Feed, advancing
-from benchmarks.elastic_stage import POLL_SECONDS, WAIT_SECONDS, Stage
+from benchmarks.elastic_stage import POLL_SECONDS, WAIT_SECONDS, Stage, wait_for
 from riffle_spark.protocol.report import BatchReport
 
 __all__ = ["KEY_GROUPS", "STORE", "Played", "Query"]
@@ -139,6 +139,17 @@ class Query:
             self._check()
             time.sleep(POLL_SECONDS)
         return self.played_from(first)
+
+    def rest(self, rows: int) -> None:
+        """Wait until upkeep is through with what the batches so far gave it to do, and have a small one report it."""
+        self._await_upkeep()
+        self.play(1, rows)
+        self._await_upkeep()
+
+    def _await_upkeep(self) -> None:
+        assert self.job._running is not None, "it has run a batch"
+        rounds = self.job._running.driver._rounds
+        wait_for("upkeep to be through", lambda: not rounds._running)
 
     def batch(self, rows: int | None = None) -> BatchReport:
         """Feed one batch after all others are through, and return its report."""

@@ -29,6 +29,7 @@ def returning(size: Size, folder: Path) -> dict[str, object]:
         query.play_until(lambda reports: has_standbys(reports, KEY_GROUPS) and is_calm(reports))
         one = _one_is_gone(stage, query)
         query.play(CALM)
+        query.rest(FEW_ROWS)
         query.stop()
         stage.end_session()
         every = _come_back(query, _folders(stage), lambda: query.start(EXECUTORS))
@@ -46,6 +47,7 @@ def _one_is_gone(stage: Stage, query: Query) -> dict[str, int]:
     stage.cluster.kill_worker(GONE)
     stage.await_executors(EXECUTORS - 1)
     query.play(CALM)
+    query.rest(FEW_ROWS)
 
     def come_back() -> None:
         stage.cluster.return_worker(GONE)

@@ -46,6 +46,7 @@ class Seating:
         self._news = News()
         self._layout: Layout | None = None
         self._homes: dict[TaskId, MemberId] = {}
+        self._kept: dict[TaskId, MemberId] = {}
         self._patience = Patience()
         self._weights = Weights()
         self._awaited: frozenset[MemberId] = frozenset()
@@ -76,6 +77,7 @@ class Seating:
         self.copies.forget()
         self.cleaner.forget()
         self._homes.clear()
+        self._kept.clear()
         self._awaited = frozenset()
         self._layout = None
         self.present = _recorded(tail) if tail else Assignment({})
@@ -116,12 +118,13 @@ class Seating:
         return [changes for changes in found if changes]
 
     def _remember_homes(self, left: Iterable[MemberId], now: float) -> None:
-        """Keep the tasks of members that may come back for them."""
+        """Keep the tasks of members that may come back for them, and of what they kept copies."""
         awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
         for member in left:
             if member in awaited:
                 owned = [t for t, owner in self.present.owners.items() if owner == member]
                 self._homes.update({t: member for t in owned if self._homes.get(t) not in awaited})
+                self._kept.update({t: member for t, kept in self.present.standbys.items() if member in kept})
 
     def _situation(
         self, manifest: Manifest, stores: tuple[str, ...], key_groups: Collection[int], now: float
@@ -169,6 +172,7 @@ class Seating:
         """Tell whether a lost member is waited for no longer."""
         awaited = frozenset(self.members.awaited(now, self._settings.scheduled_rebalance_max_delay))
         self._homes = {t: home for t, home in self._homes.items() if home in awaited or home in self.members.live}
+        self._kept = {t: member for t, member in self._kept.items() if member in awaited}
         return bool(self._awaited - awaited - set(self.members.live))
 
     def _assign(self, situation: Situation) -> None:
@@ -242,10 +246,13 @@ class Seating:
         return standing_by(self._situation(manifest, stores, (), 0.0), self._settings.acceptable_recovery_lag)
 
     def followed_by(self) -> dict[int, tuple[MemberId, ...]]:
-        """Return, by key-group, the members that will read its deltas: the one that it awaits, warm-ups, standbys."""
+        """Return, by key-group, the members that will read its deltas: those that it awaits, warm-ups, standbys."""
         copies = (self.present.warmups, self.present.standbys)
         every = {
-            t: (self._homes.get(t, ""), *(m for held in copies for m in held.get(t, ()))) for t in self.present.owners
+            t: dict.fromkeys(
+                [self._homes.get(t, ""), self._kept.get(t, ""), *(m for held in copies for m in held.get(t, ()))]
+            )
+            for t in self.present.owners
         }
         named = {t.key_group: tuple(filter(None, members)) for t, members in every.items()}
         return {key_group: members for key_group, members in named.items() if members}
