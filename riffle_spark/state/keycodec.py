@@ -33,7 +33,7 @@ from riffle_spark.columns import (
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
-__all__ = ["LOCAL_KEY_BYTES_MAX", "decode_keys", "encode_keys", "local_key"]
+__all__ = ["LOCAL_KEY_BYTES_MAX", "decode_beginnings", "decode_keys", "encode_keys", "local_key"]
 
 LOCAL_KEY_BYTES_MAX: Final = 500
 """Keys up to here are stored as they are; a local key-value file takes 511."""
@@ -126,6 +126,17 @@ def decode_keys(encoded: Column | Sequence[bytes], types: Sequence[pa.DataType])
     Keys that were never made from such columns raise ``CorruptStateError``; shortened ones (``local_key``) are such.
     """
     array = whole(encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary()))
+    columns, lengths = decode_beginnings(array, types)
+    if not bool((lengths == np.diff(byte_slices(array)[1])).all()):
+        raise _corrupt("bytes follow the last column")
+    return columns
+
+
+def decode_beginnings(array: pa.LargeBinaryArray, types: Sequence[pa.DataType]) -> tuple[list[pa.Array], Offsets]:
+    """Return the columns of keys that something may follow, and how many bytes each key is itself.
+
+    Raises as ``decode_keys`` does.
+    """
     if array.null_count:
         raise _corrupt("a key is missing")
     data, offsets = byte_slices(array)
@@ -138,9 +149,7 @@ def decode_keys(encoded: Column | Sequence[bytes], types: Sequence[pa.DataType])
         else:
             column, starts = _decode_text(data, starts, ends, kind, ends_of_text)
         columns.append(column)
-    if not bool((starts == ends).all()):
-        raise _corrupt("bytes follow the last column")
-    return columns
+    return columns, starts - offsets[:-1]
 
 
 def _decode_fixed(data: Matrix, starts: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:
