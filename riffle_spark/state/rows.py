@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 __all__ = ["Rows"]
@@ -11,13 +12,26 @@ __all__ = ["Rows"]
 class Rows:
     """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole
     keys. ``size_bytes`` are those of keys and values together, 0 where nobody counted.
+
+    ``cleared`` are the places, ascending, of deleted rows whose key is a prefix: all that begins so is removed before
+    other rows are put. Values of ``indexed`` rows begin with the 8 bytes of a time, all zero for none, by which the
+    copy lists them too.
     """
 
     keys: list[bytes]
     values: list[bytes | None]
     longs: list[bytes | None] | None = None
     size_bytes: int = 0
+    cleared: tuple[int, ...] = ()
+    indexed: bool = False
 
     def slice(self, start: int, stop: int) -> Rows:
         """Return rows ``start`` to ``stop``."""
-        return Rows(self.keys[start:stop], self.values[start:stop], self.longs[start:stop] if self.longs else None)
+        first, end = bisect_left(self.cleared, start), bisect_left(self.cleared, stop)
+        return Rows(
+            self.keys[start:stop],
+            self.values[start:stop],
+            self.longs[start:stop] if self.longs else None,
+            cleared=tuple(place - start for place in self.cleared[first:end]),
+            indexed=self.indexed,
+        )

@@ -24,8 +24,8 @@ from riffle_spark.state.keycodec import decode_beginnings
 from riffle_spark.state.rowlayout import unreadable
 
 __all__ = [
-    "NO_DUE", "Dues", "Parsed", "cut_key", "cut_keys", "cut_length", "due_bytes", "due_key", "due_of", "dues_of",
-    "index_bytes", "index_key", "index_of", "numbers_of", "parsed", "stored_keys",
+    "NO_DUE", "WORD_BYTES", "Dues", "Parsed", "cut_key", "cut_keys", "cut_length", "due_bytes", "due_key", "due_of",
+    "dues_of", "index_bytes", "index_key", "index_of", "numbers_of", "parsed", "stored_keys", "whole_keys",
 ]  # fmt: skip
 
 KEY_BYTES_MAX: Final = 240
@@ -40,7 +40,7 @@ Dues = npt.NDArray[np.int64]
 
 _WORD = struct.Struct(">Q")
 _TURN = 1 << 63
-_WORD_BYTES: Final = 8
+WORD_BYTES: Final = 8
 
 
 class Parsed(NamedTuple):
@@ -73,10 +73,21 @@ def cut_length(length: int) -> int:
     return length if length <= KEY_BYTES_MAX else len(CUT_MARK) + CUT_BYTES + DIGEST_BYTES
 
 
-def stored_keys(groups: pa.Array, number: int, elements: pa.Array) -> pa.Array:
-    """Return the stored keys of one variable's elements: keys, number and elements put together."""
+def whole_keys(groups: pa.Array, number: int, elements: pa.Array) -> pa.Array:
+    """Return the whole stored keys of one variable's elements: keys, number and elements put together."""
     middle, nothing = pa.scalar(bytes([number]), pa.large_binary()), pa.scalar(b"", pa.large_binary())
     return pc.binary_join_element_wise(groups, middle, elements, nothing)
+
+
+def stored_keys(whole: pa.LargeBinaryArray, group_lengths: Offsets) -> pa.LargeBinaryArray:
+    """Return whole stored keys as they are stored; the very array if none is cut."""
+    lengths = np.diff(byte_slices(whole)[1])
+    long = (group_lengths > KEY_BYTES_MAX) | (lengths - group_lengths - 1 > KEY_BYTES_MAX)
+    if not bool(long.any()):
+        return whole
+    pairs = zip(whole.filter(pa.array(long)).to_pylist(), group_lengths[long].tolist(), strict=True)
+    cut = [cut_key(key[:end]) + key[end : end + 1] + cut_key(key[end + 1 :]) for key, end in pairs]
+    return pc.replace_with_mask(whole, pa.array(long), pa.array(cut, pa.large_binary()))
 
 
 def parsed(whole: pa.LargeBinaryArray, types: Sequence[pa.DataType]) -> Parsed:
@@ -96,7 +107,7 @@ def index_key(index: int) -> bytes:
 
 def index_of(stored: bytes) -> int:
     """Return the number of a list's element from its stored key."""
-    index: int = _WORD.unpack(stored[-_WORD_BYTES:])[0]
+    index: int = _WORD.unpack(stored[-WORD_BYTES:])[0]
     return index
 
 
@@ -124,7 +135,7 @@ def due_bytes(dues: Dues, valid: Mask) -> pa.Array:
 def numbers_of(elements: pa.Array) -> Offsets:
     """Return the numbers of a list's elements, out of what follows its prefix."""
     data, offsets = byte_slices(elements)
-    if bool((np.diff(offsets) != _WORD_BYTES).any()):
+    if bool((np.diff(offsets) != WORD_BYTES).any()):
         raise unreadable("an element of a list has no index")
     return _read_words(data, offsets[:-1]).view(np.int64)
 
@@ -132,16 +143,16 @@ def numbers_of(elements: pa.Array) -> Offsets:
 def dues_of(array: pa.Array) -> Dues:
     """Return the times at the beginning of each."""
     data, offsets = byte_slices(array)
-    if bool((np.diff(offsets) < _WORD_BYTES).any()):
+    if bool((np.diff(offsets) < WORD_BYTES).any()):
         raise unreadable("a due time is missing")
     return (_read_words(data, offsets[:-1]) ^ np.uint64(_TURN)).view(np.int64)
 
 
 def _words(values: npt.NDArray[np.uint64], valid: Mask) -> pa.Array:
-    return binary_column(values[valid].astype(">u8"), positions_of(valid * _WORD_BYTES))
+    return binary_column(values[valid].astype(">u8"), positions_of(valid * WORD_BYTES))
 
 
 def _read_words(data: Bytes, starts: Offsets) -> npt.NDArray[np.uint64]:
-    rows = data[starts[:, None] + np.arange(_WORD_BYTES)]
+    rows = data[starts[:, None] + np.arange(WORD_BYTES)]
     words: npt.NDArray[np.uint64] = rows.reshape(-1).view(">u8").astype(np.uint64)
     return words

@@ -1,59 +1,50 @@
 """Several state variables of one key as one store. Knows their columns and where each lies. Does not know a processor.
 
 A part or snapshot is a table of *wide rows*: the key's columns, which variable the row is of, which element of it, when
-it is due, and one struct column a variable, null in rows of the others. A local copy keeps each row under the key, the
-variable's number and the element, so that a key's state and each variable of it are ranges.
+it is due, and one struct column a variable, null in rows of the others. A delta's row that is deleted and of no element
+clears the whole variable before the part's other rows apply. A local copy keeps each row under the key, the variable's
+number and the element, so that a key's state and each variable of it are ranges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.codec import DELETED
+from riffle_spark.state.keycodec import encode_keys
 from riffle_spark.state.rows import Rows
+from riffle_spark.state.scalars import KeyEncoder
+from riffle_spark.state.variable_keys import NO_DUE, WORD_BYTES, Dues, cut_key, cut_keys, cut_length, due_of, parsed
+from riffle_spark.state.wide import (
+    DUE,
+    INDEX,
+    TIMER,
+    VARIABLE,
+    MapRows,
+    RowsOf,
+    TimerRows,
+    ValueRows,
+    Variable,
+    kinds_of,
+)
+from riffle_spark.state.wide_table import NAMES, dues_and_values, encoded_rows, names_of, wide_table
 
-__all__ = ["DUE", "INDEX", "NO_DUE", "TIMER", "VARIABLE", "Kind", "Places", "Variable", "VariablesSchema"]
+__all__ = ["DUE", "INDEX", "NO_DUE", "TIMER", "VARIABLE", "Places", "Variable", "VariablesSchema"]
 
-Kind: TypeAlias = Literal["value", "list", "map"]
-Dues: TypeAlias = npt.NDArray[np.int64]
-
-VARIABLE = "__variable"
-INDEX = "__index"
-DUE = "__due"
-TIMER = "__timer"
-"""The variable that every key's timers are rows of."""
-NO_DUE = -(2**63)
-"""The due time of what is never due."""
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One declared state variable: the fields of its value, of a map's key, and how long an element lives.
-
-    ``value`` and ``key`` are the fields of the structs, as Arrow schemas; ``key`` is a map's alone.
-    """
-
-    name: str
-    kind: Kind
-    value: pa.Schema
-    key: pa.Schema | None = None
-    ttl_ms: int | None = None
-
-    @property
-    def column(self) -> str:
-        """The name of its struct column: of the value's fields, or of ``key`` and ``value`` for a map."""
-        return f"__state_{self.name}"
+VARIABLES_MAX = 126
+"""Their names are a dictionary of 8 bits."""
 
 
 class Places(NamedTuple):
     """What stored keys are of: row i of ``keys`` (the key's columns) and the rest belong to stored key i.
 
-    ``groups`` are the stored key's beginnings as ``group_keys`` gives them, ``variables`` names, ``elements`` what
+    ``groups`` are the stored keys' beginnings as ``group_keys`` gives them, ``variables`` names, ``elements`` what
     follows: nothing, ``index_key``, ``map_key`` or ``due_key``.
     """
 
@@ -67,7 +58,7 @@ class Places(NamedTuple):
 class VariablesSchema:
     """The key and the variables of one store. ``indexed``: elements may be due, and are kept in order of time too.
 
-    Order of ``variables`` is their order on disk: it is part of what is stored.
+    The order of ``variables`` is part of what is stored.
     """
 
     store: str
@@ -75,54 +66,110 @@ class VariablesSchema:
     variables: tuple[Variable, ...]
     indexed: bool = False
 
+    def __post_init__(self) -> None:
+        names = [*self.key.names, VARIABLE, INDEX, DUE, DELETED, *(variable.column for variable in self.variables)]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigError(
+                f"two columns of the state are named {', '.join(repeated)}",
+                remedy="give each state variable a name of its own; no key column's may begin with two underscores",
+                where=self.store,
+            )
+        if len(self.variables) > VARIABLES_MAX:
+            raise ConfigError(
+                f"{len(self.variables)} state variables are too many",
+                remedy=f"declare at most {VARIABLES_MAX}",
+                where=self.store,
+            )
+        self.part_schema()  # raises for types that cannot be stored
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return VariablesSchema, (self.store, self.key, self.variables, self.indexed)
+
     def variable(self, name: str) -> Variable:
         """Return the variable of this name."""
-        raise NotImplementedError
-
-    def encoded(self, table: pa.Table) -> pa.Array:
-        """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
-        raise NotImplementedError
-
-    def encode(self, table: pa.Table) -> Rows:
-        """Return a part's or snapshot's rows as a local copy takes them."""
-        raise NotImplementedError
-
-    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
-        """Return pairs of a local copy as a table of ``part_schema()``."""
-        raise NotImplementedError
+        return self._declared[name].variable
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
         """Return the schema of a snapshot, or of a delta's part."""
-        raise NotImplementedError
+        fields = [pa.field(VARIABLE, NAMES), pa.field(INDEX, pa.int64()), pa.field(DUE, pa.int64())]
+        fields += [pa.field(kind.variable.column, kind.type) for kind in self._declared.values()]
+        return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
+
+    def encoded(self, table: pa.Table) -> pa.Array:
+        """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
+        return encode_keys([table.column(name) for name in self.key.names])
+
+    def encode(self, table: pa.Table) -> Rows:
+        """Return a part's or snapshot's rows as a local copy takes them."""
+        return encoded_rows(self.encoded(table), table, self._kinds, indexed=self.indexed)
+
+    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: Mapping[bytes, bytes]) -> pa.Table:
+        """Return pairs of a local copy as a table of ``part_schema()``."""
+        return wide_table(pairs, longs, self._kinds, self.part_schema(), indexed=self.indexed)
 
     def group_keys(self, encoded: pa.Array) -> list[bytes]:
         """Return the beginning of everything a key holds, for keys as ``encoded`` gives them; long ones are cut."""
-        raise NotImplementedError
+        keys: list[bytes] = cut_keys(encoded).to_pylist()
+        return keys
 
     def group_key(self, values: tuple[object, ...]) -> bytes:
         """Return the same for one key, given as the Python values of its columns (``to_pylist``)."""
-        raise NotImplementedError
+        return cut_key(self._encode_key(values))
 
     def prefix(self, group_key: bytes, variable: str) -> bytes:
         """Return the beginning of all that one variable (or ``TIMER``) of a key holds; a value's whole stored key."""
-        raise NotImplementedError
+        return group_key + self._marks[variable]
 
     def map_key(self, variable: str, values: tuple[object, ...]) -> bytes:
         """Return what follows the prefix for one key of a map, given as Python values."""
-        raise NotImplementedError
+        return cut_key(self._map(variable).encode_one(values))
 
-    def map_keys(self, variable: str, keys: Sequence[bytes], longs: dict[bytes, bytes]) -> pa.Table:
+    def map_keys(self, variable: str, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> pa.Table:
         """Return the map's keys, as columns of ``Variable.key``, out of stored keys of that variable."""
-        raise NotImplementedError
+        whole = pa.array([longs.get(key, key) for key in keys], pa.large_binary())
+        return self._map(variable).keys(parsed(whole, self.key.types).elements)
 
-    def places(self, keys: Sequence[bytes], longs: dict[bytes, bytes]) -> Places:
+    def places(self, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> Places:
         """Return what stored keys are of. ``longs`` are the whole keys of cut ones (``Reading.longs``)."""
-        raise NotImplementedError
+        found = parsed(pa.array([longs.get(key, key) for key in keys], pa.large_binary()), self.key.types)
+        ends = [cut_length(length) for length in found.lengths.tolist()]
+        pairs = list(zip(keys, ends, strict=True))
+        return Places(
+            pa.Table.from_arrays(found.columns, schema=self.key),
+            [key[:end] for key, end in pairs],
+            names_of(found.numbers, self._kinds).to_pylist(),
+            [key[end + 1 :] for key, end in pairs],
+        )
 
     def values(self, variable: str, stored: Sequence[bytes]) -> tuple[Dues, pa.Table]:
         """Return stored values as due times (``NO_DUE`` for none) and a table of ``Variable.value``."""
-        raise NotImplementedError
+        dues, values = dues_and_values(pa.array(stored, pa.large_binary()), indexed=self.indexed)
+        return dues, self._declared[variable].codec.decode(values)
 
     def value(self, variable: str, stored: bytes) -> tuple[int, tuple[object, ...]]:
         """Return the same of one stored value: its due time and the Python values of its fields."""
-        raise NotImplementedError
+        if not self.indexed:
+            return NO_DUE, self._declared[variable].decode_one(stored)
+        return due_of(stored), self._declared[variable].decode_one(stored[WORD_BYTES:])
+
+    @cached_property
+    def _declared(self) -> dict[str, ValueRows]:
+        return {kind.name: kind for kind in kinds_of(self.variables)}
+
+    @cached_property
+    def _kinds(self) -> list[RowsOf]:
+        return [*self._declared.values(), *([TimerRows()] if self.indexed else [])]
+
+    @cached_property
+    def _marks(self) -> dict[str, bytes]:
+        return {kind.name: bytes([kind.number]) for kind in self._kinds}
+
+    @cached_property
+    def _encode_key(self) -> KeyEncoder:
+        return KeyEncoder(self.key.types)
+
+    def _map(self, variable: str) -> MapRows:
+        kind = self._declared[variable]
+        assert isinstance(kind, MapRows), f"{variable} is no map"
+        return kind

@@ -109,17 +109,22 @@ def structs(fields: list[tuple[pa.DataType, Values]]) -> tuple[pa.DataType, Valu
     return kind, st.fixed_dictionaries({f"f{at}": st.one_of(st.none(), v) for at, (_, v) in enumerate(fields)})
 
 
-TYPES = st.recursive(
-    st.sampled_from(list(LEAVES.items())),
-    lambda inner: st.one_of(
-        inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))),
-        inner.map(lambda t: (pa.large_list(t[0]), nullable_lists(t[1]))),
-        inner.map(lambda t: (pa.list_(t[0], 2), nullable_lists(t[1], 2))),
-        inner.map(lambda t: (pa.map_(pa.string(), t[0]), entries(t[1]))),
-        st.lists(inner, max_size=3).map(structs),
-    ),
-    max_leaves=5,
-)
+def nested(leaves: dict[pa.DataType, Values]) -> st.SearchStrategy[tuple[pa.DataType, Values]]:
+    """Draw a type made of these leaves, and what draws its values."""
+    return st.recursive(
+        st.sampled_from(list(leaves.items())),
+        lambda inner: st.one_of(
+            inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))),
+            inner.map(lambda t: (pa.large_list(t[0]), nullable_lists(t[1]))),
+            inner.map(lambda t: (pa.list_(t[0], 2), nullable_lists(t[1], 2))),
+            inner.map(lambda t: (pa.map_(pa.string(), t[0]), entries(t[1]))),
+            st.lists(inner, max_size=3).map(structs),
+        ),
+        max_leaves=5,
+    )
+
+
+TYPES = nested(LEAVES)
 
 
 @st.composite
