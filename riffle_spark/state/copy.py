@@ -1,4 +1,5 @@
-"""One local copy: one key-group's committed state in an embedded key-value file. Knows LMDB; nobody else does.
+"""One local copy: one key-group's committed state in an embedded key-value file. Knows its databases, and how it moves.
+Does not know what is in a row.
 
 Theory of operation. A copy holds committed effects only (I2). It advances in one write transaction, which first
 checks the head that it starts from and last writes the head that it reaches, so a crash, a second process or a stale
@@ -11,24 +12,24 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import cast
 
 import lmdb
 
-from riffle_spark.errors import OutOfDate, UnavailableError
+from riffle_spark.errors import OutOfDate
+from riffle_spark.state import due
 from riffle_spark.state.damage import CopyInUse, DamagedCopy, damaged, trouble
-from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX
+from riffle_spark.state.lmdb_file import INITIAL_MAP_BYTES, LmdbFile
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.reading import CopyReading, Reading, keys_under
 from riffle_spark.state.rows import Rows
 
 __all__ = ["Copy", "CopyInUse", "DamagedCopy", "boot_id"]
 
-_INITIAL_MAP_BYTES = 1 << 20
-_MAX_MAP_BYTES = 1 << 44
 _NODE_BYTES = 32
 _FILL_FACTOR = 2
 """A page of sorted rows may be half empty, and a row has some bytes beside its own."""
@@ -36,7 +37,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _META = b"meta"
 _STATE = b"state"
 _LONG = b"long"
-_Result = TypeVar("_Result")
+_DUE = b"due"
 
 
 @functools.cache
@@ -48,44 +49,12 @@ def boot_id() -> str:
         return ""
 
 
-class Copy:
+class Copy(LmdbFile):
     """An open copy; a context manager. Not for use after a fork, nor twice in one process at a time."""
 
     def __init__(self, folder: Path, *, new: bool = False) -> None:
-        self.folder = folder
-        try:
-            if new:
-                folder.mkdir(parents=True)
-            data = folder / "data.mdb"
-            map_bytes = max(_INITIAL_MAP_BYTES, 2 * data.stat().st_size if data.exists() else 0)
-            self._environment = lmdb.open(
-                str(folder), map_size=map_bytes, max_dbs=4, sync=False, metasync=False, readahead=False,
-                max_readers=512, create=new,
-            )  # fmt: skip
-        except (lmdb.Error, OSError) as error:
-            if new:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise trouble(folder, error) from error
-        try:
-            self._growing(self._environment.reader_check)
-            self._check_not_truncated()
-            self._state, self._meta, self._long = self._growing(lambda: self._databases(create=new))
-        except BaseException:
-            self._environment.close()
-            if new:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    def _check_not_truncated(self) -> None:
-        """Touching a page beyond the end of the file would kill the process, so its length is looked at first."""
-        pages = self._environment.info()["last_pgno"] + 1
-        if (self.folder / "data.mdb").stat().st_size < pages * self._environment.stat()["psize"]:
-            raise damaged(self.folder, EOFError("the file is truncated"))
-
-    def _databases(self, *, create: bool) -> list[lmdb._Database]:
-        """Open all three in one transaction. A reading one would not do: its end takes the handles with it."""
-        with self._environment.begin(write=True) as transaction:
-            return [self._environment.open_db(name, transaction, create=create) for name in (_STATE, _META, _LONG)]
+        super().__init__(folder, (_STATE, _META, _LONG, _DUE), new=new)
+        self._state, self._meta, self._long, self._due = self._databases
 
     def __enter__(self) -> Copy:
         return self
@@ -94,26 +63,6 @@ class Copy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        self._environment.close()
-
-    def _growing(self, work: Callable[[], _Result]) -> _Result:
-        """Run ``work``; where another process grew the map take its size, where the map is full double it, and redo."""
-        for _ in range(64):
-            try:
-                return work()
-            except lmdb.MapResizedError:
-                self._environment.set_mapsize(0)
-            except lmdb.MapFullError:
-                size = 2 * self._environment.info()["map_size"]
-                if size > _MAX_MAP_BYTES:
-                    break
-                self._environment.set_mapsize(size)
-            except (lmdb.Error, OSError) as error:
-                raise trouble(self.folder, error) from error
-        raise UnavailableError(f"a local copy outgrew {_MAX_MAP_BYTES} bytes", where=str(self.folder))
 
     def head(self) -> Head | None:
         """Return the head this copy is at, or ``None`` if it was written under another boot of the machine."""
@@ -140,6 +89,27 @@ class Copy:
             with transaction.cursor() as cursor:
                 return cursor.getmulti(keys)
 
+    @contextmanager
+    def reading(self, at: Head) -> Iterator[Reading]:
+        """Give what the copy holds as of ``at``, to be read bit by bit while nothing of this process writes to it.
+
+        Raises ``OutOfDate`` if the copy is elsewhere by now.
+        """
+        with self._growing(lambda: self._begun_reading(at)) as transaction:
+            try:
+                yield CopyReading(transaction, self._state, self._due, self._long)
+            except lmdb.Error as error:
+                raise trouble(self.folder, error) from error
+
+    def _begun_reading(self, at: Head) -> lmdb.Transaction[bytes]:
+        transaction = self._environment.begin(db=self._state)
+        try:
+            self._expect(transaction, at)
+        except BaseException:
+            transaction.abort()
+            raise
+        return transaction
+
     def fold(self, base: Head, head: Head, rows: Rows, later: Collection[Head] = ()) -> None:
         """Apply one committed delta in one transaction: from ``base`` to ``head``.
 
@@ -147,6 +117,8 @@ class Copy:
         brings it: then another process was quicker. Raises ``OutOfDate`` if the copy is anywhere else than at ``base``,
         and ``UnavailableError`` if the disk is full; the copy is then as it was.
         """
+        if rows.size_bytes > INITIAL_MAP_BYTES:
+            self._growing(lambda: self._reserve(_needed(rows)))
         self._growing(lambda: self._fold(base, head, rows, later))
 
     def _fold(self, base: Head, head: Head, rows: Rows, later: Collection[Head]) -> None:
@@ -155,6 +127,11 @@ class Copy:
             if found == head or found in later:
                 return
             self._expect(transaction, base)
+            prefixes = [rows.keys[place] for place in rows.cleared]
+            cleared = [key for prefix in prefixes for key in keys_under(transaction, self._state, prefix)]
+            if rows.indexed:
+                due.follow(transaction, self._state, self._due, cleared, rows)
+            self._remove(transaction, cleared)
             puts = [(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None]
             with transaction.cursor() as cursor:
                 cursor.putmulti(puts)
@@ -164,9 +141,10 @@ class Copy:
             self._write_head(transaction, head)
 
     def _remove(self, transaction: lmdb.Transaction, keys: list[bytes]) -> None:
+        has_longs = keys and transaction.stat(self._long)["entries"]
         for key in keys:
             transaction.delete(key)
-            if len(key) > LOCAL_KEY_BYTES_MAX:
+            if has_longs:
                 transaction.delete(key, db=self._long)
 
     def _put_long(self, transaction: lmdb.Transaction, rows: Rows) -> None:
@@ -176,16 +154,15 @@ class Copy:
             with transaction.cursor(db=self._long) as cursor:
                 cursor.putmulti(longs)
 
+    def knows(self, fact: bytes) -> bool:
+        """Tell whether something is noted about the copy beside its head."""
+        with self._environment.begin(db=self._meta) as transaction:
+            return transaction.get(fact) is not None
+
     def load(self, head: Head, rows: Rows) -> None:
         """Fill a new, empty copy with a snapshot's rows, sorted by key, in one transaction."""
-        self._growing(lambda: self._reserve(rows))
+        self._growing(lambda: self._reserve(_needed(rows)))
         self._growing(lambda: self._load(head, rows))
-
-    def _reserve(self, rows: Rows) -> None:
-        """Make the map large enough at once: to double it is to begin the transaction again."""
-        needed = _FILL_FACTOR * (rows.size_bytes + _NODE_BYTES * len(rows.keys)) // _INITIAL_MAP_BYTES + 1
-        if needed * _INITIAL_MAP_BYTES > self._environment.info()["map_size"]:
-            self._environment.set_mapsize(needed * _INITIAL_MAP_BYTES)
 
     def _load(self, head: Head, rows: Rows) -> None:
         with self._environment.begin(write=True, db=self._state) as transaction:
@@ -194,6 +171,8 @@ class Copy:
                 values = cast("list[bytes]", rows.values)  # nothing is deleted in a snapshot
                 _, added = cursor.putmulti(zip(rows.keys, values, strict=True), append=True)
                 assert added == len(rows.keys), "a snapshot is sorted by key, each key once"
+            if rows.indexed:
+                due.fill(transaction, self._due, rows)
             self._put_long(transaction, rows)
             self._write_head(transaction, head)
 
@@ -234,3 +213,7 @@ class Copy:
 
     def _write_head(self, transaction: lmdb.Transaction, head: Head) -> None:
         transaction.put(b"head", json.dumps([head.version, head.attempt, boot_id()]).encode(), db=self._meta)
+
+
+def _needed(rows: Rows) -> int:
+    return _FILL_FACTOR * (rows.size_bytes + _NODE_BYTES * len(rows.keys))

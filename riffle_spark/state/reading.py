@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-__all__ = ["EMPTY", "Reading"]
+import lmdb
+
+from riffle_spark.state.variable_keys import WORD_BYTES, due_key, due_of
+
+__all__ = ["EMPTY", "CopyReading", "Reading", "keys_under"]
 
 
 class Reading(Protocol):
@@ -16,7 +20,7 @@ class Reading(Protocol):
         ...
 
     def many(self, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return (key, value) of those keys that are there, in the order of ``keys``; sorted keys are read fastest."""
+        """Return (key, value) of those keys that are there, in key order."""
         ...
 
     def under(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -34,6 +38,80 @@ class Reading(Protocol):
     def longs(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the whole keys of those that were cut."""
         ...
+
+
+class CopyReading:
+    """What a copy holds, as an open transaction sees it: of no use once that has ended."""
+
+    def __init__(
+        self, transaction: lmdb.Transaction[bytes], state: lmdb._Database, due: lmdb._Database, long: lmdb._Database
+    ) -> None:
+        self._transaction = transaction
+        self._state = state
+        self._due = due
+        self._long = long
+
+    def one(self, key: bytes) -> bytes | None:
+        """See ``Reading``."""
+        found: bytes | None = self._transaction.get(key, db=self._state)
+        return found
+
+    def many(self, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """See ``Reading``: sorted keys lie on pages next to each other."""
+        with self._transaction.cursor(db=self._state) as cursor:
+            found: list[tuple[bytes, bytes]] = cursor.getmulti(sorted(keys))
+        return found
+
+    def under(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See ``Reading``."""
+        with self._transaction.cursor(db=self._state) as cursor:
+            if cursor.set_range(prefix):
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix):
+                        return
+                    yield key, value
+
+    def last_under(self, prefix: bytes) -> bytes | None:
+        """See ``Reading``."""
+        with self._transaction.cursor(db=self._state) as cursor:
+            after = _after(prefix)
+            found = cursor.prev() if after is not None and cursor.set_range(after) else cursor.last()
+            key: bytes = cursor.key()
+            return key if found and key.startswith(prefix) else None
+
+    def due_until(self, time_ms: int) -> Iterator[tuple[int, bytes]]:
+        """See ``Reading``."""
+        last = due_key(time_ms)
+        with self._transaction.cursor(db=self._due) as cursor:
+            for entry in cursor.iternext(values=False):
+                if entry[:WORD_BYTES] > last:
+                    return
+                yield due_of(entry), entry[WORD_BYTES:]
+
+    def longs(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """See ``Reading``."""
+        if not self._transaction.stat(self._long)["entries"]:
+            return {}
+        with self._transaction.cursor(db=self._long) as cursor:
+            return dict(cursor.getmulti(keys))
+
+
+def keys_under(transaction: lmdb.Transaction[bytes], database: lmdb._Database, prefix: bytes) -> list[bytes]:
+    """Return all keys that begin so."""
+    found: list[bytes] = []
+    with transaction.cursor(db=database) as cursor:
+        if cursor.set_range(prefix):
+            for key in cursor.iternext(values=False):
+                if not key.startswith(prefix):
+                    break
+                found.append(key)
+    return found
+
+
+def _after(prefix: bytes) -> bytes | None:
+    """Return the first bytes that come after all that begins so; ``None`` if nothing does."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
 class _Empty:
