@@ -22,6 +22,8 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _PLAIN = pa.ipc.IpcWriteOptions(compression=None)
 _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
+_WORTH_IT = 0.9
+"""What compressing does not bring below this share is kept plain: then it can be read where it lies."""
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -31,14 +33,21 @@ def checksum(data: bytes | memoryview) -> int:
 
 def encode(table: pa.Table) -> bytes:
     """Return the bytes of one part."""
+    if table.nbytes >= _COMPRESS_FROM_BYTES:
+        packed = _stream(table, _COMPRESSED)
+        if packed.size < _WORTH_IT * table.nbytes:
+            return bytes(packed)
+    return bytes(_stream(table, _PLAIN))
+
+
+def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
     schema = table.schema.with_metadata({_VERSION_KEY: FORMAT})
-    options = _COMPRESSED if table.nbytes >= _COMPRESS_FROM_BYTES else _PLAIN
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_table(
             table.cast(schema) if table.schema.metadata else table.replace_schema_metadata(schema.metadata)
         )
-    return bytes(sink.getvalue())
+    return sink.getvalue()
 
 
 def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:

@@ -15,16 +15,21 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from riffle_spark.errors import OutOfDate
+from riffle_spark.state.base import FILE
+from riffle_spark.state.based import begun, open_copy, settle
 from riffle_spark.state.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.folder import Folder
-from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head, Link
+from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head, Link, Snapshot
 from riffle_spark.state.parts import Reader
 from riffle_spark.state.schema import StoreSchema
-from riffle_spark.state.supply import Lacking, Supply
+from riffle_spark.state.supply import Lacking, Supply, Wanted
 
 __all__ = ["Brought", "Keeper", "head_of", "is_beyond", "not_cut"]
 
 _GROUP_BYTES = 64 << 20
+_BASE_BYTES = 4 << 20
+"""A larger snapshot stays a file beside its copy, and is loaded later, some of it with every batch."""
+_SETTLED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Brought:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """One copy to advance: from ``base``, through ``links``; filled from the entry's snapshot where ``restore``."""
 
@@ -84,6 +89,7 @@ class Keeper:
         except DamagedCopy:
             self.forget(entries)
             opened, work = self._brought(entries)
+        settle((opened[kg] for kg in opened.keys() - {w.key_group for w in work if w.restore}), _SETTLED_BYTES)
         restores = sum(w.restore for w in work)
         folds = sum(len(w.links) for w in work)
         return opened, Brought(restores, folds, time.perf_counter() - started)
@@ -94,7 +100,7 @@ class Keeper:
         try:
             work += filter(None, (self._plan(kg, entry, opened) for kg, entry in sorted(entries.items())))
             groups = list(_groups(work))
-            lacking = [_lacking(group) for group in groups]
+            lacking = [self._lacking(group) for group in groups]
             with closing(Supply(self._reader, self._schema, lacking)) as supply:
                 for group in groups:
                     self._advance(group, supply, opened)
@@ -113,7 +119,7 @@ class Keeper:
         try:
             return self.bring({key_group: entry})[0][key_group]
         except OutOfDate:
-            return Copy(self._folder.link(self._schema.store, key_group).resolve())
+            return open_copy(self._folder.link(self._schema.store, key_group).resolve(), self._schema)
 
     def forget(self, key_groups: Iterable[int]) -> None:
         """Drop the copies of these key-groups: the next ``bring`` restores them from the store."""
@@ -143,7 +149,7 @@ class Keeper:
         if current is None:
             return None, None
         try:
-            copy = Copy(current)
+            copy = open_copy(current, self._schema)
         except DamagedCopy:
             return None, None
         try:
@@ -159,11 +165,20 @@ class Keeper:
                 where=f"{self._schema.store}, key-group {key_group}",
             )
 
+    def _lacking(self, group: Sequence[_Work]) -> Lacking:
+        links = tuple(link for work in group for link in work.links)
+        snapshots = [(work, work.entry.snapshot) for work in group if work.restore]
+        return Lacking(links, tuple(_wanted(work, snapshot) for work, snapshot in snapshots if snapshot is not None))
+
     def _advance(self, group: list[_Work], supply: Supply, opened: dict[int, Copy]) -> None:
         rows = supply.links()
         for work in group:
             if work.restore and work.entry.snapshot:
-                work.copy.load(work.base, supply.snapshot())
+                found = supply.snapshot()
+                if found is None:
+                    opened[work.key_group] = work.copy = begun(work.copy, work.base, self._schema)
+                else:
+                    work.copy.load(work.base, found)
         for work in group:
             at, way = work.base, [link.head for link in work.links]
             for place, link in enumerate(work.links):
@@ -207,10 +222,9 @@ def head_of(folder: Folder, store: str, key_group: int) -> Head | None:
     return head
 
 
-def _lacking(group: Sequence[_Work]) -> Lacking:
-    links = tuple(link for work in group for link in work.links)
-    snapshots = [(work.key_group, work.entry.snapshot) for work in group if work.restore]
-    return Lacking(links, tuple((key_group, snapshot) for key_group, snapshot in snapshots if snapshot is not None))
+def _wanted(work: _Work, snapshot: Snapshot) -> Wanted:
+    is_large = snapshot.length >= _BASE_BYTES
+    return Wanted(work.key_group, snapshot, work.copy.folder / FILE if is_large else None)
 
 
 def _groups(work: Iterable[_Work]) -> Iterable[list[_Work]]:

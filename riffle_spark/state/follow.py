@@ -20,6 +20,7 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError, CorruptStateError, OutOfDate
 from riffle_spark.state import codec, paths
 from riffle_spark.state.ahead import ahead
+from riffle_spark.state.based import open_copy
 from riffle_spark.state.budget import Budget
 from riffle_spark.state.copy import Copy, DamagedCopy
 from riffle_spark.state.folder import Folder
@@ -150,7 +151,7 @@ class Follower:
         current = self._folder.current(*one.address)
         if current is None:
             raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
-        return Copy(current)
+        return open_copy(current, self._schema(one.address[0]))
 
     def _restore(self, those: Sequence[Following]) -> None:
         getting = ahead(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)

@@ -8,29 +8,39 @@ snapshots in ranges, and what has come is decoded. Bytes ahead are bounded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from riffle_spark.state import codec, paths
 from riffle_spark.state.ahead import ahead
+from riffle_spark.state.base import make_readable, write_at
 from riffle_spark.state.manifest import Address, Link, Snapshot
 from riffle_spark.state.parts import Reader, next_range
 from riffle_spark.state.rows import Rows
 from riffle_spark.state.schema import StoreSchema
 
-__all__ = ["Lacking", "Supply", "rows_of"]
+__all__ = ["Lacking", "Supply", "Wanted", "rows_of"]
 
 RANGE_BYTES = 8 << 20
 _BYTES_AHEAD = 64 << 20
 _AT_ONCE = 12
 
 
+class Wanted(NamedTuple):
+    """The snapshot of a key-group: as rows or, where there is a ``path``, as a file to be written there."""
+
+    key_group: int
+    snapshot: Snapshot
+    path: Path | None = None
+
+
 class Lacking(NamedTuple):
-    """What some copies of one store lack: links, and the snapshots of key-groups."""
+    """What some copies of one store lack: links, and snapshots."""
 
     links: tuple[Link, ...]
-    snapshots: tuple[tuple[int, Snapshot], ...]
+    snapshots: tuple[Wanted, ...]
 
 
 class _Links(NamedTuple):
@@ -46,10 +56,19 @@ class _Range(NamedTuple):
     snapshot: Snapshot
     start: int
     size: int
+    path: Path | None
 
     @property
     def is_whole(self) -> bool:
         return self.size == self.snapshot.length
+
+    @property
+    def is_last(self) -> bool:
+        return self.start + self.size == self.snapshot.length
+
+    @property
+    def name(self) -> str:
+        return paths.snapshot(*self.address, self.snapshot.id)
 
 
 class Supply:
@@ -74,8 +93,8 @@ class Supply:
         assert isinstance(found, dict), "links come first in their group"
         return found
 
-    def snapshot(self) -> Rows:
-        """Return the rows of the group's next snapshot."""
+    def snapshot(self) -> Rows | None:
+        """Return the rows of the group's next snapshot; ``None`` once it is a readable file where it was wanted."""
         parts: list[bytes] = []
         for item, coming in self._coming:
             found = coming.result()
@@ -84,8 +103,11 @@ class Supply:
             assert isinstance(item, _Range), "snapshots come after links"
             assert isinstance(found, bytes), "a part of a snapshot"
             parts.append(found)
-            if item.start + item.size == item.snapshot.length:
+            if item.is_last and item.path is None:
                 return self._rows(item, b"".join(parts))
+            if item.is_last and item.path is not None:
+                make_readable(item.path, item.snapshot.checksum, item.name)
+                return None
         raise AssertionError("no more snapshots than were asked for")
 
     def close(self) -> None:
@@ -95,22 +117,24 @@ class Supply:
     def _items(self, groups: Sequence[Lacking]) -> Iterator[_Links | _Range]:
         for group in groups:
             yield _Links(group.links)
-            for key_group, snapshot in group.snapshots:
+            for key_group, snapshot, path in group.snapshots:
                 start = 0
                 while start < snapshot.length:
                     size = next_range(snapshot.length - start, RANGE_BYTES)
-                    yield _Range((self._schema.store, key_group), snapshot, start, size)
+                    yield _Range((self._schema.store, key_group), snapshot, start, size, path)
                     start += size
 
     def _read(self, item: _Links | _Range) -> dict[Link, Rows] | Rows | bytes:
         if isinstance(item, _Links):
             return rows_of(self._schema, self._reader.links(item.links))
         data = self._reader.snapshot_range(item.address, item.snapshot, item.start, item.size)
+        if item.path is not None:
+            write_at(item.path, item.start, data)
+            return b""
         return self._rows(item, data) if item.is_whole else data
 
     def _rows(self, item: _Range, data: bytes) -> Rows:
-        name = paths.snapshot(*item.address, item.snapshot.id)
-        return self._schema.encode(codec.decode(data, item.snapshot.checksum, name))
+        return self._schema.encode(codec.decode(data, item.snapshot.checksum, item.name))
 
 
 def rows_of(schema: StoreSchema, tables: Mapping[Link, pa.Table]) -> dict[Link, Rows]:

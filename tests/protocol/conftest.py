@@ -9,12 +9,18 @@ from elastic import InOrder
 from world import World
 
 from riffle_spark.protocol import retention, upkeep
-from riffle_spark.state import folder, log
+from riffle_spark.state import fold, folder, log
 
 
 @pytest.fixture
-def short_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweep every other record, and write a full record every fourth: so that short schedules see many of both."""
+def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweep every other record, and write a full record every fourth: so that short schedules see many of both.
+
+    Every other schedule keeps restored snapshots as files beside their copies, however small they are.
+    """
+    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed", 0) % 2:
+        monkeypatch.setattr(fold, "_BASE_BYTES", 1)
+        monkeypatch.setattr(fold, "_SETTLED_BYTES", 300)
     monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)
     monkeypatch.setattr(log, "FULL_EVERY", 4)
     monkeypatch.setattr(retention, "FULL_EVERY", 4)

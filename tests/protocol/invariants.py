@@ -12,7 +12,8 @@ from world import World
 
 from riffle_spark import keygroups
 from riffle_spark.state import codec, paths
-from riffle_spark.state.copy import Copy, DamagedCopy
+from riffle_spark.state.based import open_copy
+from riffle_spark.state.copy import DamagedCopy
 from riffle_spark.state.log import Log
 from riffle_spark.state.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.record import Record, decode, digest
@@ -99,13 +100,13 @@ class History:
         store, key_group = link.parent.name, int(link.name)
         if not next(operator for operator in self.world.operators if operator.store == store).durable:
             return False
-        with Copy(link.resolve()) as copy:
+        schema = next(o.schema for o in self.world.operators if o.store == store)
+        with open_copy(link.resolve(), schema) as copy:
             head, pairs, longs = copy.scan()
         if head.version < 0:
             assert not pairs
             return False
         assert head in self.heads[store, key_group], f"I2: {link} is at {head}, which was never committed"
-        schema = next(o.schema for o in self.world.operators if o.store == store)
         found = {k: tuple(v) for k, *v in zip(*schema.table(pairs, longs).to_pydict().values(), strict=True)}
         wanted = of_key_group(contents[head.version][store], key_group, self.world.settings.key_groups)
         assert found == wanted, f"I2: {link} at {head} holds {found}, not {wanted}"

@@ -1,0 +1,93 @@
+"""A snapshot's file beside a copy that was begun from it. Knows the file and how its rows are found. Does not know what
+the copy has changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.state import codec
+from riffle_spark.state.damage import trouble
+from riffle_spark.state.keycodec import local_key
+from riffle_spark.state.rows import Rows
+from riffle_spark.state.schema import StoreSchema
+
+__all__ = ["FILE", "Base", "make_readable", "write_at"]
+
+FILE = "base.arrow"
+
+
+class Base:
+    """The rows of a base file of so many bytes, sorted by key. Raises ``OSError`` if there is no such file."""
+
+    def __init__(self, path: Path, size_bytes: int, schema: StoreSchema) -> None:
+        found = path.stat().st_size
+        if found != size_bytes:  # to touch a page beyond the end of a mapped file would kill the process
+            raise EOFError(f"{path.name} has {found} bytes, not {size_bytes}")
+        self.size_bytes = size_bytes
+        self._schema = schema
+        self._table = _mapped(path)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._table.num_rows)
+
+    @cached_property
+    def _keys(self) -> pa.Array:
+        return local_key(self._schema.encoded(self._table))
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the values of those keys that are there."""
+        places = pc.index_in(self._keys, value_set=pa.array(keys, self._keys.type))
+        rows = pc.indices_nonzero(places.is_valid())
+        values = self._schema.codec.encode(self._table.select(self._schema.state.names).take(rows))
+        return dict(zip(self._keys.take(rows).to_pylist(), values.to_pylist(), strict=True))
+
+    def rows(self, start: int, count: int) -> Rows:
+        """Return some of the rows, as a copy takes them."""
+        return self._schema.encode(self._table.slice(start, count))
+
+
+def write_at(path: Path, start: int, data: bytes) -> None:
+    """Write a range of a snapshot into its file. Raises ``UnavailableError`` if the disk does not take it."""
+    try:
+        path.touch()
+        with path.open("r+b", buffering=0) as file:
+            file.seek(start)
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+    except OSError as error:
+        raise trouble(path.parent, error) from error
+
+
+def make_readable(path: Path, checksum: int, name: str) -> None:
+    """Check a file with the bytes of a snapshot, and make it one whose rows can be read where they lie.
+
+    Raises ``CorruptStateError`` naming the object if the bytes are not those that were sealed.
+    """
+    with pa.memory_map(str(path)) as file:
+        data = file.read_buffer()
+        table = codec.decode(data, checksum, name)
+        if _lies_in(table, data):
+            return
+        plain = path.with_suffix(".plain")
+        with pa.OSFile(str(plain), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    plain.replace(path)
+
+
+def _mapped(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_stream(file.read_buffer()).read_all().combine_chunks()
+
+
+def _lies_in(table: pa.Table, data: pa.Buffer) -> bool:
+    """Tell whether a table's columns are parts of the bytes, not made from them."""
+    buffers = [b for column in table.columns for chunk in column.chunks for b in chunk.buffers() if b is not None]
+    return all(data.address <= buffer.address < data.address + data.size for buffer in buffers if buffer.size)

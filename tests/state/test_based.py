@@ -1,0 +1,170 @@
+"""A copy that was begun from a snapshot's file answers as one that was filled, whenever it is settled."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from drawn_records import attempt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from members import Place
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state import base, codec, fold
+from riffle_spark.state.base import FILE
+from riffle_spark.state.based import BasedCopy, begun, open_copy
+from riffle_spark.state.copy import Copy, DamagedCopy
+from riffle_spark.state.manifest import Head
+from riffle_spark.state.schema import StoreSchema
+
+SCHEMA = StoreSchema("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64()), ("t", pa.string())]))
+LONG = "x" * 600
+"""A key too long for the file: whole keys are kept beside cut ones."""
+
+
+def at(version: int) -> Head:
+    """Return the head of a version."""
+    return Head(version, attempt(version))
+
+
+def table(pairs: dict[str, int | None], *, delta: bool = False) -> pa.Table:
+    """Return a snapshot's rows, sorted by key, or a delta's, where ``None`` deletes."""
+    keys, values = sorted(pairs), [pairs[key] for key in sorted(pairs)]
+    texts = [None if value is None else f"t{value}" for value in values]
+    marks = [[value is None for value in values]] if delta else []
+    return pa.table([keys, values, texts, *marks], schema=SCHEMA.part_schema(delta=delta))
+
+
+def based(folder: Path, pairs: dict[str, int]) -> Copy:
+    """Return a copy at version 1 that was begun from a snapshot of these pairs."""
+    fresh = Copy(folder, new=True)
+    data = codec.encode(table(dict(pairs)))
+    base.write_at(folder / FILE, 0, data)
+    base.make_readable(folder / FILE, codec.checksum(data), "snapshot")
+    return begun(fresh, at(1), SCHEMA)
+
+
+def looked_up(copy: Copy, keys: list[str], head: Head) -> dict[str, int]:
+    """Return what a copy says of keys, asked for in one call."""
+    local = SCHEMA.encode(table(dict.fromkeys(keys, 0))).keys
+    named = dict(zip(local, sorted(keys), strict=True))
+    found = copy.get(local, head)
+    assert [key for key, _ in found] == [key for key in local if key in dict(found)], "in the order asked for"
+    values = SCHEMA.codec.decode([value for _, value in found]).to_pylist()
+    assert all(row["t"] == f"t{row['v']}" for row in values)
+    return {named[key]: row["v"] for (key, _), row in zip(found, values, strict=True)}
+
+
+def scanned(copy: Copy) -> dict[str, int]:
+    """Return all that a copy holds."""
+    _, pairs, longs = copy.scan()
+    rows = SCHEMA.table(pairs, longs).to_pylist()
+    assert [row["k"] for row in rows] == sorted(row["k"] for row in rows)
+    return {row["k"]: row["v"] for row in rows}
+
+
+KEYS = [f"k{number}" for number in range(40)] + [LONG + str(number) for number in range(3)]
+CHANGES = st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(0, 99)), max_size=12)
+
+
+@settings(max_examples=80)
+@given(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 99), min_size=1), st.lists(CHANGES, max_size=6),
+       st.integers(0, 2**32))  # fmt: skip
+def test_changes_and_settling_in_any_order_add_up(
+    start: dict[str, int], deltas: list[dict[str, int | None]], seed: int
+) -> None:
+    """Whatever was changed, moved or reopened in between: each key has its last value, and the file goes in the end."""
+    chance, model = random.Random(seed), dict(start)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = based(Path(folder) / "c", start)
+        for version, changes in enumerate(deltas, start=2):
+            copy.fold(at(version - 1), at(version), SCHEMA.encode(table(changes, delta=True)))
+            model = {key: value for key, value in {**model, **changes}.items() if value is not None}
+            assert looked_up(copy, KEYS, at(version)) == model
+            if chance.random() < 0.5 and isinstance(copy, BasedCopy):
+                copy.settle(chance.randint(1, 30))
+            if chance.random() < 0.5:
+                copy.close()
+                copy = open_copy(Path(folder) / "c", SCHEMA)
+        assert looked_up(copy, KEYS, at(len(deltas) + 1)) == model
+        assert scanned(copy) == model
+        assert not (Path(folder) / "c" / FILE).exists()
+        copy.close()
+        with open_copy(Path(folder) / "c", SCHEMA) as plain:
+            assert type(plain) is Copy
+            assert scanned(plain) == looked_up(plain, KEYS, at(len(deltas) + 1)) == model
+            assert len(plain) == len(model)
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-8])])
+def test_a_file_that_is_gone_or_cut_makes_the_copy_a_damaged_one(spoil: object, tmp_path: Path) -> None:
+    """Nothing is read past its end, and no key is taken for one without state."""
+    based(tmp_path / "c", {"a": 1, "b": 2}).close()
+    spoil(tmp_path / "c" / FILE)  # type: ignore[operator]
+    with pytest.raises(DamagedCopy):
+        open_copy(tmp_path / "c", SCHEMA)
+
+
+def test_a_file_left_behind_by_a_settled_copy_goes(tmp_path: Path) -> None:
+    """A process died between the last move and the removal: the copy is whole without the file."""
+    copy = based(tmp_path / "c", {"a": 1})
+    kept = (tmp_path / "c" / FILE).read_bytes()
+    assert scanned(copy) == {"a": 1}
+    copy.close()
+    (tmp_path / "c" / FILE).write_bytes(kept)
+    with open_copy(tmp_path / "c", SCHEMA) as again:
+        assert looked_up(again, ["a", "b"], at(1)) == {"a": 1}
+    assert not (tmp_path / "c" / FILE).exists()
+
+
+def test_bytes_that_were_altered_are_refused(tmp_path: Path) -> None:
+    """The checksum of the whole file is compared before a row is believed; the object is named."""
+    data = bytearray(codec.encode(table({"a": 1})))
+    right = codec.checksum(bytes(data))
+    data[len(data) // 2] ^= 1
+    base.write_at(tmp_path / FILE, 0, bytes(data))
+    with pytest.raises(CorruptStateError, match="checksum"):
+        base.make_readable(tmp_path / FILE, right, "s/snapshot")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A cold member of three key-groups whose snapshots are large ones, one of them compressed."""
+    monkeypatch.setattr(fold, "_BASE_BYTES", 1)
+    made = Place(tmp_path / "member")
+    spread = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(3_000)}
+    made.seal(0, {1: dict(spread), 2: {"a": 1}, 3: dict.fromkeys((f"{n:06}" for n in range(9_000)), 7)})
+    for key_group in (1, 2, 3):
+        made.snapshot(key_group)
+    made.seal(1, {1: {"0": None, "later": 5}, 3: {"000007": None}})
+    yield made
+    assert made.strays() == []
+
+
+def test_a_cold_member_keeps_the_files_and_settles_with_later_batches(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch loads nothing; each later one moves some rows; whatever is left goes with a scan."""
+    copies, brought = place.keeper().bring(place.entries)
+    assert brought.restores == 3
+    files = [copy.folder / FILE for copy in copies.values()]
+    assert all(file.exists() for file in files)
+    for copy in copies.values():
+        copy.close()
+    monkeypatch.setattr(fold, "_SETTLED_BYTES", 20_000)
+    for _ in range(60):
+        for copy in place.keeper().bring(place.entries)[0].values():
+            copy.close()
+    assert not any(file.exists() for file in files)
+    assert place.bring().restores == 0
+
+
+def test_a_restored_file_holds_what_was_committed(place: Place) -> None:
+    """Compared with what was sealed, key by key."""
+    assert place.bring().restores == 3
+    assert place.bring().restores == 0
