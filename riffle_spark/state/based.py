@@ -20,7 +20,7 @@ from riffle_spark.state.base import FILE, Base
 from riffle_spark.state.copy import Copy
 from riffle_spark.state.damage import damaged
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.schema import Stored, StoreSchema
 
 __all__ = ["BasedCopy", "begun", "open_copy", "settle"]
 
@@ -29,12 +29,12 @@ _GONE = b"gone/"
 _SCAN_ROWS = 20_000
 
 
-def open_copy(folder: Path, schema: StoreSchema) -> Copy:
+def open_copy(folder: Path, schema: Stored) -> Copy:
     """Return the open copy of a folder, with the file it was begun from if that is still needed.
 
     Raises ``DamagedCopy`` if that file is gone or has another length.
     """
-    if (folder / FILE).exists():
+    if isinstance(schema, StoreSchema) and (folder / FILE).exists():
         return BasedCopy(folder, schema)
     copy = Copy(folder)
     if copy.knows(_BASE):
@@ -43,10 +43,11 @@ def open_copy(folder: Path, schema: StoreSchema) -> Copy:
     return copy
 
 
-def begun(copy: Copy, head: Head, schema: StoreSchema) -> Copy:
+def begun(copy: Copy, head: Head, schema: Stored) -> Copy:
     """Begin a new, empty copy at the head of the snapshot whose readable file lies in its folder; return it opened
     anew.
     """
+    assert isinstance(schema, StoreSchema), "no other store's snapshots are read as files"
     copy.close()
     return BasedCopy(copy.folder, schema, begin_at=head)
 

@@ -27,10 +27,13 @@ def follow(
 ) -> None:  # fmt: skip
     """Bring the entries from what the rows' keys, and the cleared ones, hold now to what they will hold."""
     coming = set(_entries((key, value) for key, value in zip(rows.keys, rows.values, strict=True) if value is not None))
+    if not coming and not transaction.stat(due)["entries"]:
+        return
+    going: set[bytes] = set()
     with transaction.cursor(db=state) as cursor:
-        keys = sorted({*rows.keys, *cleared})
-        windows = (keys[at : at + _KEYS_AT_ONCE] for at in range(0, len(keys), _KEYS_AT_ONCE))
-        going = {entry for window in windows for entry in _entries(cursor.getmulti(window))}
+        for keys in (rows.keys, cleared):
+            for at in range(0, len(keys), _KEYS_AT_ONCE):
+                going.update(_entries(cursor.getmulti(keys[at : at + _KEYS_AT_ONCE])))
     for entry in sorted(going - coming):
         transaction.delete(entry, db=due)
     _put(transaction, due, coming - going)

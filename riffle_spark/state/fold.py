@@ -21,7 +21,7 @@ from riffle_spark.state.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head, Link, Snapshot
 from riffle_spark.state.parts import Reader
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.schema import Stored, StoreSchema
 from riffle_spark.state.supply import Lacking, Supply, Wanted
 
 __all__ = ["Brought", "Keeper", "head_of", "is_beyond", "not_cut"]
@@ -66,7 +66,7 @@ class Keeper:
     """
 
     def __init__(
-        self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int,
+        self, folder: Folder, schema: Stored, reader: Reader, epoch: int,
         whole: Callable[[int], Entry] = not_cut, *, newest: bool = False,
     ) -> None:  # fmt: skip
         self._folder = folder
@@ -168,7 +168,12 @@ class Keeper:
     def _lacking(self, group: Sequence[_Work]) -> Lacking:
         links = tuple(link for work in group for link in work.links)
         snapshots = [(work, work.entry.snapshot) for work in group if work.restore]
-        return Lacking(links, tuple(_wanted(work, snapshot) for work, snapshot in snapshots if snapshot is not None))
+        wanted = (self._wanted(work, snapshot) for work, snapshot in snapshots if snapshot is not None)
+        return Lacking(links, tuple(wanted))
+
+    def _wanted(self, work: _Work, snapshot: Snapshot) -> Wanted:
+        is_base = snapshot.length >= _BASE_BYTES and isinstance(self._schema, StoreSchema)
+        return Wanted(work.key_group, snapshot, work.copy.folder / FILE if is_base else None)
 
     def _advance(self, group: list[_Work], supply: Supply, opened: dict[int, Copy]) -> None:
         rows = supply.links()
@@ -220,11 +225,6 @@ def head_of(folder: Folder, store: str, key_group: int) -> Head | None:
     if head is None and folder.current(store, key_group) == current:
         folder.drop(store, key_group)
     return head
-
-
-def _wanted(work: _Work, snapshot: Snapshot) -> Wanted:
-    is_large = snapshot.length >= _BASE_BYTES
-    return Wanted(work.key_group, snapshot, work.copy.folder / FILE if is_large else None)
 
 
 def _groups(work: Iterable[_Work]) -> Iterable[list[_Work]]:

@@ -30,7 +30,7 @@ from riffle_spark.state.manifest import EMPTY_HEAD, Address, Entry, Link
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.parts import Reader, next_range, span_bytes
 from riffle_spark.state.rows import Rows
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.schema import Stored
 from riffle_spark.state.supply import rows_of
 
 __all__ = ["Follower"]
@@ -53,7 +53,7 @@ class Follower:
     """
 
     def __init__(
-        self, folder: Folder, objects: ObjectStore, schemas: Mapping[str, StoreSchema], epoch: int,
+        self, folder: Folder, objects: ObjectStore, schemas: Mapping[str, Stored], epoch: int,
         whole: Callable[[Address], Entry], budget: Budget, may_begin: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._folder = folder
@@ -126,7 +126,7 @@ class Follower:
             for link, rows in encoded.items():
                 self._fold_link(owed[link], link, rows)
 
-    def _schema(self, store: str) -> StoreSchema:
+    def _schema(self, store: str) -> Stored:
         if store not in self._schemas:
             raise ConfigError("the order does not tell the columns of this store", where=store)
         return self._schemas[store]

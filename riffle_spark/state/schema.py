@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +14,37 @@ from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX, decode_keys, encode
 from riffle_spark.state.rowcodec import RowCodec
 from riffle_spark.state.rows import Rows
 
-__all__ = ["StoreSchema"]
+__all__ = ["StoreSchema", "Stored", "shortened"]
+
+
+class Stored(Protocol):
+    """What is known of any store's columns: enough to keep its copies and to take its snapshots."""
+
+    @property
+    def store(self) -> str:
+        """The store's name."""
+        ...
+
+    @property
+    def key(self) -> pa.Schema:
+        """The key's columns."""
+        ...
+
+    def encoded(self, table: pa.Table) -> pa.Array:
+        """Return the whole keys of a table's rows (binary, order-preserving)."""
+        ...
+
+    def encode(self, table: pa.Table) -> Rows:
+        """Return a part's or snapshot's rows as a local copy takes them."""
+        ...
+
+    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
+        """Return pairs of a local copy as a snapshot's table."""
+        ...
+
+    def part_schema(self, *, delta: bool = False) -> pa.Schema:
+        """Return the schema of a snapshot, or of a delta's part."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from riffle_spark.state.base import make_readable, write_at
 from riffle_spark.state.manifest import Address, Link, Snapshot
 from riffle_spark.state.parts import Reader, next_range
 from riffle_spark.state.rows import Rows
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.schema import Stored
 
 __all__ = ["Lacking", "Supply", "Wanted", "rows_of"]
 
@@ -77,7 +77,7 @@ class Supply:
     What is asked for must be asked for in this order. Raises what ``Reader`` raises.
     """
 
-    def __init__(self, reader: Reader, schema: StoreSchema, groups: Sequence[Lacking]) -> None:
+    def __init__(self, reader: Reader, schema: Stored, groups: Sequence[Lacking]) -> None:
         self._reader = reader
         self._schema = schema
         self._groups = iter(groups)
@@ -137,7 +137,7 @@ class Supply:
         return self._schema.encode(codec.decode(data, item.snapshot.checksum, item.name))
 
 
-def rows_of(schema: StoreSchema, tables: Mapping[Link, pa.Table]) -> dict[Link, Rows]:
+def rows_of(schema: Stored, tables: Mapping[Link, pa.Table]) -> dict[Link, Rows]:
     """Encode all parts at once, then cut: the cost of a key-group is a slice of a list."""
     if not tables:
         return {}

@@ -18,7 +18,7 @@ from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import Entry, Head, Snapshot
 from riffle_spark.state.objects import ObjectStore, sent_since
 from riffle_spark.state.parts import Reader
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.schema import Stored
 from riffle_spark.worker.homes import folder_of, store_of
 from riffle_spark.worker.order import Home
 
@@ -30,7 +30,7 @@ class SnapshotOrder:
     """One key-group of one store to snapshot, at its entry's head or, if its copy is already further on, there."""
 
     home: Home
-    schema: StoreSchema
+    schema: Stored
     key_group: int
     entry: Entry
     epoch: int

@@ -18,7 +18,7 @@ from riffle_spark.state.incoming import Incoming
 from riffle_spark.state.localdisk import used_share
 from riffle_spark.state.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects import sent_since
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.schema import Stored
 from riffle_spark.worker.homes import folder_of, manifest_at, store_of
 from riffle_spark.worker.order import Home
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
@@ -62,7 +62,7 @@ class UpkeepOrder:
     member: str
     epoch: int
     sequence: int
-    schemas: Mapping[str, StoreSchema]
+    schemas: Mapping[str, Stored]
     drops: tuple[Drop, ...] = ()
     follows: tuple[Follow, ...] = ()
     snapshots: tuple[SnapshotOrder, ...] = ()
