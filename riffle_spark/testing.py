@@ -30,6 +30,7 @@ from riffle_spark.state.options import StoreOptions
 from riffle_spark.state.parts import Reader
 from riffle_spark.worker.census import Census, CensusOrder, take_census
 from riffle_spark.worker.homes import use_store
+from riffle_spark.worker.late import newest_ms
 from riffle_spark.worker.order import ATTEMPT, KEY_GROUP, RECEIPT, SLOT, Home, Order, Receipt
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
@@ -233,6 +234,11 @@ class SimWork:
         self.asked += 1
         found = self._rows.group_by(["topic", "partition"]).aggregate([]).to_pydict()
         return list(zip(found["topic"], found["partition"], strict=True))[:most]
+
+    def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
+        """Return the newest event time (ms) of each timestamp column that has any."""
+        found = {name: newest_ms(self._rows.column(name)) for name in columns}
+        return {name: ms for name, ms in found.items() if ms is not None}
 
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Batch", "BoolArray", "Compute", "Declared", "IndexArray", "Update"]
+__all__ = ["Batch", "BoolArray", "Compute", "Declared", "IndexArray", "TimeMode", "Update"]
 
 IndexArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
+"""What timers go by, in Spark's words: nothing, the batch's time, or the watermark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,14 @@ class Declared:
     ``state`` holds the state columns without the key's, ``output`` all columns of the result. ``columns`` names the
     input columns that are needed besides the key (``None``: all of them), so that the others are dropped before the
     shuffle. ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
+    ``time_mode`` says what its timers go by.
     """
 
     state: pa.Schema
     output: pa.Schema
     columns: tuple[str, ...] | None
     per_key_group: bool
+    time_mode: TimeMode = "None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Batch:
     ``rows`` are the input rows with their key columns, in the declared order if there is one. ``codes`` holds per row
     the index of its key in ``keys``, which lists each key once; every key has at least one row. Row i of ``state`` and
     of ``found`` belongs to row i of ``keys``; a key that is not ``found`` has no state and a ``state`` row of nulls.
-    ``time_ms`` is the batch's time and ``watermark_ms`` that of the batch before; neither is a clock's.
+    ``time_ms`` is the batch's time and ``watermark_ms`` the one that earlier batches made; neither is a clock's.
     ``key_group`` is ``None`` where the call holds several.
     """
 

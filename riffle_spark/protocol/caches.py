@@ -28,4 +28,4 @@ class Caches:
             for part in receipt.parts:
                 address = (receipt.store, part.key_group)
                 before = self.entries.get(address, EMPTY)
-                self.entries[address] = Entry(None, (receipt.link(part),), cut=before.head)
+                self.entries[address] = Entry(None, (receipt.link(part),), part.timer_ms, cut=before.head)

@@ -42,11 +42,12 @@ class Checkpoint:
             return planned[-1]
         return committed[-1] + 1 if committed else 0
 
-    def restore(self, version: int, offsets: str | None, watermark_ms: int = 0) -> list[str]:
+    def restore(self, version: int, offsets: str | None) -> list[str]:
         """Make ``version`` the last committed batch, with the offset-log entry ``offsets``; return what was done.
 
         Entries after it are removed, newest first, so that a crash in between leaves a gap that is seen. What is
-        there already and right is left alone; a commit that has to be written says ``watermark_ms``.
+        there already and right is left alone; a commit that has to be written says the watermark that Spark noted
+        with the offsets.
         """
         files, base = self._files()
         done = []
@@ -59,7 +60,7 @@ class Checkpoint:
                 self._write(files, f"{base}/offsets", version, offsets)
                 done.append(f"wrote offsets/{version}")
             if version not in self._ids("commits"):
-                self._write(files, f"{base}/commits", version, _COMMIT % watermark_ms)
+                self._write(files, f"{base}/commits", version, _COMMIT % _watermark_in(offsets))
                 done.append(f"wrote commits/{version}")
         return done
 
@@ -96,3 +97,11 @@ class Checkpoint:
         if files.get_file_info(checksum).type is fs.FileType.File:
             files.delete_file(checksum)
         files.move(aside, f"{folder}/{batch}")
+
+
+def _watermark_in(offsets: str) -> int:
+    """Return Spark's own watermark of a batch, from the second line of its offset-log entry."""
+    try:
+        return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
+    except (ValueError, IndexError, KeyError, TypeError):
+        return 0

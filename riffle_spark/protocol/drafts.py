@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from riffle_spark.protocol.event_time import committed
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Incoming
 from riffle_spark.protocol.receipts import outputs_of
@@ -52,8 +53,9 @@ def batch_record(
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
-        time_ms=incoming.time_ms, watermark_ms=incoming.watermark_ms, schemas=schemas, owners=owners, standbys=standbys,
+        time_ms=incoming.time_ms, schemas=schemas, owners=owners, standbys=standbys,
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
+        **committed(tail, incoming, operators, receipts),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from riffle_spark.errors import FencedError, Misplaced, OutOfDate, UnavailableEr
 from riffle_spark.protocol.caches import Caches
 from riffle_spark.protocol.drafts import Stamp, batch_record, claim_record
 from riffle_spark.protocol.enter import Decision, decide
+from riffle_spark.protocol.event_time import with_last_pass
 from riffle_spark.protocol.fixed import check_fixed, shards_of
 from riffle_spark.protocol.measured import Measured, Placed
 from riffle_spark.protocol.muster import Muster
@@ -162,6 +163,7 @@ class Driver:
         with batch.phase("assign"):
             assert self._log.tail is not None
             self.seating.shards = shards_of(self._log.tail, incoming, work)
+            incoming = with_last_pass(self._log.tail, incoming, operators, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
         with batch.phase("commit"):
             record = self._commit(incoming, operators, receipts, batch)

@@ -94,6 +94,7 @@ class Measured:
             slots=len(slots), runs=self.runs, misplaced_runs=self.misplaced, placed=where.by_name, owners=dict(owners),
             misses=sum(where.by_name and r.executor != wanted[r.slot] for r in receipts), snapshots=self.snapshots,
             requests=self._sent(receipts), upkeep_requests=upkeep.requests,
+            watermark_ms=record.watermark_ms,
             **beside, **facts, **of_receipts(receipts),  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -13,8 +13,9 @@ from riffle_spark.keygroups import check_key_type
 from riffle_spark.process.compute import Compute, Declared
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.state.schema import StoreSchema
+from riffle_spark.worker.order import Watermark
 
-__all__ = ["Operator", "check_schemas", "operator_of", "stored_schema"]
+__all__ = ["Operator", "check_schemas", "operator_of", "stored_schema", "with_watermark"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Operator:
     """A store, what is computed on it, and what that declared for the input at hand.
 
     A store that is not ``durable`` is a cache: it has no objects, and begins empty wherever it is not. ``read_by`` is
-    the column with the number of the partition that a row came from, if rows are to be counted by it.
+    the column with the number of the partition that a row came from, if rows are to be counted by it. ``watermark``
+    says by what rows come too late, if they can.
     """
 
     schema: StoreSchema
@@ -32,6 +34,7 @@ class Operator:
     input: pa.Schema
     durable: bool = True
     read_by: str | None = None
+    watermark: Watermark | None = None
 
     @property
     def store(self) -> str:
@@ -43,7 +46,8 @@ class Operator:
         """The input columns its slots need, in input order: the others are dropped before the shuffle."""
         if self.declared.columns is None:
             return self.input
-        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by}
+        event_time = self.watermark and self.watermark.column
+        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by, event_time}
         return pa.schema([field for field in self.input if field.name in needed])
 
     def stored(self) -> dict[str, str]:
@@ -68,6 +72,21 @@ def operator_of(store: str, key: Sequence[str], compute: Compute, order_by: Sequ
     schema = pa.schema([pa.field(name, rows.field(name).type) for name in key])
     declared = compute.declare(schema, rows)
     return Operator(StoreSchema(store, schema, declared.state), compute, declared, tuple(order_by), rows)
+
+
+def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
+    """Return the operator with a watermark. Raises ``ConfigError`` if its column is no timestamp of the input."""
+    if watermark is None:
+        return operator
+    name = watermark.column
+    kind = operator.input.field(name).type if name in operator.input.names else None
+    if kind is None or not pa.types.is_timestamp(kind):
+        raise ConfigError(
+            f"the watermark is on {name!r}, and " + (f"that is {kind}" if kind else "there is no such column"),
+            remedy="name a timestamp column of the input, or cast one",
+            where=operator.store,
+        )
+    return replace(operator, watermark=watermark)
 
 
 def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:

@@ -37,7 +37,8 @@ class Run:
 
 def order_for(run: Run, operator: Operator, layout: Layout) -> Order:
     """Return an operator's order. In the last run that there may be, slots fetch what they do not find."""
-    incoming, settings, mine = run.incoming, run.settings, operator.store
+    incoming, settings, tail, mine = run.incoming, run.settings, run.tail, operator.store
+    by_event_time = operator.declared.time_mode == "EventTime"
     last = run.number == settings.batch_attempts
     standbys = {} if last else run.seating.standing_by(run.manifest, (mine,))
     told = run.manifest.entries if operator.durable else run.caches
@@ -45,9 +46,10 @@ def order_for(run: Run, operator: Operator, layout: Layout) -> Order:
     return Order(
         home=run.home, schema=operator.schema, compute=operator.compute, output=operator.declared.output,
         rows=operator.rows, per_key_group=operator.declared.per_key_group, order_by=operator.order_by,
-        total=settings.key_groups, epoch=run.tail.epoch, version=incoming.version, time_ms=incoming.time_ms,
-        watermark_ms=run.tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=run.tail.sequence,
+        total=settings.key_groups, epoch=tail.epoch, version=incoming.version, time_ms=incoming.time_ms,
+        watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=tail.sequence,
         seal_output=settings.deliver_after_commit, newest=run.number > 1, standbys=standbys,
         followed_by=run.seating.followed_by(), durable=operator.durable, read_by=operator.read_by,
-        by_key=layout.shards is None,
+        by_key=layout.shards is None, time_mode=operator.declared.time_mode, watermark=operator.watermark,
+        late_watermark_ms=tail.late_watermark_ms, last_pass_ms=incoming.last_pass_ms if by_event_time else None,
     )  # fmt: skip

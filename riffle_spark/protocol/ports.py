@@ -43,7 +43,9 @@ class Incoming:
     """What Spark hands over with a micro-batch.
 
     ``offsets`` is Spark's offset-log entry as text, ``input_digest`` a digest of the rows where that log cannot be
-    read. ``run_id`` changes when a query is started again. Times are milliseconds since the epoch.
+    read. ``run_id`` changes when a query is started again. Times are milliseconds since the epoch; ``watermark_ms`` is
+    Spark's own. ``available_now``: the query ends with what is there, so that no batch may follow; ``last_pass_ms`` is
+    then the watermark that this batch's own rows make, which the driver finds out.
     """
 
     version: int
@@ -53,6 +55,8 @@ class Incoming:
     input_digest: str | None
     time_ms: int
     watermark_ms: int | None
+    available_now: bool = False
+    last_pass_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class Work(Protocol):
 
     def partitions(self, most: int) -> Sequence[Partition]:
         """Return the distinct (topic, partition) of the rows, or ``most`` of them. Reads the input."""
+        ...
+
+    def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
+        """Return the newest event time (ms) of each timestamp column that has any. Reads the input."""
         ...
 
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:

@@ -9,7 +9,7 @@ from riffle_spark import errors
 from riffle_spark.errors import ConflictError, RiffleError
 from riffle_spark.protocol.ports import Work
 from riffle_spark.state.manifest import Address, Entry, Link, Manifest
-from riffle_spark.worker.order import Order, Receipt
+from riffle_spark.worker.order import Order, Part, Receipt
 
 __all__ = ["changes_of", "check_counts", "check_receipts", "outputs_of"]
 
@@ -60,12 +60,18 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 
 
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
-    """Return the entries that the receipts' parts extend."""
+    """Return the entries that the receipts' parts extend. A part tells its key-group's earliest timer anew; where there
+    is no part, the entry's timer stays.
+    """
     return {
-        (receipt.store, part.key_group): manifest.entry(receipt.store, part.key_group).extended(receipt.link(part))
+        (receipt.store, part.key_group): _extended(manifest, receipt, part)
         for receipt in receipts
         for part in receipt.parts
     }
+
+
+def _extended(manifest: Manifest, receipt: Receipt, part: Part) -> Entry:
+    return manifest.entry(receipt.store, part.key_group).extended(receipt.link(part), part.timer_ms)
 
 
 def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:

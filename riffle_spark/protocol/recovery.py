@@ -61,6 +61,7 @@ def adopt(
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
+        late_watermark_ms=None, event_times={},
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
     if execute:
@@ -95,7 +96,7 @@ def rollback(
     if execute:
         log.append(draft, manifest)
         _check_present(objects, manifest)
-        steps += spark.restore(to, target.offsets, target.watermark_ms or 0)
+        steps += spark.restore(to, target.offsets)
     else:
         steps.append(f"make batch {to} the last one of the checkpoint {checkpoint}")
     return Plan(tuple(steps), execute, to, target.offsets)

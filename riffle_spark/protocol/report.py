@@ -24,7 +24,9 @@ class BatchReport:
     ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
     are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
     ``from_executor``, ``to_executor``, ``reason``, ``goal``. ``probes_run`` and ``probes_skipped`` count probing
-    rebalances since the batch before.
+    rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out. ``timers_fired`` and
+    ``expired`` count timers, and elements of state, whose time had come. ``watermark_ms`` is the watermark that the
+    batch leads to; timers go by it from the next batch on.
     """
 
     version: int
@@ -37,6 +39,10 @@ class BatchReport:
     rows: int = 0
     keys: int = 0
     output_rows: int = 0
+    late_rows: int = 0
+    timers_fired: int = 0
+    expired: int = 0
+    watermark_ms: int | None = None
     slots: int = 0
     slots_that_wrote: int = 0
     runs: int = 0
@@ -86,6 +92,9 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
         "rows": sum(r.rows for r in all_of),
         "keys": sum(r.keys for r in all_of),
         "output_rows": sum(r.output_rows for r in all_of),
+        "late_rows": sum(r.late_rows for r in all_of),
+        "timers_fired": sum(r.timers_fired for r in all_of),
+        "expired": sum(r.expired for r in all_of),
         "slots_that_wrote": sum(r.sealed_bytes > 0 for r in all_of),
         "sealed_bytes": sum(r.sealed_bytes for r in all_of),
         "fetched_bytes": sum(r.fetched_bytes for r in all_of),

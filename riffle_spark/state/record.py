@@ -36,7 +36,9 @@ class Record:
     own, if this one is full). ``offsets`` is Spark's offset-log entry of that batch as text and ``input_digest`` a
     digest of its rows where that log cannot be read. ``outputs`` are sealed output rows, ``delivers_after_commit``
     says whether they are what a sink gets. ``shards`` are the (topic, partition) that key-groups 0, 1, ... stand for,
-    unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch, as Spark gave them.
+    unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch: ``time_ms`` is the batch's, as Spark
+    gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
+    ``late_watermark_ms`` are late. ``event_times`` are the newest event times seen, by store.
     """
 
     sequence: int
@@ -64,6 +66,8 @@ class Record:
     outputs: tuple[tuple[str, Link], ...] = ()
     delivers_after_commit: bool = False
     shards: tuple[tuple[str, int], ...] = ()
+    late_watermark_ms: int | None = None
+    event_times: Mapping[str, int] = field(default_factory=dict)
 
 
 def digest(data: bytes) -> str:

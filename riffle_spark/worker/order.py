@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from riffle_spark.process.compute import Compute
+from riffle_spark.process.compute import Compute, TimeMode
 from riffle_spark.state.manifest import Entry, Head, Link
 from riffle_spark.state.root import StoreOptions
 from riffle_spark.state.schema import StoreSchema
 
-__all__ = ["ATTEMPT", "KEY_GROUP", "RECEIPT", "SLOT", "Home", "Order", "Part", "Receipt", "result_schema"]
+__all__ = ["ATTEMPT", "KEY_GROUP", "RECEIPT", "SLOT", "Home", "Order", "Part", "Receipt", "Watermark", "result_schema"]
 
 SLOT = "__riffle_slot"
 KEY_GROUP = "__riffle_key_group"
 ATTEMPT = "__riffle_attempt"
 RECEIPT = "__riffle_receipt"
+
+
+class Watermark(NamedTuple):
+    """The column that holds a row's event time, and by how many milliseconds rows may come later than the newest."""
+
+    column: str
+    delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,10 @@ class Order:
     can lie together. A store that is not ``durable`` has no objects: what this member has not, is empty.
     ``read_by`` is the column by whose numbers rows are counted, to know where they came from. ``by_key``: a row's
     key-group is its key's hash; else it stands for the row's partition.
+
+    Where there is a ``watermark``, rows whose event time is not after ``late_watermark_ms`` are late and left out.
+    Timers of event time are due by ``watermark_ms``; those due by ``last_pass_ms`` too, after all others, where no
+    batch may follow this one. Timers of processing time are due by ``time_ms``.
     """
 
     home: Home
@@ -72,23 +84,30 @@ class Order:
     durable: bool = True
     read_by: str | None = None
     by_key: bool = True
+    time_mode: TimeMode = "None"
+    watermark: Watermark | None = None
+    late_watermark_ms: int | None = None
+    last_pass_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One key-group's part of the delta an attempt sealed."""
+    """One key-group's part of the delta an attempt sealed, and when its earliest timer is due after it (ms)."""
 
     key_group: int
     start: int
     length: int
     checksum: int
     rows: int
+    timer_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or got from the store.
 
+    ``rows`` counts all that it received, ``late_rows`` those that it left out. ``timers_fired`` and ``expired`` count
+    timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event time of all rows.
     ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number of
     the partition, rows) where the order asked to count.
     """
@@ -102,6 +121,10 @@ class Receipt:
     rows: int = 0
     keys: int = 0
     output_rows: int = 0
+    late_rows: int = 0
+    timers_fired: int = 0
+    expired: int = 0
+    event_time_max_ms: int | None = None
     parts: tuple[Part, ...] = ()
     output: Part | None = None
     sealed_bytes: int = 0

@@ -25,7 +25,9 @@ from riffle_spark.state.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects import sent_since
 from riffle_spark.state.parts import Reader
 from riffle_spark.worker import call
+from riffle_spark.worker.changes import Changes, changes_of
 from riffle_spark.worker.homes import folder_of, manifest_at, store_of
+from riffle_spark.worker.late import on_time
 from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema
 from riffle_spark.worker.origin import counted
 from riffle_spark.worker.seal import seal
@@ -56,17 +58,19 @@ class _Attempt:
         yield
         self.seconds[name] = time.perf_counter() - started
 
-    def run(self, slot: int, rows: pa.Table) -> call.Result:
-        """Run the steps up to the sealed delta."""
-        order = self.order
+    def run(self, slot: int, rows: pa.Table) -> pa.Table:
+        """Run the steps up to the sealed delta; return the output rows."""
+        order, received = self.order, rows.num_rows
         with self.step("touch"):
-            rows = call.in_declared_order(order, call.as_declared(order, rows))
+            rows, timed = on_time(order, call.as_declared(order, rows))
+            rows = call.in_declared_order(order, rows)
             touched = touch(order, slot, rows)
+        self.facts.update(timed)
         if order.read_by is not None:
             self.facts["read"] = counted(rows, order.read_by)
-        result = self._compute(rows, touched)
+        output, changes = self._compute(rows, touched)
         with self.step("seal"):
-            sealed = seal(order, touched, result, self.name)
+            sealed = seal(order, changes, output, self.name)
         if sealed.data:
             self.folder.keep_sealed(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:
@@ -75,12 +79,12 @@ class _Attempt:
         if order.version % _FORGET_EVERY == 0:
             self.folder.forget_sealed()
         self.facts.update(
-            rows=rows.num_rows, keys=len(touched.local_keys), output_rows=result.output.num_rows, parts=sealed.parts,
+            rows=received, keys=len(touched.local_keys), output_rows=output.num_rows, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data),
         )  # fmt: skip
-        return result
+        return output
 
-    def _compute(self, rows: pa.Table, touched: Touched) -> call.Result:
+    def _compute(self, rows: pa.Table, touched: Touched) -> tuple[pa.Table, Changes]:
         order = self.order
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group, _, _ in touched.spans}
         if order.durable:
@@ -94,7 +98,8 @@ class _Attempt:
             keeper.forget(entries)
             state, found = self._read(keeper, touched, entries)
         with self.step("compute"):
-            return call.run(order, rows, touched, state, found)
+            result = call.run(order, rows, touched, state, found)
+            return result.output, changes_of(order.schema, touched, result)
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
@@ -157,14 +162,14 @@ def run_slot(
     try:
         attempt = _Attempt(order, executor, attempt_id)
         with attempt.folder.used():
-            result = attempt.run(slot, rows)
+            output = attempt.run(slot, rows)
     except RiffleError as error:
         told = (type(error).__name__, error.problem, error.remedy, error.where)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.schema.store, slot, name, order.version, member="", executor=executor)
         receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=told)
         return _answer(order.output, order.output.empty_table(), receipt)
-    return _answer(order.output, result.output, attempt.receipt(slot, executor))
+    return _answer(order.output, output, attempt.receipt(slot, executor))
 
 
 def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:

@@ -32,6 +32,7 @@ RECORDS = st.builds(
     owners=st.dictionaries(NAMES, NAMES, max_size=3),
     outputs=st.lists(st.tuples(NAMES, LINKS), max_size=3).map(tuple),
     shards=st.lists(st.tuples(NAMES, st.integers(0, 99_999)), max_size=3).map(tuple),
+    late_watermark_ms=st.none() | NUMBERS, event_times=st.dictionaries(NAMES, st.integers(-(2**62), 2**62), max_size=3),
 )  # fmt: skip
 
 ROOT = "memory://root"

@@ -1,0 +1,53 @@
+"""Which key-groups are visited though they have no row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slots import Member, kept_last
+
+from riffle_spark.process.compute import TimeMode
+from riffle_spark.state.manifest import Entry
+from riffle_spark.worker.due import due_key_groups, now_ms
+from riffle_spark.worker.order import Order
+
+TIMERS = {5: 100, 2: 200, 9: 201, 1: None, 3: 0}
+"""Key-groups and when their earliest timer is due."""
+
+
+def order(folder: Path, mode: TimeMode, **times: int | None) -> Order:
+    """Return an order of two slots, one of which has all timers but that of key-group 3."""
+    entries = {key_group: Entry(timer_ms=timer) for key_group, timer in TIMERS.items()}
+    slots = {0: (9, 5, 2, 1, 4), 1: (3,)}
+    return replace(Member(folder, kept_last()).order(), time_mode=mode, slots=slots, entries=entries, **times)  # type: ignore[arg-type]
+
+
+def test_a_timer_is_due_at_its_time_and_not_before(tmp_path: Path) -> None:
+    """As with Spark the very millisecond counts; key-groups come in order, and only the slot's own."""
+    assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=99), 0) == ()
+    assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=100), 0) == (5,)
+    assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=200), 0) == (2, 5)
+    assert due_key_groups(order(tmp_path, "ProcessingTime", time_ms=200), 1) == (3,)
+
+
+def test_event_time_goes_by_the_watermark_alone(tmp_path: Path) -> None:
+    """The batch's time is nothing to it; before any watermark it is 0, as with Spark."""
+    assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=100), 0) == (5,)
+    assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=None), 0) == ()
+    assert due_key_groups(order(tmp_path, "EventTime", time_ms=10**12, watermark_ms=None), 1) == (3,)
+
+
+def test_a_last_pass_visits_what_the_batch_itself_makes_due(tmp_path: Path) -> None:
+    """Its timers are due by a later watermark, but what was due before stays due."""
+    last = order(tmp_path, "EventTime", watermark_ms=100, last_pass_ms=201)
+    assert (now_ms(last), due_key_groups(last, 0)) == (100, (2, 5, 9))
+    assert due_key_groups(order(tmp_path, "EventTime", watermark_ms=200, last_pass_ms=0), 0) == (2, 5)
+
+
+@pytest.mark.parametrize("times", [{"time_ms": 10**12, "watermark_ms": 10**12, "last_pass_ms": 10**12}])
+def test_without_timers_nothing_is_due(tmp_path: Path, times: dict[str, int]) -> None:
+    """Time mode None visits key-groups with rows only."""
+    quiet = order(tmp_path, "None", **times)
+    assert (now_ms(quiet), due_key_groups(quiet, 0), due_key_groups(quiet, 1)) == (None, (), ())
