@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +37,17 @@ class Rows:
             cleared=tuple(place - start for place in self.cleared[first:end]),
             indexed=self.indexed,
         )
+
+
+def joined(pieces: Sequence[Rows]) -> Rows:
+    """Return the rows of several one after the other."""
+    starts = accumulate((len(piece.keys) for piece in pieces), initial=0)
+    longs = [piece.longs or [None] * len(piece.keys) for piece in pieces] if any(p.longs for p in pieces) else None
+    return Rows(
+        [key for piece in pieces for key in piece.keys],
+        [value for piece in pieces for value in piece.values],
+        [whole for of_piece in longs for whole in of_piece] if longs else None,
+        sum(piece.size_bytes for piece in pieces),
+        tuple(start + place for start, piece in zip(starts, pieces, strict=False) for place in piece.cleared),
+        any(piece.indexed for piece in pieces),
+    )

@@ -8,7 +8,7 @@ number and the element, so that a key's state and each variable of it are ranges
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.codec import DELETED
 from riffle_spark.state.keycodec import encode_keys
-from riffle_spark.state.rows import Rows
+from riffle_spark.state.rows import Rows, joined
 from riffle_spark.state.scalars import KeyEncoder
 from riffle_spark.state.variable_keys import NO_DUE, WORD_BYTES, Dues, cut_key, cut_keys, cut_length, due_of, parsed
 from riffle_spark.state.wide import (
@@ -37,6 +37,8 @@ from riffle_spark.state.wide_table import NAMES, dues_and_values, encoded_rows, 
 
 __all__ = ["DUE", "INDEX", "NO_DUE", "TIMER", "VARIABLE", "Places", "Variable", "VariablesSchema"]
 
+PIECE_BYTES_MAX = 1 << 30
+"""Tables are built and taken apart in pieces of about this size: Arrow's strings and lists count with 32 bits."""
 VARIABLES_MAX = 126
 """Their names are a dictionary of 8 bits."""
 
@@ -102,11 +104,18 @@ class VariablesSchema:
 
     def encode(self, table: pa.Table) -> Rows:
         """Return a part's or snapshot's rows as a local copy takes them."""
+        if table.nbytes > PIECE_BYTES_MAX:
+            return joined([self._encoded(pa.Table.from_batches([batch])) for batch in table.to_batches()])
+        return self._encoded(table)
+
+    def _encoded(self, table: pa.Table) -> Rows:
         return encoded_rows(self.encoded(table), table, self._kinds, indexed=self.indexed)
 
     def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: Mapping[bytes, bytes]) -> pa.Table:
         """Return pairs of a local copy as a table of ``part_schema()``."""
-        return wide_table(pairs, longs, self._kinds, self.part_schema(), indexed=self.indexed)
+        kinds, schema = self._kinds, self.part_schema()
+        pieces = (wide_table(piece, longs, kinds, schema, indexed=self.indexed) for piece in _pieces(pairs))
+        return pa.concat_tables(pieces)
 
     def group_keys(self, encoded: pa.Array) -> list[bytes]:
         """Return the beginning of everything a key holds, for keys as ``encoded`` gives them; long ones are cut."""
@@ -173,3 +182,14 @@ class VariablesSchema:
         kind = self._declared[variable]
         assert isinstance(kind, MapRows), f"{variable} is no map"
         return kind
+
+
+def _pieces(pairs: Sequence[tuple[bytes, bytes]]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+    """Cut pairs, sorted or not, into pieces of bounded bytes; a larger pair stands alone."""
+    first, size = 0, 0
+    for at, (_, value) in enumerate(pairs):
+        if at > first and size + len(value) > PIECE_BYTES_MAX:
+            yield pairs[first:at]
+            first, size = at, 0
+        size += len(value)
+    yield pairs[first:]

@@ -197,6 +197,26 @@ def test_stored_rows_are_the_documented_bytes():
     assert (due_of(stored.values[1] or b""), index_of(stored.keys[1])) == (5, 2)
 
 
+def test_large_tables_go_both_ways_in_pieces(monkeypatch):
+    """Where a table holds more than Arrow's 32-bit offsets it is cut, and nothing of it is lost or moved."""
+    rows = [
+        {"k": f"{n:02}" if n % 5 else "k" * 300 + f"{n:02}", VARIABLE: "many", INDEX: n, "__state_many": {"n": n}}
+        for n in range(20)
+    ]
+    rows[7] = {"k": "07", VARIABLE: "many", DELETED: True}
+    batches = [
+        table_of(SCHEMA, [{DELETED: False, **row} for row in rows[n : n + 4]], delta=True) for n in (0, 4, 8, 12, 16)
+    ]
+    table = pa.concat_tables(batches)
+    pairs, longs = pairs_of(SCHEMA, table)
+    whole, back = SCHEMA.encode(table), SCHEMA.table(pairs, longs)
+    monkeypatch.setattr("riffle_spark.state.variables.PIECE_BYTES_MAX", 100)
+    assert SCHEMA.encode(table) == whole
+    assert whole.cleared == (7,)
+    assert SCHEMA.table(pairs, longs).column("k").num_chunks > 2
+    assert SCHEMA.table(pairs, longs).equals(back)
+
+
 def test_deleted_rows_of_no_element_clear_their_variable():
     """A list, a map or all timers are cleared by a prefix; a value, or one element, is deleted alone."""
     rows = [
