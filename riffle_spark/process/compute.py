@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from riffle_spark.state.wide import Variable
+
 __all__ = ["Batch", "BoolArray", "Compute", "Declared", "IndexArray", "TimeMode", "Update"]
 
 IndexArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
@@ -24,7 +26,8 @@ class Declared:
     ``state`` holds the state columns without the key's, ``output`` all columns of the result. ``columns`` names the
     input columns that are needed besides the key (``None``: all of them), so that the others are dropped before the
     shuffle. ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
-    ``time_mode`` says what its timers go by.
+    ``time_mode`` says what its timers go by. A computation that keeps several variables a key names them instead of
+    ``state``.
     """
 
     state: pa.Schema
@@ -32,6 +35,7 @@ class Declared:
     columns: tuple[str, ...] | None
     per_key_group: bool
     time_mode: TimeMode = "None"
+    variables: tuple[Variable, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from riffle_spark.protocol.event_time import committed
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Incoming
 from riffle_spark.protocol.receipts import outputs_of
+from riffle_spark.protocol.schemas import kept
 from riffle_spark.protocol.seating import Seating
 from riffle_spark.state.record import Record
 from riffle_spark.worker.order import Receipt
@@ -49,7 +50,7 @@ def batch_record(
     present, shards = seating.present, seating.shards
     owners = {str(t.key_group): owner for t, owner in present.owners.items()}
     standbys = {str(t.key_group): members for t, members in present.standbys.items()}
-    schemas = {**tail.schemas, **{operator.store: operator.stored() for operator in operators if operator.durable}}
+    schemas = {**tail.schemas, **{operator.store: kept(operator.schema) for operator in operators if operator.durable}}
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.operator import Operator, check_schemas
+from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Incoming, Work
+from riffle_spark.protocol.schemas import check_schemas
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.record import Record

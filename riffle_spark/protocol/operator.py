@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -11,11 +10,13 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.process.compute import Compute, Declared
+from riffle_spark.process.keyed import Keyed
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.variables import VariablesSchema
 from riffle_spark.worker.order import Watermark
 
-__all__ = ["Operator", "check_schemas", "operator_of", "stored_schema", "with_watermark"]
+__all__ = ["Operator", "operator_of", "with_watermark"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Operator:
     says by what rows come too late, if they can.
     """
 
-    schema: StoreSchema
-    compute: Compute
+    schema: StoreSchema | VariablesSchema
+    compute: Compute | Keyed
     declared: Declared
     order_by: tuple[str, ...]
     input: pa.Schema
@@ -50,16 +51,10 @@ class Operator:
         needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by, event_time}
         return pa.schema([field for field in self.input if field.name in needed])
 
-    def stored(self) -> dict[str, str]:
-        """Return the schemas as a record keeps them: Arrow IPC in base64, and as text for people."""
-        return {
-            "key": _packed(self.schema.key),
-            "state": _packed(self.schema.state),
-            "text": _text(self.schema.key) + " | " + _text(self.schema.state),
-        }
 
-
-def operator_of(store: str, key: Sequence[str], compute: Compute, order_by: Sequence[str], rows: pa.Schema) -> Operator:
+def operator_of(
+    store: str, key: Sequence[str], compute: Compute | Keyed, order_by: Sequence[str], rows: pa.Schema
+) -> Operator:
     """Return the operator for input of schema ``rows``. Raises ``ConfigError`` for missing or unsupported columns."""
     check_store_name(store)
     for name in (*key, *order_by):
@@ -71,7 +66,13 @@ def operator_of(store: str, key: Sequence[str], compute: Compute, order_by: Sequ
         check_key_type(name, rows.field(name).type)
     schema = pa.schema([pa.field(name, rows.field(name).type) for name in key])
     declared = compute.declare(schema, rows)
-    return Operator(StoreSchema(store, schema, declared.state), compute, declared, tuple(order_by), rows)
+    return Operator(_columns(store, schema, declared), compute, declared, tuple(order_by), rows)
+
+
+def _columns(store: str, key: pa.Schema, declared: Declared) -> StoreSchema | VariablesSchema:
+    if declared.variables is None:
+        return StoreSchema(store, key, declared.state)
+    return VariablesSchema(store, key, declared.variables, indexed=declared.time_mode != "None")
 
 
 def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
@@ -87,39 +88,3 @@ def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
             where=operator.store,
         )
     return replace(operator, watermark=watermark)
-
-
-def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:
-    """Raise ``ConfigError`` if a stored schema is not the one an operator has now; both are shown."""
-    for operator in operators:
-        before = stored.get(operator.store)
-        if before is not None and not _is_stored(operator.schema, before):
-            raise ConfigError(
-                f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
-                f"\n  declared: {operator.stored()['text']}",
-                remedy="keep the key columns and the state columns as they are stored, or use another store name",
-                where=operator.store,
-            )
-
-
-def stored_schema(store: str, stored: Mapping[str, str]) -> StoreSchema:
-    """Return a store's schema from what ``Operator.stored`` gave a record."""
-    return StoreSchema(store, _unpacked(stored["key"]), _unpacked(stored["state"]))
-
-
-def _is_stored(schema: StoreSchema, stored: Mapping[str, str]) -> bool:
-    """Compare the schemas, not their bytes: another release of Arrow may write the same schema in other bytes."""
-    now, before = (schema.key, schema.state), (_unpacked(stored["key"]), _unpacked(stored["state"]))
-    return all(one.equals(other) for one, other in zip(now, before, strict=True))
-
-
-def _unpacked(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-
-
-def _packed(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.remove_metadata().serialize()).decode()
-
-
-def _text(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
-from riffle_spark.protocol.operator import stored_schema
 from riffle_spark.protocol.recovery import Plan
 from riffle_spark.protocol.reshard import Place, SharedKey, resharded
+from riffle_spark.protocol.schemas import stored_schema
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.state import codec, paths
 from riffle_spark.state.log import Log
@@ -36,6 +36,7 @@ from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.parts import Reader
 from riffle_spark.state.record import Record
 from riffle_spark.state.root import StoreOptions, open_store
+from riffle_spark.state.schema import StoreSchema
 
 __all__ = ["DISPATCHES", "PartitionOf", "switch_dispatch"]
 
@@ -148,6 +149,12 @@ class _Switch:
 
     def _moved(self, store: str, entries: Mapping[int, Entry], place: Place) -> dict[int, Entry]:
         schema, reader = stored_schema(store, self.tail.schemas[store]), Reader(self.objects, None)
+        if not isinstance(schema, StoreSchema):
+            raise ConfigError(
+                f"store {store!r} is a processor's, and its state cannot change its key-groups yet",
+                remedy="keep dispatch and key_groups as they are, or begin with an empty root and replay the input",
+                where=store,
+            )
         with tempfile.TemporaryDirectory(prefix="riffle-dispatch-") as folder:
             try:
                 moved = resharded(schema, entries, reader, place, Path(folder))

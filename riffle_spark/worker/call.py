@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from riffle_spark.process.compute import Batch, BoolArray, Update
+from riffle_spark.process.compute import Batch, BoolArray, Compute, Update
 from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 from riffle_spark.worker.touched import Touched, spans_of
 
@@ -53,8 +54,9 @@ def run(order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: 
         if order.per_key_group
         else _at_once(order, rows, touched, state, found)
     )
-    updates = [(start, order.compute(batch)) for start, batch in calls]
-    return _join(order, updates)
+    compute = cast(Compute, order.compute)
+    updates = [(start, compute(batch)) for start, batch in calls]
+    return _join(order, state.schema, updates)
 
 
 def _at_once(
@@ -85,12 +87,12 @@ def _batch(
     )
 
 
-def _join(order: Order, updates: list[tuple[int, Update]]) -> Result:
+def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> Result:
     nothing = np.empty(0, dtype=np.int64)
     if not updates:
-        return Result(order.output.empty_table(), nothing, order.schema.state.empty_table(), nothing)
+        return Result(order.output.empty_table(), nothing, state_schema.empty_table(), nothing)
     output = pa.concat_tables([update.output.select(order.output.names) for _, update in updates])
     changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
-    state = pa.concat_tables([update.state.select(order.schema.state.names) for _, update in updates])
+    state = pa.concat_tables([update.state.select(state_schema.names) for _, update in updates])
     deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
     return Result(output, changed, state, deleted)

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from riffle_spark.process.compute import Compute, TimeMode
+from riffle_spark.process.keyed import Keyed
 from riffle_spark.state.manifest import Entry, Head, Link
 from riffle_spark.state.root import StoreOptions
 from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.variables import VariablesSchema
 
 __all__ = ["ATTEMPT", "KEY_GROUP", "RECEIPT", "SLOT", "Home", "Order", "Part", "Receipt", "Watermark", "result_schema"]
 
@@ -63,8 +65,8 @@ class Order:
     """
 
     home: Home
-    schema: StoreSchema
-    compute: Compute
+    schema: StoreSchema | VariablesSchema
+    compute: Compute | Keyed
     output: pa.Schema
     rows: pa.Schema
     per_key_group: bool

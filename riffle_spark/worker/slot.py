@@ -17,16 +17,18 @@ from dataclasses import replace
 import pyarrow as pa
 
 from riffle_spark.errors import Misplaced, RiffleError
-from riffle_spark.process.compute import BoolArray
 from riffle_spark.state.caches import settle
-from riffle_spark.state.copy import DamagedCopy
+from riffle_spark.state.copy import Copy, DamagedCopy
 from riffle_spark.state.fold import Keeper
 from riffle_spark.state.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects import sent_since
 from riffle_spark.state.parts import Reader
+from riffle_spark.state.schema import StoreSchema
 from riffle_spark.worker import call
-from riffle_spark.worker.changes import Changes, changes_of
+from riffle_spark.worker.changes import changes_of
+from riffle_spark.worker.due import due_key_groups
 from riffle_spark.worker.homes import folder_of, manifest_at, store_of
+from riffle_spark.worker.keyed import Computed, run_keyed
 from riffle_spark.worker.late import on_time
 from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema
 from riffle_spark.worker.origin import counted
@@ -68,9 +70,10 @@ class _Attempt:
         self.facts.update(timed)
         if order.read_by is not None:
             self.facts["read"] = counted(rows, order.read_by)
-        output, changes = self._compute(rows, touched)
+        computed = self._compute(slot, rows, touched)
+        output = computed.output
         with self.step("seal"):
-            sealed = seal(order, changes, output, self.name)
+            sealed = seal(order, computed.changes, output, self.name)
         if sealed.data:
             self.folder.keep_sealed(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:
@@ -80,26 +83,48 @@ class _Attempt:
             self.folder.forget_sealed()
         self.facts.update(
             rows=received, keys=len(touched.local_keys), output_rows=output.num_rows, parts=sealed.parts,
-            output=sealed.output, sealed_bytes=len(sealed.data),
+            output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
+            expired=computed.expired,
         )  # fmt: skip
         return output
 
-    def _compute(self, rows: pa.Table, touched: Touched) -> tuple[pa.Table, Changes]:
+    def _compute(self, slot: int, rows: pa.Table, touched: Touched) -> Computed:
         order = self.order
-        entries = {key_group: order.entries.get(key_group, EMPTY) for key_group, _, _ in touched.spans}
+        visited = {key_group for key_group, _, _ in touched.spans}.union(due_key_groups(order, slot))
+        entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in visited}
         if order.durable:
             self._check_placed(entries)
         else:
             settle(self.folder, order.schema.store, entries)
         keeper = Keeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
         try:
-            state, found = self._read(keeper, touched, entries)
+            return self._computed(keeper, rows, touched, entries)
         except DamagedCopy:
             keeper.forget(entries)
-            state, found = self._read(keeper, touched, entries)
-        with self.step("compute"):
-            result = call.run(order, rows, touched, state, found)
-            return result.output, changes_of(order.schema, touched, result)
+            return self._computed(keeper, rows, touched, entries)
+
+    def _computed(self, keeper: Keeper, rows: pa.Table, touched: Touched, entries: dict[int, Entry]) -> Computed:
+        order = self.order
+        if isinstance(order.schema, StoreSchema):
+            with self._brought(keeper, entries) as copies, self.step("read"):
+                state, found = read_state(order.schema, touched, copies, entries)
+            with self.step("compute"):
+                result = call.run(order, rows, touched, state, found)
+                return Computed(result.output, changes_of(order.schema, touched, result))
+        with self._brought(keeper, entries) as copies, self.step("compute"):
+            return run_keyed(order, rows, touched, copies, entries)
+
+    @contextmanager
+    def _brought(self, keeper: Keeper, entries: dict[int, Entry]) -> Iterator[dict[int, Copy]]:
+        """Bring copies to the base, and close them in the end."""
+        with self.step("fold"):
+            copies, brought = keeper.bring(entries)
+        self.facts.update(restores=brought.restores, folds=brought.folds)
+        try:
+            yield copies
+        finally:
+            for copy in copies.values():
+                copy.close()
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
@@ -124,17 +149,6 @@ class _Attempt:
     def _whole(self, key_group: int) -> Entry:
         order = self.order
         return manifest_at(order.home, order.sequence).entry(order.schema.store, key_group)
-
-    def _read(self, keeper: Keeper, touched: Touched, entries: dict[int, Entry]) -> tuple[pa.Table, BoolArray]:
-        with self.step("fold"):
-            copies, brought = keeper.bring(entries)
-        self.facts.update(restores=brought.restores, folds=brought.folds)
-        try:
-            with self.step("read"):
-                return read_state(self.order.schema, touched, copies, entries)
-        finally:
-            for copy in copies.values():
-                copy.close()
 
     def receipt(self, slot: int, executor: str) -> Receipt:
         """Return what the driver is told."""

@@ -1,0 +1,95 @@
+"""Schemas of stores as the log keeps them. Knows their text, and when two are the same. Does not know operators' input.
+
+A record keeps each store's schemas as Arrow IPC in base64, and as text for people; of a store of several variables
+also what each variable is.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.variables import Variable, VariablesSchema
+
+__all__ = ["check_schemas", "kept", "stored_schema"]
+
+Columns: TypeAlias = StoreSchema | VariablesSchema
+
+
+def kept(schema: Columns) -> dict[str, str]:
+    """Return a store's schemas as a record keeps them."""
+    if isinstance(schema, StoreSchema):
+        text = f"{_text(schema.key)} | {_text(schema.state)}"
+        return {"key": _packed(schema.key), "state": _packed(schema.state), "text": text}
+    variables = ", ".join(map(_described, schema.variables))
+    return {
+        "key": _packed(schema.key),
+        "variables": json.dumps([_variable_to_json(variable) for variable in schema.variables]),
+        "indexed": json.dumps(schema.indexed),
+        "text": f"{_text(schema.key)} | {variables or 'no variable'}",
+    }
+
+
+def stored_schema(store: str, stored: Mapping[str, str]) -> Columns:
+    """Return a store's schema from what ``kept`` gave a record."""
+    if "variables" not in stored:
+        return StoreSchema(store, _unpacked(stored["key"]), _unpacked(stored["state"]))
+    variables = tuple(_variable_from_json(row) for row in json.loads(stored["variables"]))
+    return VariablesSchema(store, _unpacked(stored["key"]), variables, indexed=json.loads(stored["indexed"]))
+
+
+def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:
+    """Raise ``ConfigError`` if a stored schema is not the one an operator has now; both are shown."""
+    for operator in operators:
+        before = stored.get(operator.store)
+        if before is not None and _layout(stored_schema(operator.store, before)) != _layout(operator.schema):
+            raise ConfigError(
+                f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
+                f"\n  declared: {kept(operator.schema)['text']}",
+                remedy="keep the key columns and the state columns or variables as they are stored, or use another "
+                "store name",
+                where=operator.store,
+            )
+
+
+def _layout(schema: Columns) -> Columns:
+    """Return what decides how state is stored: how long it lives does not."""
+    if isinstance(schema, StoreSchema):
+        return schema
+    return replace(schema, variables=tuple(replace(variable, ttl_ms=None) for variable in schema.variables))
+
+
+def _variable_to_json(variable: Variable) -> list[object]:
+    key = None if variable.key is None else _packed(variable.key)
+    return [variable.name, variable.kind, _packed(variable.value), key, variable.ttl_ms]
+
+
+def _variable_from_json(row: Sequence[object]) -> Variable:
+    name, kind, value, key, ttl_ms = row
+    return Variable(name, kind, _unpacked(value), None if key is None else _unpacked(key), ttl_ms)  # type: ignore[arg-type]
+
+
+def _described(variable: Variable) -> str:
+    key = "" if variable.key is None else f"({_text(variable.key)}) to "
+    lives = "" if variable.ttl_ms is None else f" for {variable.ttl_ms} ms"
+    return f"{variable.kind} {variable.name}: {key}({_text(variable.value)}){lives}"
+
+
+def _unpacked(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def _packed(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.remove_metadata().serialize()).decode()
+
+
+def _text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -1,0 +1,66 @@
+"""A processor over the key-groups of one slot: rows and copies in, output and a delta's rows out. Knows which
+key-groups are visited, and in which order. Does not know processors, objects or folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark.process.grouped import Grouped
+from riffle_spark.process.keyed import Keyed
+from riffle_spark.process.processing import Outcome, Times
+from riffle_spark.state.copy import Copy
+from riffle_spark.state.manifest import Entry
+from riffle_spark.state.reading import EMPTY
+from riffle_spark.state.variables import VariablesSchema
+from riffle_spark.worker.changes import Changes
+from riffle_spark.worker.order import Order
+from riffle_spark.worker.touched import Touched
+
+__all__ = ["Computed", "run_keyed"]
+
+
+class Computed(NamedTuple):
+    """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
+
+    output: pa.Table
+    changes: Changes
+    timers_fired: int = 0
+    expired: int = 0
+
+
+def run_keyed(
+    order: Order, rows: pa.Table, touched: Touched, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
+) -> Computed:
+    """Run the processor over the touched key-groups and those of ``entries`` that have something due.
+
+    Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
+    """
+    assert isinstance(order.schema, VariablesSchema)
+    compute = cast(Keyed, order.compute)
+    times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
+    processing = compute.processing(order.schema, times, f"store {order.schema.store!r}")
+    processing.begin(Grouped.of(touched.keys, rows.select(order.rows.names), touched.codes))
+    counts = {key_group: end - start for key_group, start, end in touched.spans}
+    outcomes: dict[int, Outcome] = {}
+    for key_group, entry in sorted(entries.items()):
+        copy = copies.get(key_group)
+        with copy.reading(entry.head) if copy is not None else nullcontext(EMPTY) as reading:
+            outcomes[key_group] = processing.key_group(counts.get(key_group, 0), reading)
+    output = processing.output()
+    processing.end()
+    fired = sum(outcome.timers_fired for outcome in outcomes.values())
+    expired = sum(outcome.expired for outcome in outcomes.values())
+    return Computed(output, _changes(order.schema, outcomes), fired, expired)
+
+
+def _changes(schema: VariablesSchema, outcomes: Mapping[int, Outcome]) -> Changes:
+    tables: Sequence[pa.Table] = [outcome.changes for outcome in outcomes.values()]
+    table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
+    key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
+    return Changes(table, key_groups, {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()})
