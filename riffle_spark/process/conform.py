@@ -7,7 +7,7 @@ from pyarrow import types
 
 from riffle_spark.errors import UserFunctionError
 
-__all__ = ["conform"]
+__all__ = ["conform", "widens"]
 
 
 def conform(table: object, schema: pa.Schema, what: str, where: str) -> pa.Table:
@@ -23,7 +23,7 @@ def conform(table: object, schema: pa.Schema, what: str, where: str) -> pa.Table
             where=where,
         )
     if sorted(table.column_names) != sorted(schema.names) or not all(
-        _widens(table.schema.field(field.name).type, field.type) for field in schema
+        widens(table.schema.field(field.name).type, field.type) for field in schema
     ):
         raise UserFunctionError(
             f"The {what} has not the declared columns\n{_compared(schema, table.schema)}",
@@ -50,12 +50,12 @@ def _column(column: pa.ChunkedArray, field: pa.Field, what: str, where: str) -> 
         ) from error
 
 
-def _widens(source: pa.DataType, target: pa.DataType) -> bool:
+def widens(source: pa.DataType, target: pa.DataType) -> bool:
     """Tell whether every value of one type is a value of the other."""
     if source == target or types.is_null(source):
         return True
     if types.is_dictionary(source):
-        return _widens(source.value_type, target)
+        return widens(source.value_type, target)
     if types.is_timestamp(source) and types.is_timestamp(target):
         return (source.tz is None) == (target.tz is None)
     if types.is_decimal(source) and types.is_decimal(target):
@@ -87,12 +87,12 @@ def _same_bytes(source: pa.DataType, target: pa.DataType) -> bool:
 def _nested_widens(source: pa.DataType, target: pa.DataType) -> bool:
     lists = (types.is_list, types.is_large_list)
     if any(is_one(source) for is_one in lists) and any(is_one(target) for is_one in lists):
-        return _widens(source.value_type, target.value_type)
+        return widens(source.value_type, target.value_type)
     if types.is_struct(source) and types.is_struct(target):
         same_names = [field.name for field in source] == [field.name for field in target]
-        return same_names and all(_widens(one.type, other.type) for one, other in zip(source, target, strict=True))
+        return same_names and all(widens(one.type, other.type) for one, other in zip(source, target, strict=True))
     both_maps = types.is_map(source) and types.is_map(target)
-    return both_maps and source.key_type == target.key_type and _widens(source.item_type, target.item_type)
+    return both_maps and source.key_type == target.key_type and widens(source.item_type, target.item_type)
 
 
 def _compared(declared: pa.Schema, returned: pa.Schema) -> str:
@@ -122,4 +122,4 @@ def _verdict(declared: list[pa.DataType], returned: list[pa.DataType]) -> str:
         return "<- not declared"
     if len(returned) > 1:
         return "<- more than once"
-    return "" if _widens(returned[0], declared[0]) else f"<- cannot become {declared[0]}"
+    return "" if widens(returned[0], declared[0]) else f"<- cannot become {declared[0]}"

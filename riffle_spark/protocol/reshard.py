@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from riffle_spark.errors import ConflictError
 from riffle_spark.process.grouping import group_keys
 from riffle_spark.state.codec import DELETED
+from riffle_spark.state.fitted import fitted
 from riffle_spark.state.keycodec import local_key
 from riffle_spark.state.manifest import Entry
 from riffle_spark.state.parts import Reader
@@ -56,7 +57,7 @@ def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) 
         tables.insert(0, kept.append_column(DELETED, pa.repeat(False, kept.num_rows)))
     if not tables:
         return schema.part_schema().empty_table()
-    rows = pa.concat_tables([table.select(wanted.names).cast(wanted) for table in tables])
+    rows = pa.concat_tables([fitted(table, wanted) for table in tables])
     newest_first = rows.take(pa.array(np.arange(rows.num_rows)[::-1]))
     _, newest = group_keys(schema.encoded(newest_first))
     state = newest_first.take(pa.array(newest))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.evolution import can_become
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import Variable, VariablesSchema
@@ -47,24 +47,17 @@ def stored_schema(store: str, stored: Mapping[str, str]) -> Columns:
 
 
 def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:
-    """Raise ``ConfigError`` if a stored schema is not the one an operator has now; both are shown."""
+    """Raise ``ConfigError`` if a stored schema cannot become the one an operator has now; both are shown."""
     for operator in operators:
         before = stored.get(operator.store)
-        if before is not None and _layout(stored_schema(operator.store, before)) != _layout(operator.schema):
+        if before is not None and not can_become(stored_schema(operator.store, before), operator.schema):
             raise ConfigError(
                 f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
                 f"\n  declared: {kept(operator.schema)['text']}",
-                remedy="keep the key columns and the state columns or variables as they are stored, or use another "
-                "store name",
+                remedy="keep the key's columns; add columns that may be null, leave some out, or make types wider; "
+                "for any other change use another store name",
                 where=operator.store,
             )
-
-
-def _layout(schema: Columns) -> Columns:
-    """Return what decides how state is stored: how long it lives does not."""
-    if isinstance(schema, StoreSchema):
-        return schema
-    return replace(schema, variables=tuple(replace(variable, ttl_ms=None) for variable in schema.variables))
 
 
 def _variable_to_json(variable: Variable) -> list[object]:

@@ -21,11 +21,13 @@ import xxhash
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["PARTITION_MAX", "Partition", "Shards", "partition_hash", "partitions_in"]
+__all__ = ["HEARTBEAT", "PARTITION_MAX", "Partition", "Shards", "partition_hash", "partitions_in"]
 
 Partition: TypeAlias = tuple[str, int]
 """(topic, partition)."""
 
+HEARTBEAT: Final = "riffle_heartbeat_ms"
+"""What the offsets of our own source without rows are called."""
 PARTITION_MAX: Final = 99_999
 """The greatest partition number: rows find their shard by an array that is as long as a topic's numbers reach."""
 _SOURCES_FROM_LINE = 2
@@ -99,7 +101,7 @@ def partition_hash(partition: Partition) -> int:
 
 
 def partitions_in(offsets: str | None) -> frozenset[Partition] | None:
-    """Return the partitions that Spark's offset-log entry names, ``None`` unless each of its sources tells its own.
+    """Return the partitions that Spark's offset-log entry names, ``None`` unless each source of rows tells its own.
 
     The entry is a version, a line of metadata, and a line a source: Kafka's is ``{"topic":{"0":123,"1":45}}``.
     """
@@ -116,6 +118,8 @@ def partitions_in(offsets: str | None) -> frozenset[Partition] | None:
 def _partitions_of(line: str) -> set[Partition] | None:
     try:
         topics = json.loads(line)
+        if list(topics) == [HEARTBEAT] and isinstance(topics[HEARTBEAT], int):
+            return set()
         return {
             (str(topic), int(partition))
             for topic, numbers in topics.items()

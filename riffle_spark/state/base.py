@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.state import codec
 from riffle_spark.state.damage import trouble
+from riffle_spark.state.fitted import fitted
 from riffle_spark.state.keycodec import local_key
 from riffle_spark.state.rows import Rows
 from riffle_spark.state.schema import StoreSchema
@@ -31,7 +32,7 @@ class Base:
             raise EOFError(f"{path.name} has {found} bytes, not {size_bytes}")
         self.size_bytes = size_bytes
         self._schema = schema
-        self._table = _mapped(path)
+        self._table = fitted(_mapped(path), schema.part_schema())
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -18,7 +18,7 @@ import lmdb
 
 from riffle_spark.state.base import FILE, Base
 from riffle_spark.state.copy import Copy
-from riffle_spark.state.damage import damaged
+from riffle_spark.state.damage import DamagedCopy, damaged
 from riffle_spark.state.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schema import Stored, StoreSchema
 
@@ -32,14 +32,17 @@ _SCAN_ROWS = 20_000
 def open_copy(folder: Path, schema: Stored) -> Copy:
     """Return the open copy of a folder, with the file it was begun from if that is still needed.
 
-    Raises ``DamagedCopy`` if that file is gone or has another length.
+    Raises ``DamagedCopy`` if that file is gone or has another length, or if the copy is of other columns.
     """
-    if isinstance(schema, StoreSchema) and (folder / FILE).exists():
-        return BasedCopy(folder, schema)
-    copy = Copy(folder)
-    if copy.knows(_BASE):
+    has_file = isinstance(schema, StoreSchema) and (folder / FILE).exists()
+    copy = BasedCopy(folder, schema) if isinstance(schema, StoreSchema) and has_file else Copy(folder)
+    try:
+        copy.check_layout(schema.layout)
+        if not has_file and copy.knows(_BASE):
+            raise damaged(folder, FileNotFoundError(FILE))
+    except DamagedCopy:
         copy.close()
-        raise damaged(folder, FileNotFoundError(FILE))
+        raise
     return copy
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.fold import head_of
+from riffle_spark.state.based import open_copy
+from riffle_spark.state.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.folder import Folder
 from riffle_spark.state.manifest import EMPTY_HEAD, Entry, Head
 from riffle_spark.state.rows import Rows
+from riffle_spark.state.schema import Stored
 
 __all__ = ["settle"]
 
 
-def settle(folder: Folder, store: str, entries: Mapping[int, Entry]) -> None:
+def settle(folder: Folder, schema: Stored, entries: Mapping[int, Entry]) -> None:
     """Make every copy one that can be brought to its entry's head from what lies in the folder.
 
     Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand, before
@@ -21,19 +22,32 @@ def settle(folder: Folder, store: str, entries: Mapping[int, Entry]) -> None:
     """
     for key_group, entry in entries.items():
         if entry.head == EMPTY_HEAD:
-            folder.drop(store, key_group)
+            folder.drop(schema.store, key_group)
             continue
-        head, link = head_of(folder, store, key_group), entry.chain[-1]
+        head, link = _head(folder, schema, key_group), entry.chain[-1]
         at_hand = folder.sealed_file(link.head.version, link.head.attempt).exists()
         if head == entry.head or (head == entry.base and at_hand):
             continue
         begins_with_it = entry.base == EMPTY_HEAD and at_hand
-        _begin(folder, store, key_group, EMPTY_HEAD if begins_with_it else entry.head)
+        _begin(folder, schema, key_group, EMPTY_HEAD if begins_with_it else entry.head)
 
 
-def _begin(folder: Folder, store: str, key_group: int, head: Head) -> None:
-    fresh = folder.fresh(store, key_group)
-    with Copy(fresh, new=True) as copy:
+def _head(folder: Folder, schema: Stored, key_group: int) -> Head | None:
+    current = folder.current(schema.store, key_group)
+    if current is None:
+        return None
+    try:
+        with open_copy(current, schema) as copy:
+            return copy.head()
+    except CopyInUse:
+        raise
+    except DamagedCopy:
+        return None
+
+
+def _begin(folder: Folder, schema: Stored, key_group: int, head: Head) -> None:
+    fresh = folder.fresh(schema.store, key_group)
+    with Copy(fresh, new=True, layout=schema.layout) as copy:
         if head != EMPTY_HEAD:
             copy.load(head, Rows([], [], []))
-    folder.switch(store, key_group, fresh)
+    folder.switch(schema.store, key_group, fresh)

@@ -38,6 +38,7 @@ _META = b"meta"
 _STATE = b"state"
 _LONG = b"long"
 _DUE = b"due"
+_LAYOUT = b"layout"
 
 
 @functools.cache
@@ -52,9 +53,11 @@ def boot_id() -> str:
 class Copy(LmdbFile):
     """An open copy; a context manager. Not for use after a fork, nor twice in one process at a time."""
 
-    def __init__(self, folder: Path, *, new: bool = False) -> None:
+    def __init__(self, folder: Path, *, new: bool = False, layout: bytes = b"") -> None:
         super().__init__(folder, (_STATE, _META, _LONG, _DUE), new=new)
         self._state, self._meta, self._long, self._due = self._databases
+        if new:
+            self._growing(lambda: self._note(_LAYOUT, layout))
 
     def __enter__(self) -> Copy:
         return self
@@ -63,6 +66,17 @@ class Copy(LmdbFile):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _note(self, fact: bytes, value: bytes) -> None:
+        with self._environment.begin(write=True, db=self._meta) as transaction:
+            transaction.put(fact, value)
+
+    def check_layout(self, layout: bytes) -> None:
+        """Raise ``DamagedCopy`` if the rows are laid out in another way: of other columns."""
+        with self._environment.begin(db=self._meta) as transaction:
+            found = transaction.get(_LAYOUT)
+        if found != layout:
+            raise damaged(self.folder, ValueError("it holds rows of other columns"))
 
     def head(self) -> Head | None:
         """Return the head this copy is at, or ``None`` if it was written under another boot of the machine."""

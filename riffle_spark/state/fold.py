@@ -141,8 +141,11 @@ class Keeper:
         if entry.head == EMPTY_HEAD:
             self._folder.drop(self._schema.store, key_group)
             return None
-        opened[key_group] = fresh = Copy(self._folder.fresh(self._schema.store, key_group), new=True)
+        opened[key_group] = fresh = self._new_copy(key_group)
         return _Work(key_group, fresh, entry, entry.base, entry.chain, restore=True)
+
+    def _new_copy(self, key_group: int) -> Copy:
+        return Copy(self._folder.fresh(self._schema.store, key_group), new=True, layout=self._schema.layout)
 
     def _open(self, key_group: int) -> tuple[Copy | None, Head | None]:
         current = self._folder.current(self._schema.store, key_group)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.state.codec import DELETED
+from riffle_spark.state.fitted import fitted, layout_of
 from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
 from riffle_spark.state.rowcodec import RowCodec
 from riffle_spark.state.rows import Rows
@@ -30,12 +32,21 @@ class Stored(Protocol):
         """The key's columns."""
         ...
 
+    @property
+    def layout(self) -> bytes:
+        """What names the layout of its rows in a local copy: copies of another one are of no use."""
+        ...
+
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the whole keys of a table's rows (binary, order-preserving)."""
         ...
 
+    def fit(self, table: pa.Table) -> pa.Table:
+        """Return a part or snapshot that may be of earlier columns as one of today's."""
+        ...
+
     def encode(self, table: pa.Table) -> Rows:
-        """Return a part's or snapshot's rows as a local copy takes them."""
+        """Return a part's or snapshot's rows, which may be of earlier columns, as a local copy takes them."""
         ...
 
     def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
@@ -59,12 +70,22 @@ class StoreSchema:
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", RowCodec(self.state))
 
+    @cached_property
+    def layout(self) -> bytes:
+        """See ``Stored``."""
+        return layout_of(self.key, self.state)
+
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""
         return encode_keys([_flat(table.column(name)) for name in self.key.names])
 
+    def fit(self, table: pa.Table) -> pa.Table:
+        """See ``Stored``."""
+        return fitted(table, self.part_schema(delta=DELETED in table.column_names))
+
     def encode(self, table: pa.Table) -> Rows:
-        """Return a part's or snapshot's rows as a local copy takes them."""
+        """See ``Stored``."""
+        table = self.fit(table)
         stored, encoded = self.encoded(table), self.codec.encode(table.select(self.state.names))
         keys, longs = shortened(stored)
         values: list[bytes | None] = encoded.to_pylist()

@@ -141,11 +141,11 @@ def rows_of(schema: Stored, tables: Mapping[Link, pa.Table]) -> dict[Link, Rows]
     """Encode all parts at once, then cut: the cost of a key-group is a slice of a list."""
     if not tables:
         return {}
-    columns = schema.part_schema(delta=True)
-    rows = schema.encode(pa.concat_tables([t.select(columns.names).cast(columns) for t in tables.values()]))
+    fitting = {link: schema.fit(table) for link, table in tables.items()}
+    rows = schema.encode(pa.concat_tables(fitting.values()))
     cut: dict[Link, Rows] = {}
     start = 0
-    for link, table in tables.items():
+    for link, table in fitting.items():
         cut[link] = rows.slice(start, start + table.num_rows)
         start += table.num_rows
     return cut

@@ -14,9 +14,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.codec import DELETED
+from riffle_spark.state.fitted import fitted, layout_of
 from riffle_spark.state.keycodec import encode_keys
 from riffle_spark.state.rows import Rows, joined
 from riffle_spark.state.scalars import KeyEncoder
@@ -98,12 +100,26 @@ class VariablesSchema:
         fields += [pa.field(kind.variable.column, kind.type) for kind in self._declared.values()]
         return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
 
+    @cached_property
+    def layout(self) -> bytes:
+        """What names the layout of its rows in a local copy."""
+        return layout_of(self.part_schema()) + (b"+" if self.indexed else b"")
+
+    def fit(self, table: pa.Table) -> pa.Table:
+        """Return rows of earlier variables as rows of today's; those of variables that are gone are left out."""
+        wanted = self.part_schema(delta=DELETED in table.column_names)
+        if table.schema.equals(wanted):
+            return table
+        known = pa.array([kind.name for kind in self._kinds], pa.string())
+        return fitted(table.filter(pc.is_in(table.column(VARIABLE).cast(pa.string()), known)), wanted)
+
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
         return encode_keys([table.column(name) for name in self.key.names])
 
     def encode(self, table: pa.Table) -> Rows:
         """Return a part's or snapshot's rows as a local copy takes them."""
+        table = self.fit(table)
         if table.nbytes > PIECE_BYTES_MAX:
             return joined([self._encoded(pa.Table.from_batches([batch])) for batch in table.to_batches()])
         return self._encoded(table)

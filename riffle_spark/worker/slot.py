@@ -95,7 +95,7 @@ class _Attempt:
         if order.durable:
             self._check_placed(entries)
         else:
-            settle(self.folder, order.schema.store, entries)
+            settle(self.folder, order.schema, entries)
         keeper = Keeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
         try:
             return self._computed(keeper, rows, touched, entries)
