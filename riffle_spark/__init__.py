@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from riffle_spark.protocol.switch import switch_dispatch
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure
+    from riffle_spark.spark.heartbeat import heartbeat
     from riffle_spark.spark.stream import Stateful, StatefulJob, together
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "configure",
     "count",
     "first",
+    "heartbeat",
     "last",
     "max_",
     "mean",
@@ -56,6 +58,7 @@ _HOMES = {
     "protocol.switch": ("switch_dispatch",),
     "settings": ("Settings",),
     "spark.configure": ("configure",),
+    "spark.heartbeat": ("heartbeat",),
     "spark.stream": ("Stateful", "StatefulJob", "together"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

@@ -37,6 +37,7 @@ _QUERY_ID = "sql.streaming.queryId"
 _RUN_ID = "spark.jobGroup.id"
 _EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
 _DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
+_AVAILABLE_NOW = "AvailableNow"
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots where nobody tells how many cores there are (Spark Connect): the number of hash-placed tasks."""
@@ -156,7 +157,8 @@ def _executor(context: Any, name: str) -> Executor | None:
 
 
 def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
-    """Return what identifies a micro-batch: query, run, Spark's own offset-log entry, batch time and watermark.
+    """Return what identifies a micro-batch: query, run, Spark's own offset-log entry, batch time and watermark; and
+    whether the query's trigger is ``availableNow``.
 
     Without a JVM handle the rows' digest stands in for the offset log and ``now_ms`` for the batch's time.
     """
@@ -171,7 +173,8 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
     offsets = _offset_entry(context, execution, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
-    return Incoming(batch_id, query_id, run_id, offsets, None, int(metadata["batchTimestampMs"]), watermark)
+    time_ms, ends = int(metadata["batchTimestampMs"]), _AVAILABLE_NOW in str(execution.trigger().toString())
+    return Incoming(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
 
 
 def running_query(batch: DataFrame) -> Any:

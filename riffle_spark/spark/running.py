@@ -16,20 +16,21 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.compute import Compute
 from riffle_spark.protocol.driver import Driver, Surroundings
 from riffle_spark.protocol.hashed import without_effect
-from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.protocol.topology import Topology
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
 from riffle_spark.spark import inventory, routing
 from riffle_spark.spark.background import SystemClock, Worker
 from riffle_spark.spark.cluster import SparkCluster
+from riffle_spark.spark.event_time import watermark_in
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.kafka_racks import partition_racks
 from riffle_spark.spark.kafka_source import kafka_of
 from riffle_spark.spark.work import Sink, SparkWork
 from riffle_spark.state.root import open_store
 from riffle_spark.worker.homes import options_of
-from riffle_spark.worker.order import Home
+from riffle_spark.worker.order import Home, Watermark
 
 __all__ = ["Part", "Running"]
 
@@ -49,6 +50,7 @@ class Part:
     order_by: tuple[str, ...]
     durable: bool
     sink: Sink
+    watermark: Watermark | None = None
 
 
 class Running:
@@ -120,10 +122,7 @@ class Running:
             _check_collations(batch, [name for part in self._parts for name in part.key])
             rows = routing.arrow_schema(batch)
             read_by = self._read_by(rows)
-            built = [
-                replace(operator_of(p.store, p.key, p.compute, p.order_by, rows), durable=p.durable, read_by=read_by)
-                for p in self._parts
-            ]
+            built = [replace(_operator(part, batch, rows), read_by=read_by) for part in self._parts]
             self._operators = (batch.schema, built)
         return self._operators[1]
 
@@ -142,6 +141,15 @@ class Running:
                     file.write(report.to_json() + "\n")
         except OSError as error:
             _logger.warning("the report is not in report_file, and the query goes on: %s", error)
+
+
+def _operator(part: Part, batch: DataFrame, rows: pa.Schema) -> Operator:
+    """Return a part's operator. Where its timers go by event time and it names no watermark, it is the batch's own."""
+    operator = replace(operator_of(part.store, part.key, part.compute, part.order_by, rows), durable=part.durable)
+    watermark = part.watermark
+    if watermark is None and operator.declared.time_mode == "EventTime":
+        watermark = watermark_in(batch.schema, part.store)
+    return with_watermark(operator, watermark)
 
 
 def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:

@@ -16,11 +16,13 @@ from riffle_spark.protocol.report import BatchReport
 from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory
 from riffle_spark.spark.gate import Stopped
+from riffle_spark.spark.intervals import interval_ms
 from riffle_spark.spark.operate import Operated
 from riffle_spark.spark.running import Part, Running
 from riffle_spark.spark.stopping import Py4JJavaError, is_interruption
 from riffle_spark.spark.work import Sink, arity
 from riffle_spark.state.paths import check_store_name
+from riffle_spark.worker.order import Watermark
 
 __all__ = ["Stateful", "StatefulJob", "together"]
 
@@ -34,7 +36,9 @@ class Stateful:
     ``store`` names its state, ``key`` the key column or columns, ``compute`` what is computed (``aggregate(...)`` or
     ``arrow_function(...)``), ``order_by`` the columns that decide the order of a key's rows (for Kafka: partition,
     offset). A store that is not ``durable`` is a cache: it is kept on its owner's disk alone, costs no object, and
-    begins empty after a move or a restart of the driver. Raises ``ConfigError`` for a name that cannot be a store's.
+    begins empty after a move or a restart of the driver. ``watermark`` is a timestamp column and a delay: rows that are
+    older than the newest seen by more than it are late, as after Spark's ``withWatermark``, and are left out and
+    counted. Raises ``ConfigError`` for a name that cannot be a store's.
 
     >>> totals = Stateful("totals", key="user_id", compute=aggregate(count=count()))  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
@@ -43,6 +47,7 @@ class Stateful:
     def __init__(
         self, store: str, key: str | Sequence[str], compute: Compute, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
+        watermark: tuple[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.store = check_store_name(store)
         self.key = (key,) if isinstance(key, str) else tuple(key)
@@ -50,6 +55,7 @@ class Stateful:
         self.settings = settings
         self.durable = durable
         self.order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
         if not self.key:
             raise ConfigError("an operator needs at least one key column", remedy="name them in `key`", where=store)
 
@@ -128,7 +134,7 @@ class StatefulJob(Operated):
         self._hand_over(report)
 
     def _declared(self) -> list[Part]:
-        return [Part(o.store, o.key, o.compute, o.order_by, o.durable, sink) for o, sink in self.parts]
+        return [Part(o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark) for o, sink in self.parts]
 
     def _stopped(self) -> None:
         """End what runs beside the batches; the next batch begins anew."""

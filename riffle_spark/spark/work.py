@@ -18,7 +18,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
-from riffle_spark.spark import inventory, routing
+from riffle_spark.spark import event_time, inventory, routing
 from riffle_spark.spark import jvm as handles
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.sealed import sealed_rows
@@ -67,6 +67,10 @@ class SparkWork:
     def partitions(self, most: int) -> Sequence[Partition]:
         """Return the distinct (topic, partition) of the rows, or ``most`` of them. One job."""
         return routing.partitions_of(self._batch, self._settings.dispatch_columns, most)
+
+    def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
+        """Return the newest event time (ms) of each timestamp column that has any. One job."""
+        return event_time.newest_event_times(self._batch, columns)
 
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""

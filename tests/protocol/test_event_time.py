@@ -139,13 +139,25 @@ def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> None:
-    """And one that saw some long ago holds them where it came to: Spark keeps what each of them reached."""
+    """And one that saw some long ago lets them come as far as it came: Spark keeps what each of them reached."""
     world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])
     reached = []
-    for version, other in enumerate([None, 5_000, None, 9_000]):
-        world.batch(version, events(20_000 + version, other=other))
+    for version, (time, other) in enumerate([(5_000, None), (5_000, 9_000), (20_000, None), (20_000, 30_000)]):
+        world.batch(version, events(time, other=other))
         reached.append(tail(world).watermark_ms)
-    assert reached == [0, 4_000, 4_000, 8_000]
+    assert reached == [0, 4_000, 8_000, 19_000]
+
+
+def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> None:
+    """A longer one counts from where the watermark is, a shorter one at once."""
+    world = World(tmp_path, operators=[counted()])
+    reached = []
+    for version, delay_ms in enumerate([1_000, 5_000, 100]):
+        world.operators = [counted(delay_ms=delay_ms)]
+        world.start()
+        world.batch(version, events(10_000))
+        reached.append(tail(world).watermark_ms)
+    assert reached == [9_000, 9_000, 9_900]
 
 
 def test_an_operator_without_a_watermark_drops_nothing(tmp_path: Path) -> None:

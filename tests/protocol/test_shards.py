@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.shards import PARTITION_MAX, Partition, Shards, partition_hash, partitions_in
+from riffle_spark.protocol.shards import HEARTBEAT, PARTITION_MAX, Partition, Shards, partition_hash, partitions_in
 
 TOTAL = 200
 PARTITIONS = st.tuples(st.sampled_from(["clicks", "orders", "Zürich", "a/1", ""]), st.integers(0, 30))
@@ -121,6 +121,13 @@ def test_kafkas_offsets_tell_the_partitions() -> None:
     assert partitions_in(entry(KAFKA, '{"events":{"2":5}}', "-")) == {
         ("events", 0), ("events", 1), ("events", 2), ("orders", 0),
     }  # fmt: skip
+
+
+def test_the_heartbeats_offset_hides_no_partitions() -> None:
+    """It has no rows, so it reads no partition; a topic of that name is a topic all the same."""
+    assert partitions_in(entry(KAFKA, f'{{"{HEARTBEAT}":1700000000000}}')) == partitions_in(entry(KAFKA))
+    assert partitions_in(entry(f'{{"{HEARTBEAT}":1700000000000}}')) is None
+    assert partitions_in(entry(f'{{"{HEARTBEAT}":{{"3":5}}}}')) == {(HEARTBEAT, 3)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Event time as Spark's frames tell it: the watermark that ``withWatermark`` set, and a batch's newest. Knows schemas
+and one aggregate job. Does not know what a watermark does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.routing import quoted
+from riffle_spark.worker.late import newest_ms
+from riffle_spark.worker.order import Watermark
+
+__all__ = ["newest_event_times", "watermark_in"]
+
+_DELAY = "spark.watermarkDelayMs"
+
+
+def watermark_in(schema: StructType, store: str) -> Watermark:
+    """Return the watermark that ``withWatermark`` left in a batch's schema: the first timestamp column's that has one.
+
+    Raises ``ConfigError`` if there is none.
+    """
+    for field in schema.fields:
+        if _DELAY in (field.metadata or {}) and isinstance(field.dataType, (TimestampType, TimestampNTZType)):
+            return Watermark(field.name, int(field.metadata[_DELAY]))
+    raise ConfigError(
+        "timers go by event time, and no timestamp column of the input has a watermark",
+        remedy="call withWatermark on the events and keep that column, or give the operator "
+        'watermark=(column, "10 minutes"). A union takes the watermark of its first frame',
+        where=store,
+    )
+
+
+def newest_event_times(batch: DataFrame, columns: Sequence[str]) -> dict[str, int]:
+    """Return the newest event time (ms) of each timestamp column that has any: one job over the input."""
+    newest = batch.agg(*[F.max(quoted(name)).alias(f"c{at}") for at, name in enumerate(columns)]).toArrow()
+    found = {name: newest_ms(column) for name, column in zip(columns, newest.columns, strict=True)}
+    return {name: ms for name, ms in found.items() if ms is not None}

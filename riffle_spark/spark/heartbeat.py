@@ -1,0 +1,87 @@
+"""A source without rows that makes Spark run a batch now and then. Knows a clock. Does not know what the batch is for.
+
+Spark runs no batch while no source has anything new, so timers and state with a time to live would wait for the next
+row. This source's offset is the time, rounded down to its interval: at each step of it Spark plans a batch. There are
+no rows and no partitions, so no executor does anything for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.shards import HEARTBEAT
+from riffle_spark.spark.intervals import interval_ms
+
+__all__ = ["Heartbeat", "heartbeat"]
+
+_EVERY = "every"
+
+
+def heartbeat(spark: SparkSession, schema: StructType | str, every: str = "1 second") -> DataFrame:
+    """Return a stream of this schema that never has a row, and makes Spark run a batch at least every so often.
+
+    Put it after the events, since a union takes names and the watermark of its first frame. The query ends as usual
+    under ``availableNow``, and can be restarted with another interval, but not with or without a heartbeat: Spark's
+    checkpoint counts a query's sources.
+
+    >>> events.unionByName(heartbeat(spark, events.schema, every="5 seconds"))  # doctest: +SKIP
+    """
+    _interval_ms({_EVERY: every})
+    spark.dataSource.register(Heartbeat)
+    return spark.readStream.format(Heartbeat.name()).schema(schema).option(_EVERY, every).load()
+
+
+class Heartbeat(DataSource):
+    """The data source ``riffle_heartbeat``, with the option ``every``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "riffle_heartbeat"
+
+    def schema(self) -> str:
+        """Return a schema for whoever names none."""
+        return "value string"
+
+    def streamReader(self, schema: StructType) -> Beats:  # noqa: ARG002, N802 - as pyspark calls it
+        """Return what tells Spark the offsets."""
+        return Beats(_interval_ms(self.options))
+
+
+class Beats(DataSourceStreamReader):
+    """Offsets that follow the clock, a step an interval."""
+
+    def __init__(self, every_ms: int) -> None:
+        self._every_ms = every_ms
+        self._newest_ms = 0
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return an offset before all others: a query's start is a beat."""
+        return {HEARTBEAT: 0}
+
+    def latestOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return the last beat's time. A clock that is set back does not count."""
+        now = time.time_ns() // 1_000_000
+        self._newest_ms = max(self._newest_ms, now - now % self._every_ms)
+        return {HEARTBEAT: self._newest_ms}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002
+        """Return nothing to read."""
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:  # noqa: ARG002
+        """Return no rows."""
+        return iter(())
+
+
+def _interval_ms(options: Mapping[str, str]) -> int:
+    every_ms = interval_ms(options.get(_EVERY, "1 second"), "heartbeat")
+    if every_ms < 1:
+        raise ConfigError("a heartbeat needs some time", remedy='every="1 second"', where="heartbeat")
+    return every_ms

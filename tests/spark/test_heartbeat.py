@@ -1,0 +1,129 @@
+"""A source without rows that lets a query run batches while its topic is idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
+from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, run_to_end, settings_in, start
+
+from riffle_spark import Stateful, StatefulJob, aggregate, count, heartbeat
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.shards import HEARTBEAT
+from riffle_spark.spark.heartbeat import Beats, Heartbeat
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+EVERY = "200 milliseconds"
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """One batch of two rows, and then nothing."""
+    made = Feed(tmp_path / "in", "k long, ts timestamp")
+    made.add({"k": n, "ts": "2024-05-01T00:00:00Z"} for n in range(2))
+    return made
+
+
+def counting(folder: Path) -> StatefulJob:
+    """Return a job that counts rows per key."""
+    return Stateful("seen", "k", aggregate(rows=count()), settings=settings_in(folder)).into(Kept())
+
+
+def beating(spark: SparkSession, feed: Feed) -> DataFrame:
+    """Return the feed with a heartbeat."""
+    events = feed.stream(spark)
+    return events.unionByName(heartbeat(spark, events.schema, every=EVERY))
+
+
+def ran(job: StatefulJob) -> list[int]:
+    """Return the batches that were run; one that a stop left without Spark's own commit comes again and is skipped."""
+    return [report.version for report in job.reports if report.decision == "run"]
+
+
+def wait_for(true: Callable[[], object]) -> None:
+    """Wait until something is so, but not for ever."""
+    deadline = time.monotonic() + QUERY_TIMEOUT_SECONDS
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def test_an_idle_source_gets_batches_and_no_rows(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """Batch follows batch; the events alone have rows, also those that come later; each batch is committed."""
+    job = counting(tmp_path)
+    query = start(beating(spark, feed), job, tmp_path / "checkpoint", processingTime="0 seconds")
+    try:
+        wait_for(lambda: len(job.reports) >= 4)
+        feed.add([{"k": 7, "ts": "2024-05-01T00:01:00Z"}])
+        wait_for(lambda: any(report.rows == 1 for report in job.reports))
+        so_far = len(job.reports)
+        wait_for(lambda: len(job.reports) >= so_far + 2)
+    finally:
+        query.stop()
+    rows = [report.rows for report in job.reports]
+    assert [count for count in rows if count] == [2, 1]
+    assert rows[0] == 2
+    versions = committed(f"file://{tmp_path}/state")
+    assert versions[: len(rows)] == list(range(len(rows)))
+
+
+def test_a_query_with_a_heartbeat_can_be_started_again(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """From its checkpoint, with another interval, and by another job; batches go on where they ended."""
+    for every in (EVERY, "1 second", EVERY):
+        events, job = feed.stream(spark), counting(tmp_path)
+        before = len(committed(f"file://{tmp_path}/state"))
+        stream = events.unionByName(heartbeat(spark, events.schema, every=every))
+        query = start(stream, job, tmp_path / "checkpoint", processingTime="0 seconds")
+        try:
+            wait_for(lambda: len(ran(job)) >= 2)  # noqa: B023 - called in this turn only
+        finally:
+            query.stop()
+        assert ran(job)[:2] == [before, before + 1]
+        assert sum(report.rows for report in job.reports) == (0 if before else 2)
+        assert query.exception() is None
+
+
+def test_available_now_ends(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """One beat a run: all rows are taken and the query ends, also with nothing new but the beat."""
+    for _ in range(2):
+        job = counting(tmp_path)
+        run_to_end(beating(spark, feed), job, tmp_path / "checkpoint")
+        assert len(job.reports) == 1
+    assert committed(f"file://{tmp_path}/state") == [0, 1]
+    assert job.reports[-1].rows == 0
+
+
+def test_a_union_has_the_schema_of_the_events(spark: SparkSession, feed: Feed) -> None:
+    """Names, types, nullability and the watermark are the first frame's, whatever the types are."""
+    fields = [StructField("n", IntegerType(), nullable=False), StructField("ts", TimestampType())]
+    heart = heartbeat(spark, StructType(fields))
+    assert heart.isStreaming
+    assert heart.schema == StructType(fields)
+    events = feed.stream(spark).withWatermark("ts", "1 minute")
+    rich = events.select("*", F.expr("map(k, array(named_struct('d', cast(k as decimal(9,2)))))").alias("nested"))
+    assert rich.unionByName(heartbeat(spark, rich.schema)).schema == rich.schema
+
+
+def test_offsets_follow_the_clock() -> None:
+    """Its offsets step by the interval, never back, and it has nothing to read between them."""
+    beats = Beats(60_000)
+    first = beats.latestOffset()[HEARTBEAT]
+    assert first % 60_000 == 0
+    assert 0 <= time.time_ns() // 1_000_000 - first < 120_000
+    assert beats.initialOffset() == {HEARTBEAT: 0}
+    assert beats.partitions(beats.initialOffset(), beats.latestOffset()) == []
+    assert beats.latestOffset()[HEARTBEAT] >= first
+    assert Heartbeat({}).streamReader(StructType([])).latestOffset()[HEARTBEAT] % 1_000 == 0
+
+
+@pytest.mark.parametrize("every", ["0 seconds", "soon", "0.1 ms"])
+def test_a_heartbeat_needs_an_interval(spark: SparkSession, every: str) -> None:
+    """It is refused where it is asked for, not later in the query."""
+    with pytest.raises(ConfigError):
+        heartbeat(spark, "k long", every=every)
