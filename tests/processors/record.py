@@ -1,0 +1,110 @@
+"""Records what Spark's own operator makes of every case: what later test runs compare with. Knows files and versions.
+Does not know the cases.
+
+    .venv/bin/python -m tests.processors.record               pandas form, on the pinned Spark
+    .venv-4.3.0/bin/python -m tests.processors.record         Row form: after ./run setup --spark 4.3.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from tests.processors.case import Case
+from tests.processors.catalogue import CASES
+from tests.spark.native import CONF, encoded, run_native
+
+__all__ = ["digest", "recorded"]
+
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "native"
+QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"}
+
+
+def recorded(case: Case, form: str) -> dict[str, Any]:
+    """Return a case's recording: what ``run_native`` returned, ``spark``: its version, ``input``: a digest."""
+    found: dict[str, Any] = json.loads(_path(case, form).read_text())
+    return found
+
+
+def digest(case: Case) -> str:
+    """Return a digest of what a case is fed, to notice a recording that is older than its case."""
+    tables = [*case.batches, *([] if case.initial is None else [case.initial])]
+    fed = [case.watermark, case.times_ms, case.restart_after, [table.to_pylist() for table in tables]]
+    return hashlib.sha256(json.dumps(encoded(fed)).encode()).hexdigest()[:16]
+
+
+def _path(case: Case, form: str) -> Path:
+    return FOLDER / f"{case.name}.{form}.json"
+
+
+def _text(recording: dict[str, Any]) -> str:
+    """Return JSON with a batch, or a variable, a line."""
+    lines = []
+    for name, value in recording.items():
+        if isinstance(value, list):
+            lines.append(f'"{name}": [\n' + ",\n".join(f"  {_line(each)}" for each in value) + "\n]")
+        elif isinstance(value, dict):
+            lines.append(
+                f'"{name}": {{\n' + ",\n".join(f'  "{at}": {_line(each)}' for at, each in value.items()) + "\n}"
+            )
+        else:
+            lines.append(f'"{name}": {_line(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _session() -> SparkSession:
+    builder = SparkSession.builder.master("local[2]").appName("record")
+    for name, value in {**CONF, **QUIET}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _environment() -> None:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    checkout = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
+
+
+def main() -> int:
+    """Record the cases named, or all; return 1 if any failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usual = "pandas" if pyspark.__version__.startswith("4.0.") else "rows"
+    parser.add_argument("--form", choices=("pandas", "rows"), default=usual)
+    parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
+    options = parser.parse_args()
+    _environment()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    spark, failed = _session(), 0
+    for name in options.only.split(","):
+        case = CASES[name]
+        with tempfile.TemporaryDirectory(prefix="riffle-native-") as folder:
+            try:
+                found = run_native(spark, case, options.form, Path(folder))
+            except Exception as error:  # noqa: BLE001 - the other cases are recorded all the same
+                failed = 1
+                print(f"{name}: {str(error)[-3000:]}", file=sys.stderr)
+                continue
+        about = {"spark": pyspark.__version__, "input": digest(case)}
+        _path(case, options.form).write_text(_text({**about, **found}))
+        print(f"{name}.{options.form}", file=sys.stderr)
+    spark.stop()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
