@@ -1,0 +1,87 @@
+"""The form of ``transformWithStateInPandas``: rows as DataFrames. Knows frames in and frames out. Does not know
+processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+
+from riffle_spark.process.grouped import windows
+from riffle_spark.process.processor import Key
+from riffle_spark.process.pylists import pylist
+from riffle_spark.spark.frames_given import Slices, frame_of, series_of
+from riffle_spark.spark.frames_taken import Taken
+
+__all__ = ["PandasForm", "PandasOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class PandasOptions:
+    """What Spark's configuration says of pandas: the session's time zone, rows in one frame at most, whether columns
+    are matched by name, whether a conversion may lose something.
+    """
+
+    timezone: str = "UTC"
+    rows_max: int = 10_000
+    by_name: bool = True
+    safe: bool = False
+
+
+class PandasForm:
+    """A ``Form`` of DataFrames: one a key, or several where a key has more rows than fit one.
+
+    Types are those that PySpark 4.1 and newer give: integers of 64 bits, floats of 64 bits, and floats also for
+    integers where nulls are among the rows that are converted together.
+    """
+
+    def __init__(self, output: pa.Schema, options: PandasOptions) -> None:
+        self._options = options
+        self._rows_max = options.rows_max if options.rows_max > 0 else 2**31 - 1
+        self._taken = Taken(output, timezone=options.timezone, by_name=options.by_name, safe=options.safe)
+
+    def keys(self, keys: pa.Table) -> Iterable[Key]:
+        """See ``Form``."""
+        return zip(*map(self._key_values, keys.columns), strict=True)
+
+    def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        """See ``Form``."""
+        for first, end in windows(positions, self._rows_max):
+            start, stop = positions[first], positions[end]
+            if stop - start > self._rows_max:
+                yield self._pieces(rows.slice(start, stop - start))
+                continue
+            slices = Slices(self._frame(rows.slice(start, stop - start)))
+            for key in range(first, end):
+                begin, after = positions[key] - start, positions[key + 1] - start
+                yield iter((slices[begin, after],) if begin < after else ())
+
+    def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        """See ``Form``."""
+        return self.rows(states, positions)
+
+    def take(self, output: Iterable[object]) -> None:
+        """See ``Form``."""
+        for frame in output:
+            self._taken.add(frame)
+
+    def output(self) -> pa.Table:
+        """See ``Form``."""
+        return self._taken.table()
+
+    def _pieces(self, rows: pa.Table) -> Iterator[pd.DataFrame]:
+        """Yield the rows of one key, some at a time."""
+        for start in range(0, rows.num_rows, self._rows_max):
+            yield self._frame(rows.slice(start, self._rows_max))
+
+    def _frame(self, rows: pa.Table) -> pd.DataFrame:
+        return frame_of(rows, self._options.timezone)
+
+    def _key_values(self, column: pa.ChunkedArray) -> Iterable[object]:
+        """Return the values of one column of keys; times as pandas has them, all else as Python has it."""
+        if pa.types.is_timestamp(column.type):
+            return list(series_of(column, self._options.timezone))
+        return pylist(column)

@@ -1,0 +1,180 @@
+"""PySpark's state variables over cells. Knows ``ValueState``, ``ListState`` and ``MapState``. Does not know stores.
+
+They are of PySpark's own classes, with the same methods; a call goes to the cells of the session that is at work, in
+this process. Before and after there is a key at work, every call raises.
+"""
+
+# ruff: noqa: N802, N803 - PySpark's names
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NoReturn, TypeAlias
+
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
+
+from riffle_spark.process.cells_lists import ListCells
+from riffle_spark.process.cells_maps import MapCells
+from riffle_spark.process.cells_values import ValueCells
+from riffle_spark.process.simple_converters import Misfit
+from riffle_spark.spark.processor_errors import empty_list, misfit, no_key, wrong_phase
+from riffle_spark.spark.row_objects import RowMaker
+
+__all__ = ["CellsState", "ListOfCells", "MapOfCells", "Nowhere", "ValueOfCells"]
+
+Fields: TypeAlias = tuple[Any, ...]
+_UPDATING: Final = "updating value state"
+
+
+class Nowhere:
+    """Stands for the cells where no key is at work: before there are any, and on the driver, in ``phase``."""
+
+    def __init__(self, name: str, phase: str = "") -> None:
+        self._name = name
+        self._phase = phase
+
+    def __getattr__(self, operation: str) -> NoReturn:
+        if operation.startswith("_"):
+            raise AttributeError(operation)
+        doing = f"using state {self._name}"
+        if self._phase:
+            raise wrong_phase(doing, f"{self._name}.{operation}", self._phase)
+        raise no_key(doing, self._name)
+
+
+class ValueOfCells(ValueState):
+    """A value state."""
+
+    cells: ValueCells
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return self.cells.exists()
+
+    def get(self) -> Fields | None:
+        """See PySpark."""
+        return self.cells.get()
+
+    def update(self, newValue: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.update(newValue)
+        except Misfit as wrong:
+            raise misfit(_UPDATING, wrong) from None
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self.cells.clear()
+
+
+class ListOfCells(ListState):
+    """A list state."""
+
+    cells: ListCells
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return self.cells.exists()
+
+    def get(self) -> Iterator[Fields]:
+        """See PySpark."""
+        return self.cells.get()
+
+    def put(self, newState: list[Fields]) -> None:
+        """See PySpark."""
+        self._add(self.cells.put, newState)
+
+    def appendValue(self, newState: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.append(newState)
+        except Misfit as wrong:
+            raise misfit(_UPDATING, wrong) from None
+
+    def appendList(self, newState: list[Fields]) -> None:
+        """See PySpark."""
+        self._add(self.cells.extend, newState)
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self.cells.clear()
+
+    def _add(self, add: Callable[[list[Fields]], None], elements: list[Fields]) -> None:
+        if elements is None:
+            raise PySparkTypeError("'NoneType' object is not iterable")
+        elements = list(elements)
+        if not elements:
+            raise empty_list(self.name)
+        try:
+            add(elements)
+        except Misfit as wrong:
+            raise misfit(_UPDATING, wrong) from None
+
+
+class MapOfCells(MapState):
+    """A map state. ``row`` makes of a value the row that PySpark returns for one key."""
+
+    cells: MapCells
+
+    def __init__(self, name: str, row: RowMaker) -> None:
+        self.name = name
+        self._row = row
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return self.cells.exists()
+
+    def getValue(self, key: Fields) -> Fields | None:
+        """See PySpark."""
+        try:
+            found = self.cells.get(key)
+        except Misfit as wrong:
+            raise misfit("getting value", wrong) from None
+        return None if found is None else self._row(found)
+
+    def containsKey(self, key: Fields) -> bool:
+        """See PySpark."""
+        try:
+            return self.cells.contains(key)
+        except Misfit as wrong:
+            raise misfit("checking map state contains key", wrong) from None
+
+    def updateValue(self, key: Fields, value: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.update(key, value)
+        except Misfit as wrong:
+            raise misfit("updating map state value", wrong) from None
+
+    def iterator(self) -> Iterator[tuple[Fields, Fields]]:
+        """See PySpark."""
+        return self.cells.items()
+
+    def keys(self) -> Iterator[Fields]:
+        """See PySpark."""
+        return self.cells.keys()
+
+    def values(self) -> Iterator[Fields]:
+        """See PySpark."""
+        return self.cells.values()
+
+    def removeKey(self, key: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.remove(key)
+        except Misfit as wrong:
+            raise misfit("removing key from map state", wrong) from None
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self.cells.clear()
+
+
+CellsState: TypeAlias = ValueOfCells | ListOfCells | MapOfCells
