@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from riffle_spark.spark.configure import configure
     from riffle_spark.spark.heartbeat import heartbeat
     from riffle_spark.spark.stream import Stateful, StatefulJob, together
+    from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
 
 __all__ = [
     "BatchReport",
@@ -44,6 +45,8 @@ __all__ = [
     "sum_",
     "switch_dispatch",
     "together",
+    "transform_with_state",
+    "transform_with_state_in_pandas",
 ]
 
 __version__ = "0.1.0"
@@ -60,6 +63,7 @@ _HOMES = {
     "spark.configure": ("configure",),
     "spark.heartbeat": ("heartbeat",),
     "spark.stream": ("Stateful", "StatefulJob", "together"),
+    "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

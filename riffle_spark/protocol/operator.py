@@ -25,7 +25,8 @@ class Operator:
 
     A store that is not ``durable`` is a cache: it has no objects, and begins empty wherever it is not. ``read_by`` is
     the column with the number of the partition that a row came from, if rows are to be counted by it. ``watermark``
-    says by what rows come too late, if they can.
+    says by what rows come too late, if they can. ``initial`` are the columns of initial state, given with the first
+    batch of the store.
     """
 
     schema: StoreSchema | VariablesSchema
@@ -36,6 +37,7 @@ class Operator:
     durable: bool = True
     read_by: str | None = None
     watermark: Watermark | None = None
+    initial: pa.Schema | None = None
 
     @property
     def store(self) -> str:

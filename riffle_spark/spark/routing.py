@@ -15,9 +15,18 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Layout
 from riffle_spark.protocol.shards import Partition, Shards
-from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
+from riffle_spark.worker.order import INITIAL, KEY_GROUP, SLOT, Order
 
-__all__ = ["arrow_of", "arrow_schema", "partition_columns", "partitions_of", "quoted", "routed", "spark_schema"]
+__all__ = [
+    "arrow_of",
+    "arrow_schema",
+    "partition_columns",
+    "partitions_of",
+    "quoted",
+    "routed",
+    "spark_schema",
+    "with_initial",
+]
 
 _UNKNOWN = (
     "riffle: dispatch is by partition, and a row is of none that Spark says the query reads. Topic and partition must "
@@ -50,9 +59,23 @@ def routed(batch: DataFrame, order: Order, layout: Layout, columns: Sequence[str
         key_group = keygroups.spark_expression(order.schema.key.names, order.total)
     else:
         key_group = _shard(layout.shards, partition_columns(batch, columns))
-    plain = [F.col(quoted(name)).alias(f"__riffle_{at}") for at, name in enumerate(order.rows.names)]
+    given = [] if order.initial is None else [INITIAL]
+    plain = [F.col(quoted(name)).alias(f"__riffle_{at}") for at, name in enumerate([*order.rows.names, *given])]
     rows = batch.select(F.expr(f"cast({key_group} as int)").alias(KEY_GROUP), *plain)
     return rows.select(_slot(order.total, layout).alias(SLOT), "*")
+
+
+def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFrame:
+    """Return the rows that an order needs and, after them, those of its initial state, which have keys alone."""
+    names, kinds = order.rows.names, {field.name: field.dataType for field in batch.schema.fields}
+    keys = set(order.schema.key.names)
+    nothing = F.lit(None).cast(StructType(initial.schema.fields))
+    rows = batch.select(*[F.col(quoted(name)) for name in names], nothing.alias(INITIAL))
+    states = initial.select(
+        *[(F.col(quoted(name)) if name in keys else F.lit(None)).cast(kinds[name]).alias(name) for name in names],
+        F.struct(*[F.col(quoted(field.name)) for field in initial.schema.fields]).alias(INITIAL),
+    )
+    return rows.union(states)
 
 
 def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, str]:

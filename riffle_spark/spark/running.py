@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.compute import Compute
+from riffle_spark.process.keyed import Keyed
 from riffle_spark.protocol.driver import Driver, Surroundings
 from riffle_spark.protocol.hashed import without_effect
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
@@ -46,11 +47,12 @@ class Part:
 
     store: str
     key: tuple[str, ...]
-    compute: Compute
+    compute: Compute | Keyed
     order_by: tuple[str, ...]
     durable: bool
     sink: Sink
     watermark: Watermark | None = None
+    initial: DataFrame | None = None
 
 
 class Running:
@@ -98,7 +100,8 @@ class Running:
             self._seen = incoming.run_id
         operators = self._operators_for(batch)
         sinks = {part.store: part.sink for part in self._parts}
-        work = SparkWork(batch, operators, sinks, self._frames, self._home, self._settings)
+        initial = {part.store: part.initial for part in self._parts if part.initial is not None}
+        work = SparkWork(batch, operators, sinks, self._frames, self._home, self._settings, initial)
         report = self.driver.process(incoming, operators, work)
         self._tell(report)
         return report
@@ -149,7 +152,23 @@ def _operator(part: Part, batch: DataFrame, rows: pa.Schema) -> Operator:
     watermark = part.watermark
     if watermark is None and operator.declared.time_mode == "EventTime":
         watermark = watermark_in(batch.schema, part.store)
+    if part.initial is not None:
+        operator = replace(operator, initial=_initial_columns(part.initial, operator))
     return with_watermark(operator, watermark)
+
+
+def _initial_columns(initial: DataFrame, operator: Operator) -> pa.Schema:
+    """Return the columns of initial state. Raises ``ConfigError`` unless the operator's key is among them."""
+    columns = routing.arrow_schema(initial)
+    for field in operator.schema.key:
+        found = columns.field(field.name).type if field.name in columns.names else None
+        if found != field.type:
+            raise ConfigError(
+                f"the initial state has {found or 'no column'} where the key has {field.name}: {field.type}",
+                remedy="give initial_state a frame with the key's columns, of the same names and types",
+                where=operator.store,
+            )
+    return columns
 
 
 def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.compute import Compute
+from riffle_spark.process.keyed import Keyed
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory
@@ -38,16 +39,17 @@ class Stateful:
     offset). A store that is not ``durable`` is a cache: it is kept on its owner's disk alone, costs no object, and
     begins empty after a move or a restart of the driver. ``watermark`` is a timestamp column and a delay: rows that are
     older than the newest seen by more than it are late, as after Spark's ``withWatermark``, and are left out and
-    counted. Raises ``ConfigError`` for a name that cannot be a store's.
+    counted. ``initial_state`` goes to a processor's keys with the first batch of the store. Raises ``ConfigError`` for
+    a name that cannot be a store's.
 
     >>> totals = Stateful("totals", key="user_id", compute=aggregate(count=count()))  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
     def __init__(
-        self, store: str, key: str | Sequence[str], compute: Compute, *,
+        self, store: str, key: str | Sequence[str], compute: Compute | Keyed, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
-        watermark: tuple[str, str] | None = None,
+        watermark: tuple[str, str] | None = None, initial_state: DataFrame | None = None,
     ) -> None:  # fmt: skip
         self.store = check_store_name(store)
         self.key = (key,) if isinstance(key, str) else tuple(key)
@@ -55,6 +57,7 @@ class Stateful:
         self.settings = settings
         self.durable = durable
         self.order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        self.initial_state = initial_state
         self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
         if not self.key:
             raise ConfigError("an operator needs at least one key column", remedy="name them in `key`", where=store)
@@ -134,7 +137,10 @@ class StatefulJob(Operated):
         self._hand_over(report)
 
     def _declared(self) -> list[Part]:
-        return [Part(o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark) for o, sink in self.parts]
+        return [
+            Part(o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark, o.initial_state)
+            for o, sink in self.parts
+        ]
 
     def _stopped(self) -> None:
         """End what runs beside the batches; the next batch begins anew."""

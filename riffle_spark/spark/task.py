@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from riffle_spark.spark import answers
 from riffle_spark.worker.census import Census, CensusOrder, take_census
-from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
+from riffle_spark.worker.order import INITIAL, KEY_GROUP, SLOT, Order
 from riffle_spark.worker.place import executor_id
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
@@ -24,7 +24,7 @@ Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 def slot_function(order: Order, answer: pa.Schema) -> SlotFunction:
     """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer."""
 
-    names = [SLOT, KEY_GROUP, *order.rows.names]
+    names = [SLOT, KEY_GROUP, *order.rows.names, *([] if order.initial is None else [INITIAL])]
 
     def run(key: tuple[pa.Scalar, ...], _: pa.Table, rows: pa.Table) -> pa.Table:
         result = run_slot(order, key[0].as_py(), executor_id(), rows.rename_columns(names)).cast(answer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -45,6 +46,7 @@ class SparkWork:
         frames: PlacedFrames,
         home: Home,
         settings: Settings,
+        initial: Mapping[str, DataFrame] = MappingProxyType({}),
     ) -> None:
         self._batch = batch
         self._operators = {operator.store: operator for operator in operators}
@@ -52,6 +54,7 @@ class SparkWork:
         self._frames = frames
         self._home = home
         self._settings = settings
+        self._initial = initial
         self._results: dict[str, DataFrame] = {}
         self._routed: dict[str, DataFrame] = {}
         self._counts: dict[str, Observation] = {}
@@ -85,8 +88,10 @@ class SparkWork:
         return receipts
 
     def _result(self, layout: Layout, order: Order) -> DataFrame:
-        store = order.schema.store
-        routed = self._routed[store] = routing.routed(self._batch, order, layout, self._settings.dispatch_columns)
+        store, batch = order.schema.store, self._batch
+        if order.initial is not None:
+            batch = routing.with_initial(batch, order, self._initial[store])
+        routed = self._routed[store] = routing.routed(batch, order, layout, self._settings.dispatch_columns)
         count = self._counts[store] = Observation(f"riffle_{store}")
         counted = routed.observe(count, F.count(F.lit(1)).alias(_ROWS)).repartition(len(layout.slots), F.col(SLOT))
         assignment = self._frames.frame(self._batch.sparkSession, layout)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.process.compute import Batch, BoolArray, Compute, Update
-from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
+from riffle_spark.worker.order import INITIAL, KEY_GROUP, SLOT, Order
 from riffle_spark.worker.touched import Touched, spans_of
 
 __all__ = ["Result", "as_declared", "in_declared_order", "run"]
@@ -34,7 +34,8 @@ class Result:
 def as_declared(order: Order, rows: pa.Table) -> pa.Table:
     """Return the rows with the declared types: Spark names a time zone of the session and may widen strings."""
     routing = [rows.schema.field(SLOT), rows.schema.field(KEY_GROUP)]
-    wanted = pa.schema([*routing, *order.rows])
+    initial = [] if order.initial is None else [pa.field(INITIAL, pa.struct(list(order.initial)))]
+    wanted = pa.schema([*routing, *order.rows, *initial])
     return rows if rows.schema.equals(wanted) else rows.cast(wanted)
 
 

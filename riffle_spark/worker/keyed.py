@@ -19,7 +19,7 @@ from riffle_spark.state.manifest import Entry
 from riffle_spark.state.reading import EMPTY
 from riffle_spark.state.variables import VariablesSchema
 from riffle_spark.worker.changes import Changes
-from riffle_spark.worker.order import Order
+from riffle_spark.worker.order import INITIAL, Order
 from riffle_spark.worker.touched import Touched
 
 __all__ = ["Computed", "run_keyed"]
@@ -45,7 +45,7 @@ def run_keyed(
     compute = cast(Keyed, order.compute)
     times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
     processing = compute.processing(order.schema, times, f"store {order.schema.store!r}")
-    processing.begin(Grouped.of(touched.keys, rows.select(order.rows.names), touched.codes))
+    processing.begin(_grouped(order, rows, touched))
     counts = {key_group: end - start for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
     for key_group, entry in sorted(entries.items()):
@@ -57,6 +57,18 @@ def run_keyed(
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
     expired = sum(outcome.expired for outcome in outcomes.values())
     return Computed(output, _changes(order.schema, outcomes), fired, expired)
+
+
+def _grouped(order: Order, rows: pa.Table, touched: Touched) -> Grouped:
+    """Return rows, and rows of initial state, by key."""
+    data, codes = rows.select(order.rows.names), touched.codes
+    if order.initial is None:
+        return Grouped.of(touched.keys, data, codes)
+    given = rows.column(INITIAL).combine_chunks()
+    is_initial = given.is_valid().to_numpy(zero_copy_only=False)
+    states = pa.Table.from_batches([pa.RecordBatch.from_struct_array(given.filter(pa.array(is_initial)))])
+    grouped = Grouped.of(touched.keys, data.filter(pa.array(~is_initial)), codes[~is_initial])
+    return grouped.with_states(states, codes[is_initial])
 
 
 def _changes(schema: VariablesSchema, outcomes: Mapping[int, Outcome]) -> Changes:

@@ -16,8 +16,21 @@ from riffle_spark.state.root import StoreOptions
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import VariablesSchema
 
-__all__ = ["ATTEMPT", "KEY_GROUP", "RECEIPT", "SLOT", "Home", "Order", "Part", "Receipt", "Watermark", "result_schema"]
+__all__ = [
+    "ATTEMPT",
+    "INITIAL",
+    "KEY_GROUP",
+    "RECEIPT",
+    "SLOT",
+    "Home",
+    "Order",
+    "Part",
+    "Receipt",
+    "Watermark",
+    "result_schema",
+]
 
+INITIAL = "__riffle_initial"
 SLOT = "__riffle_slot"
 KEY_GROUP = "__riffle_key_group"
 ATTEMPT = "__riffle_attempt"
@@ -61,7 +74,8 @@ class Order:
 
     Where there is a ``watermark``, rows whose event time is not after ``late_watermark_ms`` are late and left out.
     Timers of event time are due by ``watermark_ms``; those due by ``last_pass_ms`` too, after all others, where no
-    batch may follow this one. Timers of processing time are due by ``time_ms``.
+    batch may follow this one. Timers of processing time are due by ``time_ms``. Where there is ``initial``, rows have
+    one more column: of these columns in rows of initial state, which have only their keys else, and null in others.
     """
 
     home: Home
@@ -90,6 +104,7 @@ class Order:
     watermark: Watermark | None = None
     late_watermark_ms: int | None = None
     last_pass_ms: int | None = None
+    initial: pa.Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)

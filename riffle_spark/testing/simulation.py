@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ from riffle_spark.state.parts import Reader
 from riffle_spark.worker.census import Census, CensusOrder, take_census
 from riffle_spark.worker.homes import use_store
 from riffle_spark.worker.late import newest_ms
-from riffle_spark.worker.order import ATTEMPT, KEY_GROUP, RECEIPT, SLOT, Home, Order, Receipt
+from riffle_spark.worker.order import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Home, Order, Receipt
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
 
@@ -180,12 +181,17 @@ class SimSink:
         self.by_id[delivery.id] = rows
 
 
-def routed(order: Order, rows: pa.Table, shards: Shards | None = None) -> dict[int, pa.Table]:
+def routed(
+    order: Order, rows: pa.Table, shards: Shards | None = None, initial: pa.Table | None = None
+) -> dict[int, pa.Table]:
     """Return each slot's rows with the routing columns, as Spark's shuffle would bring them.
 
-    With ``shards`` the rows' columns ``topic`` and ``partition`` say where they go, else their keys.
+    With ``shards`` the rows' columns ``topic`` and ``partition`` say where they go, else their keys. Where the order
+    wants them, rows of ``initial`` state come after the others.
     """
     needed = rows.select(order.rows.names)
+    if order.initial is not None and initial is not None:
+        needed = _with_initial(order, needed, initial)
     if shards is None:
         groups = keygroups.key_groups([needed.column(name) for name in order.schema.key.names], order.total)
     else:
@@ -199,23 +205,42 @@ def routed(order: Order, rows: pa.Table, shards: Shards | None = None) -> dict[i
     return {slot: table.filter(pc.equal(numbers, slot)) for slot in order.slots}
 
 
+def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
+    kind, keys = pa.struct(list(initial.schema)), set(order.schema.key.names)
+    states = initial.to_struct_array().combine_chunks().cast(kind)
+    columns = [
+        initial.column(field.name) if field.name in keys else pa.nulls(initial.num_rows, field.type)
+        for field in order.rows
+    ]
+    given = pa.table([*columns, states], names=[*order.rows.names, INITIAL])
+    return pa.concat_tables(
+        [
+            rows.append_column(INITIAL, pa.nulls(rows.num_rows, kind)),
+            given.cast(pa.schema([*rows.schema, pa.field(INITIAL, kind)])),
+        ]
+    )
+
+
 class SimWork:
     """One micro-batch's rows on a ``SimCluster``. Implements ``protocol.ports.Work``.
 
     ``perform(attempt)`` executes a slot and returns the answer that counts: a test may run it twice, elsewhere, later
     or not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it. ``asked``
-    counts how often the rows were asked for their partitions.
+    counts how often the rows were asked for their partitions. ``initial`` is initial state by store.
     """
 
     def __init__(
         self, cluster: SimCluster, rows: pa.Table, sinks: Mapping[str, Sink],
         perform: Callable[[Attempt], pa.Table] = Attempt.run, lose_block: str | None = None,
+        initial: Mapping[str, pa.Table] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._cluster = cluster
         self._rows = rows
         self._sinks = sinks
         self._perform = perform
         self._lose_block = lose_block
+        self._initial = initial
+        self._routed: dict[str, int] = {}
         self._attempts: dict[str, list[Attempt]] = {}
         self._answers: dict[str, list[pa.Table]] = {}
         self.drained = 0
@@ -245,7 +270,9 @@ class SimWork:
         executor_of = {place.number: place.executor for place in layout.slots}
         receipts: list[Receipt] = []
         for order in orders:
-            parts, names = sorted(routed(order, self._rows, layout.shards).items()), self._cluster.random_bytes
+            given = routed(order, self._rows, layout.shards, self._initial.get(order.schema.store))
+            parts, names = sorted(given.items()), self._cluster.random_bytes
+            self._routed[order.schema.store] = sum(part.num_rows for part in given.values())
             attempts = [Attempt(order, slot, executor_of[slot], part, names) for slot, part in parts]
             answers = [self._perform(attempt) for attempt in attempts]
             self._attempts[order.schema.store], self._answers[order.schema.store] = attempts, answers
@@ -255,11 +282,11 @@ class SimWork:
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows were routed, per store."""
-        return dict.fromkeys(self._answers, self._rows.num_rows)
+        return dict(self._routed)
 
-    def recount(self, store: str) -> int:  # noqa: ARG002 - every store gets every row
+    def recount(self, store: str) -> int:
         """Return how many rows were routed to a store."""
-        return int(self._rows.num_rows)
+        return self._routed[store]
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
         """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts'."""

@@ -1,0 +1,147 @@
+"""``transformWithState`` on riffle: a pyspark ``StatefulProcessor`` as an operator. Knows how its parts come together.
+Does not know any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final, TypeAlias, get_args
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import DataType
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.compute import Declared, TimeMode
+from riffle_spark.process.ddl import schema_of_ddl
+from riffle_spark.process.processing import Processing, Times
+from riffle_spark.process.processor import Form
+from riffle_spark.process.schema_json import schema_of_json
+from riffle_spark.settings import Settings
+from riffle_spark.spark.forms_rows import RowForm
+from riffle_spark.spark.processors import SparkProcessor, declare, declared_with_rows
+from riffle_spark.spark.stream import Stateful
+from riffle_spark.state.variables import VariablesSchema
+
+__all__ = ["ProcessorCompute", "transform_with_state", "transform_with_state_in_pandas"]
+
+OutputType: TypeAlias = str | DataType | pa.Schema
+_STORE: Final = "transform_with_state"
+_OUTPUT_MODES: Final = ("append", "update")
+_TIME_MODES: Final[dict[str, TimeMode]] = {mode.lower(): mode for mode in get_args(TimeMode)}
+_PANDAS_CONF: Final = {
+    "timezone": "spark.sql.session.timeZone",
+    "rows_max": "spark.sql.execution.arrow.maxRecordsPerBatch",
+    "by_name": "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName",
+    "safe": "spark.sql.execution.pandas.convertToArrowArraySafely",
+}
+
+
+@dataclass(frozen=True)
+class ProcessorCompute:
+    """A ``Keyed`` computation of a user's ``StatefulProcessor``; made by ``transform_with_state``.
+
+    ``pandas`` is what Spark's configuration says of conversions, and ``None`` for the form of rows.
+    """
+
+    processor: StatefulProcessor
+    output: pa.Schema
+    time_mode: TimeMode
+    pandas: Mapping[str, object] | None = None
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - a processor may read any column
+        """Run ``init`` as Spark does on its driver, and declare the variables that it asks for."""
+        variables = declare(self.processor, self.time_mode).variables
+        return Declared(
+            pa.schema([]), self.output, columns=None, per_key_group=False, time_mode=self.time_mode, variables=variables
+        )
+
+    def processing(self, schema: VariablesSchema, times: Times, where: str) -> Processing:
+        """See ``Keyed``."""
+        processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
+        return Processing(schema, declared_with_rows(schema), processor, self._form(), times, where=where)
+
+    def _form(self) -> Form:
+        if self.pandas is None:
+            return RowForm(self.output)
+        forms = import_module("riffle_spark.spark.forms_pandas")  # pandas is for those who use it
+        form: Form = forms.PandasForm(self.output, forms.PandasOptions(**self.pandas))
+        return form
+
+
+def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an operator's
+    processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
+    time_mode: str = "None", initial_state: DataFrame | None = None, store: str = _STORE,
+    watermark: tuple[str, str] | None = None, order_by: str | Sequence[str] = (), settings: Settings | None = None,
+) -> Stateful:  # fmt: skip
+    """Return the operator of a processor that takes and gives ``Row`` objects (PySpark 4.1's ``transformWithState``).
+
+    ``processor`` is used unchanged. ``output`` is the schema of its output: DDL, a ``StructType`` or an Arrow schema.
+    ``output_mode`` is ``append`` or ``update``, which are the same here: every row goes to the sink. ``time_mode`` is
+    ``None``, ``ProcessingTime`` or ``EventTime``; event time needs a watermark, that of the input's ``withWatermark``
+    or ``watermark`` (a column and a delay). ``initial_state`` is a frame with the key's columns, for
+    ``handleInitialState`` with the first batch of this ``store``, whenever that is. Raises ``ConfigError`` for what is
+    none of these; what the processor raises fails the batch as ``UserFunctionError``.
+
+    >>> visits = transform_with_state(Visits(), key="user", output="user string, visits long")  # doctest: +SKIP
+    >>> events.writeStream.foreachBatch(visits.into(write)).start()  # doctest: +SKIP
+    """
+    compute = ProcessorCompute(processor, _columns(output), _checked(output_mode, time_mode))
+    return Stateful(
+        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state
+    )
+
+
+def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
+    processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
+    time_mode: str = "None", initial_state: DataFrame | None = None, store: str = _STORE,
+    watermark: tuple[str, str] | None = None, order_by: str | Sequence[str] = (), settings: Settings | None = None,
+) -> Stateful:  # fmt: skip
+    """Return the operator of a processor that takes and gives pandas DataFrames (``transformWithStateInPandas``).
+
+    All else is as with ``transform_with_state``. Spark's own settings of conversions to and from pandas hold, as they
+    are when this is called.
+    """
+    compute = ProcessorCompute(processor, _columns(output), _checked(output_mode, time_mode), _pandas_settings())
+    return Stateful(
+        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state
+    )
+
+
+def _columns(output: OutputType) -> pa.Schema:
+    if isinstance(output, pa.Schema):
+        return output
+    return schema_of_ddl(output) if isinstance(output, str) else schema_of_json(output.json())
+
+
+def _checked(output_mode: str, time_mode: str) -> TimeMode:
+    if output_mode.lower() not in _OUTPUT_MODES:
+        raise ConfigError(
+            f"output_mode = {output_mode!r} is not one that a processor can have",
+            remedy=f"use one of {', '.join(_OUTPUT_MODES)}",
+            where="output_mode",
+        )
+    if time_mode.lower() not in _TIME_MODES:
+        raise ConfigError(
+            f"time_mode = {time_mode!r} is unknown",
+            remedy=f"use one of {', '.join(_TIME_MODES.values())}",
+            where="time_mode",
+        )
+    return _TIME_MODES[time_mode.lower()]
+
+
+def _pandas_settings() -> dict[str, object]:
+    """Return what the active session, if there is one, says of conversions to and from pandas."""
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        return {}
+    said = {name: str(spark.conf.get(key)) for name, key in _PANDAS_CONF.items()}
+    return {
+        "timezone": said["timezone"],
+        "rows_max": int(said["rows_max"]),
+        "by_name": said["by_name"] == "true",
+        "safe": said["safe"] == "true",
+    }
