@@ -1,0 +1,86 @@
+"""A pyspark processor, unchanged, in a streaming query on riffle: both forms, restarts, initial state, event time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from streaming import Feed, Kept, run_to_end, settings_in
+
+from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
+from riffle_spark.errors import ConfigError, UserFunctionError
+from tests.processors.visits import Broken, Idle, PandasVisits, Visits
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "user string, amount long, at timestamp"
+OUTPUT = "user string, visits long, total long"
+
+
+def at(second: int) -> str:
+    """Return a time of day."""
+    return f"2026-01-01T00:00:{second:02d}.000Z"
+
+
+FORMS = {"rows": (transform_with_state, Visits), "pandas": (transform_with_state_in_pandas, PandasVisits)}
+
+
+def operator(form: str, folder: Path, **given: object) -> Stateful:
+    """Return the processor as an operator."""
+    make, processor = FORMS[form]
+    return make(processor(), key="user", output=OUTPUT, settings=settings_in(folder), **given)  # type: ignore[operator, no-any-return]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_processor_goes_on_after_a_restart_and_begins_with_initial_state(
+    spark: SparkSession, form: str, tmp_path: Path
+) -> None:
+    """Keys with rows, with initial state, with both; a new query object takes up what the first one kept."""
+    feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()
+    initial = spark.createDataFrame([("ann", 100), ("zoe", 7)], "user string, visits long")
+    feed.add([{"user": "ann", "amount": 1, "at": at(0)}, {"user": "bob", "amount": 2, "at": at(1)}] * 2)
+    job = operator(form, tmp_path, initial_state=initial).into(sink)
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert sink.latest("user") == {"ann": {"visits": 102, "total": 2}, "bob": {"visits": 2, "total": 4}}
+    feed.add([{"user": user, "amount": 5, "at": at(2)} for user in ("ann", "zoe", "new")])
+    again = operator(form, tmp_path, initial_state=initial).into(sink)
+    run_to_end(feed.stream(spark), again, tmp_path / "checkpoint")
+    wanted = {"ann": (103, 7), "bob": (2, 4), "zoe": (8, 5), "new": (1, 5)}
+    assert sink.latest("user") == {user: {"visits": n, "total": t} for user, (n, t) in wanted.items()}
+    assert [report.rows for report in job.reports] == [6], "two rows of initial state came with the first batch only"
+    assert [report.rows for report in again.reports] == [3]
+
+
+def test_timers_go_by_the_watermark_of_the_input(spark: SparkSession, tmp_path: Path) -> None:
+    """withWatermark on the events is enough; late rows are left out and counted; the end fires what is due by then."""
+    feed, sink = Feed(tmp_path / "in", SCHEMA), Kept()
+    for batch in ([("ann", 1), ("bob", 20)], [("ann", 2), ("bob", 25)], [("eve", 50)]):
+        feed.add([{"user": user, "amount": 1, "at": at(second)} for user, second in batch])
+    job = transform_with_state(
+        Idle(), key="user", output=OUTPUT, time_mode="EventTime", settings=settings_in(tmp_path)
+    ).into(sink)
+    run_to_end(feed.stream(spark).withWatermark("at", "5 seconds"), job, tmp_path / "checkpoint")
+    told = {row.user: row.visits for rows in sink.deliveries.values() for row in rows}
+    second = 1_767_225_600_000
+    assert told == {"ann": second + 11_000, "bob": second + 35_000}
+    assert sum(report.late_rows for report in job.reports) == 1
+    assert sum(report.timers_fired for report in job.reports) == 2
+
+
+def test_what_a_processor_raises_fails_the_batch_and_says_where(spark: SparkSession, tmp_path: Path) -> None:
+    """The user's traceback and the key are told, nothing is committed, and nothing is tried four times."""
+
+    job = transform_with_state(Broken(), key="user", output=OUTPUT, settings=settings_in(tmp_path)).into(Kept())
+    rows = spark.createDataFrame([("ann", 1)], "user string, amount long")
+    with pytest.raises(UserFunctionError, match="no such price") as caught:
+        job(rows, 0)
+    assert "ann" in str(caught.value)
+    assert not job.reports
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    """With what there is to choose from."""
+    for wrong in ({"output_mode": "complete"}, {"time_mode": "WallClock"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong.values()))):
+            transform_with_state(Visits(), key="user", output=OUTPUT, **wrong)  # type: ignore[arg-type]
