@@ -118,7 +118,11 @@ class Child:
     def kill(self) -> None:
         """SIGKILL to the command and all it started, as when a machine dies."""
         kill(self.pids())
-        self._guard.wait(END_SECONDS)
+        try:
+            self._guard.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill([*self.pids(), self._guard.pid])
+            self._guard.wait(END_SECONDS)
         self._close_input()
 
     def log_tail(self) -> str:

@@ -1,0 +1,68 @@
+"""What each case runs, by name: a processor and the batches it is fed. Knows processors and feeds. Does not know who
+runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks import processor_feeds as feeds
+from benchmarks.processor_classes import Appending, Counting, CountingInPandas, Expiring, Mapping
+from benchmarks.processor_queries import Load
+
+__all__ = ["APPENDED", "LOADS", "MAP_SIZE"]
+
+APPENDED = 10
+FILL_ELEMENTS = 190
+MAP_SIZE = 100
+ROWS = "key long, amount long"
+
+Sizes = dict[str, Any]
+
+
+def _counting(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
+    return Load(Counting(), ROWS), feeds.drawn(sizes["keys"], sizes["rows"], sizes["batches"])
+
+
+def _counting_in_pandas(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
+    load = Load(CountingInPandas(), ROWS, form="pandas")
+    return load, feeds.drawn(sizes["keys"], sizes["rows"], sizes["batches"])
+
+
+def _appending(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
+    """Append to short lists, fill them up to ``length`` elements (0: no filling), and append to those."""
+    times = [APPENDED] * sizes["batches"]
+    left = sizes["length"] - APPENDED * sizes["batches"]
+    if left > 0:
+        times += [*[FILL_ELEMENTS] * (left // FILL_ELEMENTS), left % FILL_ELEMENTS, *times]
+    return Load(Appending(), f"{ROWS}, times long"), feeds.once_each(sizes["keys"], times)
+
+
+def _mapping(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
+    times = [MAP_SIZE, *[0] * sizes["batches"]]
+    return Load(Mapping(), f"{ROWS}, times long"), feeds.once_each(sizes["keys"], times)
+
+
+def _expiring(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
+    schema = "key long, at timestamp, due_ms long"
+    load = Load(Expiring(), schema, time_mode="EventTime", watermark=("at", "0 seconds"))
+    return load, feeds.expiring(sizes["keys"], sizes["rows"], sizes["batches"])
+
+
+def _counting_many(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
+    touched = feeds.drawn(sizes["keys"], sizes["rows"], sizes["batches"])
+    return Load(Counting(), ROWS), chain(feeds.filled(sizes["keys"]), touched)
+
+
+LOADS: dict[str, Callable[[Sizes], tuple[Load, Iterator[pa.Table]]]] = {
+    "counting": _counting,
+    "counting_in_pandas": _counting_in_pandas,
+    "appending": _appending,
+    "mapping": _mapping,
+    "expiring": _expiring,
+    "counting_many": _counting_many,
+}

@@ -1,0 +1,123 @@
+"""One query over a processor, with riffle or with Spark's own operator, and what its batches took. Knows both. Does not
+know what is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import DataStreamWriter, StatefulProcessor, StreamingQuery
+
+import riffle_spark as riffle
+from apps.demo.servers.guard import descendants
+from benchmarks.streams import session
+
+__all__ = ["Load", "run_riffle", "run_spark"]
+
+POLL_SECONDS = 0.1
+TEXT = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a side runs: a processor in a form (``rows`` or ``pandas``), over files of a schema."""
+
+    processor: StatefulProcessor
+    schema: str
+    form: str = "rows"
+    time_mode: str = "None"
+    watermark: tuple[str, str] | None = None
+
+    def stream(self, folder: Path, **conf: str) -> DataFrame:
+        """Read the files, one a batch, in a session started with ``conf``."""
+        rows = session(**conf).readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
+        return rows.parquet(str(folder))
+
+
+OUTPUT = "key long, count long"
+
+
+def run_riffle(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
+    """Run it with riffle, the state committed to the S3 server; return seconds a batch, by batch, and memory."""
+    folder = Path(spec["folder"])
+    stream = load.stream(folder / "in", **{"spark.scheduler.mode": "FAIR"})
+    settings = riffle.Settings(
+        root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1", local_dir=str(folder / "copies")
+    )
+    make: Callable[..., riffle.Stateful] = (
+        riffle.transform_with_state if load.form == "rows" else riffle.transform_with_state_in_pandas
+    )
+    operator = make(
+        load.processor, key="key", output=OUTPUT, output_mode="update", time_mode=load.time_mode,
+        watermark=load.watermark, store="measured", settings=settings,
+    )  # fmt: skip
+    job = operator.into(lambda rows, _: rows.write.format("noop").mode("append").save())
+    found = _measured(stream.writeStream.foreachBatch(job), spec, files)
+    reports = [report for report in job.reports if report.decision == "run"][-spec["measured"] :]
+    found["sealed_bytes"] = sorted(report.sealed_bytes for report in reports)[len(reports) // 2]
+    return found
+
+
+def run_spark(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
+    """Run it with Spark's own operator, the state committed to the checkpoint on local disk."""
+    stream = load.stream(Path(spec["folder"]) / "in")
+    if load.watermark is not None:
+        stream = stream.withWatermark(*load.watermark)
+    grouped = stream.groupBy("key")
+    transform = grouped.transformWithState if load.form == "rows" else grouped.transformWithStateInPandas
+    result = transform(load.processor, OUTPUT, "update", load.time_mode)
+    return _measured(result.writeStream.outputMode("update").format("noop"), spec, files)
+
+
+def _measured(writer: DataStreamWriter, spec: dict[str, Any], files: int) -> dict[str, Any]:
+    """Run the query over all files and return the seconds of each batch that had rows, trigger to trigger."""
+    query = writer.option("checkpointLocation", f"{spec['folder']}/checkpoint").start()
+    try:
+        _wait(query, files, spec["limit_s"])
+        progress = [each for each in query.recentProgress if each["numInputRows"] > 0]
+        return {
+            "seconds": [each["durationMs"]["triggerExecution"] / 1000 for each in progress],
+            "rows": progress[-1]["numInputRows"],
+            "worker_peak_mb": _worker_peak_mb(),
+        }
+    finally:
+        query.stop()
+
+
+def _wait(query: StreamingQuery, files: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while query.isActive and time.monotonic() < deadline:
+        last = query.lastProgress
+        if last is not None and last["batchId"] >= files - 1:
+            return
+        time.sleep(POLL_SECONDS)
+    failure = query.exception()
+    # What failed stands first; below it are hundreds of lines of Spark's own.
+    raise RuntimeError(str(failure)[:TEXT] if failure is not None else f"no {files} batches in {seconds:g} s")
+
+
+def _worker_peak_mb() -> float:
+    """Return the largest peak resident size of a Python worker below this process."""
+    return max((_peak_kb(pid) for pid in descendants(os.getpid()) if _is_worker(pid)), default=0) / 1024
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"pyspark.daemon" in words or b"pyspark.worker" in words
+
+
+def _peak_kb(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
