@@ -211,7 +211,6 @@ def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> No
     column = pa.array(data.draw(st.lists(st.one_of(st.none(), values), max_size=6)), kind)
     column = column.slice(data.draw(st.integers(0, 2)))
     for one in (column, pa.chunked_array([column, column])):
-        assert pylist(one) == one.to_pylist()
-        assert [getattr(v, "tzinfo", None) for v in pylist(one)] == [
-            getattr(v, "tzinfo", None) for v in one.to_pylist()
-        ]
+        found, expected = pylist(one), one.to_pylist()
+        assert found == expected
+        assert [getattr(v, "tzinfo", None) for v in found] == [getattr(v, "tzinfo", None) for v in expected]
