@@ -105,9 +105,7 @@ class _Column:
         try:
             return self._array(series, mask)
         except TypeError as error:
-            raise PySparkTypeError(
-                f"{self._told(series)} Please check if the data types match and try again."
-            ) from error
+            raise PySparkTypeError(self._told(series)) from error
         except ValueError as error:
             raise PySparkValueError(self._told(series)) from error
 

@@ -1,0 +1,237 @@
+"""DataFrames as ``transformWithStateInPandas`` gives them to a processor, and what becomes of those that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pandas.testing import assert_frame_equal
+from pyspark.errors import PySparkTypeError, PySparkValueError
+
+from riffle_spark.process.ddl import schema_of_ddl
+from riffle_spark.spark import frames_given
+from riffle_spark.spark.forms_pandas import PandasForm, PandasOptions
+
+OUTPUT = schema_of_ddl("id string, n long")
+NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
+ROWS = pa.table(
+    {
+        "s": ["x", None, "z", "w"],
+        "i": pa.array([1, 2, 3, 4], pa.int32()),
+        "n": pa.array([1, None, 3, 4], pa.int16()),
+        "f": pa.array([0.5, None, 1.5, 2.5], pa.float32()),
+        "b": [True, False, True, False],
+        "d": pa.array([date(2024, 1, 2)] * 4),
+        "t": pa.array([NOON] * 4, pa.timestamp("us", "UTC")),
+        "u": pa.array([NOON.replace(tzinfo=None)] * 4, pa.timestamp("us")),
+        "p": pa.array([Decimal("1.50")] * 4),
+        "a b": pa.array([[1, 2]] * 4),
+        "r": pa.array([{"x": 1}] * 4),
+    }
+)
+
+
+def given(rows: pa.Table, positions: list[int], **options: Any) -> list[list[pd.DataFrame]]:
+    """Return each key's frames."""
+    return [list(of_key) for of_key in PandasForm(OUTPUT, PandasOptions(**options)).rows(rows, positions)]
+
+
+def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT, **options: Any) -> list[dict[str, Any]]:
+    """Return what becomes of what some calls returned."""
+    form = PandasForm(schema, PandasOptions(**options))
+    for one in output:
+        form.take(one)
+    return form.output().to_pylist()
+
+
+def frame(**columns: Any) -> pd.DataFrame:
+    """Return a frame of these columns."""
+    return pd.DataFrame(columns)
+
+
+def test_each_key_gets_one_frame_with_an_index_of_its_own() -> None:
+    """From 0; a key without rows gets none."""
+    frames = given(ROWS.select(["s", "i"]), [0, 1, 1, 4])
+    assert [len(of_key) for of_key in frames] == [1, 0, 1]
+    assert_frame_equal(frames[0][0], pd.DataFrame({"s": ["x"], "i": [1]}))
+    assert_frame_equal(frames[2][0], pd.DataFrame({"s": [None, "z", "w"], "i": [2, 3, 4]}))
+    assert isinstance(frames[2][0].index, pd.RangeIndex)
+
+
+def test_columns_have_the_types_that_pyspark_gives() -> None:
+    """What pandas infers from Python's values, as PySpark 4.1 and newer build their frames from tuples."""
+    ((found,),) = given(ROWS, [0, 4], timezone="Europe/Berlin")
+    assert found.dtypes.astype(str).to_dict() == {
+        "s": "object", "i": "int64", "n": "float64", "f": "float64", "b": "bool", "d": "object",
+        "t": "datetime64[ns]", "u": "datetime64[ns]", "p": "object", "a b": "object", "r": "object",
+    }  # fmt: skip
+    first = found.iloc[0].to_dict()
+    assert (first["d"], first["p"], first["r"]) == (date(2024, 1, 2), Decimal("1.50"), {"x": 1})
+    assert (first["t"], first["u"]) == (pd.Timestamp("2024-05-01 14:00"), pd.Timestamp("2024-05-01 12:00"))
+    assert list(first["a b"]) == [1, 2]
+    assert found["s"].tolist() == ["x", None, "z", "w"]
+
+
+def test_a_processor_may_write_into_its_frame() -> None:
+    """No other key's rows change, and nothing warns."""
+    form = PandasForm(OUTPUT, PandasOptions())
+    keys = form.rows(ROWS.select(["i", "s"]), [0, 2, 4])
+    first = next(next(keys))
+    first["i"] = 0
+    first.loc[0, "s"] = "mine"
+    first.drop(columns="i", inplace=True)
+    second = next(next(keys))
+    assert (second["i"].tolist(), second["s"].tolist()) == ([3, 4], ["z", "w"])
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 5, 100, 0])
+def test_a_key_with_many_rows_gets_several_frames(rows_max: int) -> None:
+    """Of at most as many rows as Spark's setting says, 0 for no bound; keys with few share no frame."""
+    sizes = [3, 0, 8, 1, 1, 2]
+    positions = [sum(sizes[:at]) for at in range(len(sizes) + 1)]
+    frames = given(pa.table({"v": list(range(15))}), positions, rows_max=rows_max)
+    for of_key, (start, end) in zip(frames, pairwise(positions), strict=True):
+        assert [v for one in of_key for v in one["v"]] == list(range(start, end))
+        assert all(one.index.tolist() == list(range(len(one))) for one in of_key)
+        assert all(0 < len(one) <= (rows_max or 100) for one in of_key)
+
+
+def test_slices_are_the_same_the_public_way() -> None:
+    """Where pandas does not have what the quick way needs, its own methods give equal frames."""
+    whole = frames_given.frame_of(ROWS, "UTC")
+    quick, public = frames_given.Slices(whole), frames_given.Slices(whole)
+    public._slice = None
+    assert quick._slice is not None
+    for span in [(0, 1), (1, 4), (0, 4), (2, 2)]:
+        assert_frame_equal(quick[span], public[span])
+
+
+def test_keys_are_tuples_of_values() -> None:
+    """Times as pandas has them, all else as Python has it; nulls leave numbers whole."""
+    keys = pa.table(
+        {"a": ["x", None], "b": pa.array([1, None]), "t": pa.array([NOON, None], pa.timestamp("us", "UTC"))}
+    )
+    first, second = PandasForm(OUTPUT, PandasOptions(timezone="Europe/Berlin")).keys(keys)
+    assert first == ("x", 1, pd.Timestamp("2024-05-01 14:00"))
+    assert type(first[1]) is int
+    assert second[:2] == (None, None)
+
+
+def test_output_keeps_the_order_of_calls() -> None:
+    """Of frames of any size, whatever types their columns have."""
+    frames = [
+        frame(id=["a"], n=[1]),
+        frame(id=["b", "c"], n=[2.0, np.nan]),
+        frame(id=["d"], n=[None]),
+        frame(id=[], n=[]),
+        frame(id=["e"], n=pd.array([5], dtype="Int64")),
+        frame(id=["f"], n=[6]),
+        frame(id=pd.Categorical(["g"]), n=[7]),
+    ]
+    assert [(row["id"], row["n"]) for row in returned(frames[:3], iter(frames[3:]))] == [
+        ("a", 1), ("b", 2), ("c", None), ("d", None), ("e", 5), ("f", 6), ("g", 7),
+    ]  # fmt: skip
+
+
+def test_columns_are_matched_by_name() -> None:
+    """In any order and beside others, if any label is a string."""
+    frames = [frame(n=[1], id=["a"]), frame(id=["b"], extra=[None], n=[2])]
+    assert returned(frames) == [{"id": "a", "n": 1}, {"id": "b", "n": 2}]
+
+
+def test_columns_are_matched_by_place_where_labels_are_no_strings() -> None:
+    """Or where Spark's setting says so."""
+    expected = [{"id": "a", "n": 1}]
+    assert returned([pd.DataFrame([["a", 1]])]) == expected
+    assert returned([frame(x=["a"], y=[1])], by_name=False) == expected
+
+
+def test_a_frame_may_be_used_again() -> None:
+    """What was taken does not change with it."""
+
+    def output() -> Iterable[pd.DataFrame]:
+        one = frame(id=["a"], n=[1])
+        for n in (1, 2, 3):
+            one.loc[0, "n"] = n
+            yield one
+
+    assert [row["n"] for row in returned(output())] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("timestamp", [pd.Timestamp("2024-05-01 14:00"), None], [NOON, None]),
+        ("timestamp", [pd.Timestamp("2024-05-01 12:00", tz="UTC")], [NOON]),
+        ("timestamp_ntz", [pd.Timestamp("2024-05-01 14:00")], [datetime(2024, 5, 1, 14)]),
+        ("date", [date(2024, 1, 2), None], [date(2024, 1, 2), None]),
+        ("decimal(5,2)", [Decimal("1.5")], [Decimal("1.50")]),
+        ("array<int>", [np.array([1, 2]), [3], None], [[1, 2], [3], None]),
+        ("struct<x:int>", [{"x": 1}, None], [{"x": 1}, None]),
+        ("map<string,int>", [{"k": 1}], [[("k", 1)]]),
+        ("double", [1, 2], [1.0, 2.0]),
+        ("int", np.array([1, 2], dtype=np.int64), [1, 2]),
+        ("string", ["x", None], ["x", None]),
+        ("boolean", [True, None], [True, None]),
+        ("binary", [b"x"], [b"x"]),
+    ],
+    ids=str,
+)
+def test_values_are_converted_as_pyspark_does(kind: str, values: Any, expected: list[object]) -> None:
+    """By its own converters, times in the session's zone."""
+    found = returned([frame(a=values)], schema=schema_of_ddl(f"a {kind}"), timezone="Europe/Berlin")
+    assert [row["a"] for row in found] == expected
+
+
+@pytest.mark.parametrize(
+    "result", [None, 5, [1], {"id": "a", "n": 1}, pd.Series([1])], ids=lambda one: type(one).__name__
+)
+def test_what_is_no_frame_is_refused(result: object) -> None:
+    """With PySpark's error."""
+    with pytest.raises(PySparkValueError, match=r"pandas\.DataFrame"):
+        returned([result])
+
+
+def test_a_missing_column_is_refused() -> None:
+    """By its name, or by the number of columns."""
+    with pytest.raises(KeyError, match="'n'"):
+        returned([frame(id=["a"])])
+    with pytest.raises(IndexError, match="1 columns where 2"):
+        returned([pd.DataFrame([["a"]])])
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"), [({"id": ["a"], "n": ["many"]}, "n"), ({"id": [1], "n": [1]}, "id")], ids=["text", "number"]
+)
+def test_what_does_not_fit_its_column_is_refused(columns: dict[str, list[Any]], name: str) -> None:
+    """With PySpark's error, which names the column."""
+    with pytest.raises((PySparkTypeError, PySparkValueError), match=f"column '{name}'"):
+        returned([frame(**columns)])
+
+
+def test_a_conversion_that_loses_something_is_refused_if_spark_is_told_so() -> None:
+    """``spark.sql.execution.pandas.convertToArrowArraySafely``."""
+    assert returned([frame(id=["a"], n=[1.5])]) == [{"id": "a", "n": 1}]
+    with pytest.raises(PySparkValueError):
+        returned([frame(id=["a"], n=[1.5])], safe=True)
+
+
+def test_empty_frames_and_no_frames_are_no_rows() -> None:
+    """An empty output has the declared columns."""
+    assert returned([], [pd.DataFrame(), frame(id=[], n=[])]) == []
+    assert PandasForm(OUTPUT, PandasOptions()).output().schema.equals(OUTPUT)
+
+
+def test_columns_are_the_same_the_public_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pandas has no quick access to columns, its own methods give the same output."""
+    frames = [frame(id=["a", "b"], n=[1, 2]), frame(id=pd.Categorical(["c"]), n=pd.array([None], dtype="Int64"))]
+    quick = returned(frames)
+    monkeypatch.delattr(pd.DataFrame, "_iter_column_arrays")
+    assert returned(frames) == quick

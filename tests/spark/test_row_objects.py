@@ -1,0 +1,81 @@
+"""Rows of a class of their own: in all that a user can do with them they are PySpark's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from pyspark.errors import PySparkAttributeError, PySparkRuntimeError, PySparkValueError
+from pyspark.sql import Row
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from riffle_spark.spark.row_objects import row_maker
+
+NAMES = ["id", "v", "count", "class", "a b", "__x"]
+VALUES = [1, "x", 2, 3, 4, 5]
+
+
+def rows() -> tuple[Row, Row]:
+    """Return a row as riffle makes it and as PySpark does."""
+    return row_maker(NAMES)(VALUES), Row(*NAMES)(*VALUES)
+
+
+def test_a_row_is_a_row() -> None:
+    """By class, by value, by its fields, by what it shows, as a key of a dictionary."""
+    ours, theirs = rows()
+    assert isinstance(ours, Row)
+    assert ours == theirs
+    assert (repr(ours), hash(ours), len(ours), list(ours)) == (repr(theirs), hash(theirs), len(theirs), list(theirs))
+    assert ours.__fields__ == list(theirs.__fields__)
+    assert ours.asDict() == theirs.asDict()
+    assert {ours: 1}[theirs] == 1
+    assert (("id" in ours), ("nothing" in ours)) == (("id" in theirs), ("nothing" in theirs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fields_are_found_by_name_as_in_pyspark(name: str) -> None:
+    """By ``[]`` and, where PySpark gives the value so, as an attribute; its own methods stay methods."""
+    ours, theirs = rows()
+    assert ours[name] == theirs[name]
+    if name == "count":
+        assert ours.count(1) == theirs.count(1) == 1
+    elif name != "__x":
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+def test_what_a_row_refuses_it_refuses_so_too() -> None:
+    """Unknown names, and to be written to."""
+    ours, _ = rows()
+    with pytest.raises(PySparkAttributeError):
+        ours.nothing  # noqa: B018
+    with pytest.raises(PySparkValueError):
+        ours["nothing"]
+    with pytest.raises(PySparkRuntimeError):
+        ours.id = 5
+
+
+def test_a_copied_or_pickled_row_is_pysparks_own() -> None:
+    """Nothing of riffle's goes where a row goes."""
+    ours, theirs = rows()
+    for same in (pickle.loads(pickle.dumps(ours)), copy.copy(ours), copy.deepcopy(ours)):
+        assert (same, repr(same), type(same)) == (theirs, repr(theirs), Row)
+
+
+def test_pyspark_converts_it_as_its_own() -> None:
+    """A schema takes it as it takes any row."""
+    schema = StructType([StructField("a", LongType()), StructField("b", StringType())])
+    row = row_maker(["a", "b"])([1, "x"])
+    assert schema.toInternal(row) == (1, "x")
+    assert StructType([StructField("s", schema)]).toInternal(Row(s=row)) == ((1, "x"),)
+
+
+def test_nested_rows_become_dictionaries() -> None:
+    """As ``asDict`` with ``recursive`` does."""
+    inner = row_maker(["x"])
+    assert row_maker(["a", "l"])([inner([1]), [inner([2])]]).asDict(True) == {"a": {"x": 1}, "l": [{"x": 2}]}
+
+
+def test_of_names_that_come_twice_the_first_is_found() -> None:
+    """As PySpark finds it."""
+    assert row_maker(["a", "a"])([1, 2]).a == Row("a", "a")(1, 2).a == 1
