@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -277,6 +279,22 @@ def test_a_number_out_of_range_names_its_field() -> None:
     processing.begin(grouped(["a", "a2", "b"], [(0, [1]), (1, [1]), (2, [1])], {}))
     with pytest.raises(UserFunctionError, match="1000 of int is no int8, small"):
         processing.key_group(3)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_python_looks_for_cycles_as_before_when_all_is_done(fails: bool) -> None:
+    """While keys are processed it does so less often; a processor that raises leaves nothing behind."""
+    before, during = gc.get_threshold(), []
+
+    def look(*_: object) -> None:
+        during.append(gc.get_threshold())
+        if fails:
+            raise ZeroDivisionError
+
+    with pytest.raises(UserFunctionError) if fails else nullcontext():
+        Slot(Recorder(look)).batch({"a": [1]})
+    assert during[0][0] >= before[0]
+    assert gc.get_threshold() == before
 
 
 @pytest.mark.parametrize(
