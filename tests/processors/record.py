@@ -81,7 +81,7 @@ def _environment() -> None:
 
 
 def main() -> int:
-    """Record the cases named, or all; return 1 if any failed."""
+    """Record the cases named, or all; return how many failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = "pandas" if pyspark.__version__.startswith("4.0.") else "rows"
     parser.add_argument("--form", choices=("pandas", "rows"), default=usual)
@@ -89,21 +89,26 @@ def main() -> int:
     options = parser.parse_args()
     _environment()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    spark, failed = _session(), 0
-    for name in options.only.split(","):
-        case = CASES[name]
-        with tempfile.TemporaryDirectory(prefix="riffle-native-") as folder:
-            try:
-                found = run_native(spark, case, options.form, Path(folder))
-            except Exception as error:  # noqa: BLE001 - the other cases are recorded all the same
-                failed = 1
-                print(f"{name}: {str(error)[-3000:]}", file=sys.stderr)
-                continue
-        about = {"spark": pyspark.__version__, "input": digest(case)}
-        _path(case, options.form).write_text(_text({**about, **found}))
-        print(f"{name}.{options.form}", file=sys.stderr)
-    spark.stop()
-    return failed
+    # Spark looks after old checkpoints until it stops: they go when it has.
+    with tempfile.TemporaryDirectory(prefix="riffle-native-") as folder:
+        spark = _session()
+        failed = [name for name in options.only.split(",") if not _record(spark, name, options.form, Path(folder))]
+        spark.stop()
+    return len(failed)
+
+
+def _record(spark: SparkSession, name: str, form: str, folder: Path) -> bool:
+    """Write one recording; return whether there is one, and print why not."""
+    case = CASES[name]
+    try:
+        found = run_native(spark, case, form, folder / name)
+    except Exception as error:  # noqa: BLE001 - the other cases are recorded all the same
+        print(f"{name}: {str(error)[-3000:]}", file=sys.stderr)
+        return False
+    about = {"spark": pyspark.__version__, "input": digest(case)}
+    _path(case, form).write_text(_text({**about, **found}))
+    print(f"{name}.{form}", file=sys.stderr)
+    return True
 
 
 if __name__ == "__main__":
