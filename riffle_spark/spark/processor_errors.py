@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeErr
 
 from riffle_spark.process.simple_converters import Misfit
 
-__all__ = ["already_defined", "empty_list", "misfit", "no_key", "no_timers", "no_ttl", "wrong_phase"]
+__all__ = ["already_defined", "empty_list", "misfit", "no_key", "no_timers", "no_ttl", "wrong_name", "wrong_phase"]
 
 _PREFIX: Final = "STATEFUL_PROCESSOR_"
 
@@ -48,6 +48,16 @@ def already_defined(kind: str, name: str, other: str) -> PySparkException:
         doing,
         f"{_PREFIX}DUPLICATE_STATE_VARIABLE_DEFINED",
         f"State variable with name {name} has already been defined in the StatefulProcessor.",
+    )
+
+
+def wrong_name(kind: str, name: str) -> PySparkException:
+    """Return the error for a variable that cannot be called so."""
+    return _error(
+        f"initializing {kind} state",
+        "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME",
+        f"Failed to perform column family operation=create_col_family with invalid name={name}. Column family name "
+        "cannot be empty or include leading/trailing spaces or use the reserved keyword=default",
     )
 
 

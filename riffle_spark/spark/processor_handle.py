@@ -18,10 +18,10 @@ from riffle_spark.process.compute import TimeMode
 from riffle_spark.process.ddl import schema_of_ddl
 from riffle_spark.process.schema_json import schema_of_json
 from riffle_spark.process.session import Session
-from riffle_spark.spark.processor_errors import already_defined, no_timers, no_ttl, wrong_phase
+from riffle_spark.spark.processor_errors import already_defined, no_timers, no_ttl, wrong_name, wrong_phase
 from riffle_spark.spark.processor_states import CellsState, ListOfCells, MapOfCells, Nowhere, ValueOfCells
 from riffle_spark.spark.row_objects import row_maker
-from riffle_spark.state.variables import Variable
+from riffle_spark.state.variables import TIMER, Variable
 
 __all__ = ["Handle", "Phase"]
 
@@ -32,6 +32,7 @@ Kind: TypeAlias = Literal["value", "list", "map"]
 _State = TypeVar("_State", ValueOfCells, ListOfCells, MapOfCells)
 
 _DECLARING: Final = ("PRE_INIT", "CREATED")
+_RESERVED: Final = ("", "default", TIMER)
 _TIME_BOUND: Final = 2**63
 
 
@@ -113,6 +114,8 @@ class Handle(StatefulProcessorHandle):
         doing = f"initializing {kind} state"
         if self.phase not in _DECLARING:
             raise wrong_phase(doing, f"get_{kind}_state", self.phase)
+        if name in _RESERVED or name != name.strip():
+            raise wrong_name(kind, name)
         if name in self.variables:
             raise already_defined(kind, name, self.variables[name].kind)
         if name in self.deleted:
