@@ -17,7 +17,7 @@ from riffle_spark.errors import (
     UnavailableError,
     UserFunctionError,
 )
-from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.process.aggregates import aggregate, first
 from riffle_spark.process.arrow_function import arrow_function
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, SimWork
@@ -125,14 +125,14 @@ def test_a_sink_that_raises_commits_nothing(world: World) -> None:
 
 
 def test_a_changed_schema_is_refused_and_both_are_shown(world: World) -> None:
-    """State columns that differ from the stored ones: keep them, or take another store name."""
+    """A state column of another type: keep it, or take another store name."""
     world.batch(0, one(1))
-    world.operators = [operator_of("totals", ["k"], aggregate(n=count()), (), one(1).schema)]
+    world.operators = [operator_of("totals", ["k"], aggregate(count=first("k")), (), one(1).schema)]
     world.start()
     with pytest.raises(ConfigError, match="has another schema") as caught:
         world.batch(1, one(1))
     assert "stored:" in caught.value.problem
-    assert "declared: k: string | n: int64" in caught.value.problem
+    assert "declared: k: string | count" in caught.value.problem
     world.operators = [totals()]
     world.start()
     assert world.batch(1, one(1)).decision == "run"
