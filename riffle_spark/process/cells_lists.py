@@ -36,7 +36,8 @@ class ListCells:
         at = self._scope.at
         added = self._added.get(at)
         stored: Iterable[Values] = () if at in self._cleared else self._stored.of(at)
-        return chain(stored, tuple(added)) if added else iter(stored)
+        elements = chain(stored, tuple(added)) if added else iter(stored)
+        return map(self._fields.copied, elements) if self._fields.can_change else elements
 
     def exists(self) -> bool:
         """Tell whether there is any element."""

@@ -46,7 +46,8 @@ class MapCells:
         element, _ = self._element(key)
         written = self._written.get(at)
         if written and element in written:
-            return written[element].value
+            value = written[element].value
+            return None if value is None else self._fields.copied(value)
         return None if at in self._cleared else self._one(element)
 
     def contains(self, key: object) -> bool:
@@ -77,7 +78,8 @@ class MapCells:
 
     def items(self) -> Iterator[tuple[Values, Values]]:
         """Return an iterator over the keys and values that there are now."""
-        return ((entry.key, entry.value) for entry in self._entries() if entry.value is not None)
+        copied = self._fields.copied
+        return ((entry.key, copied(entry.value)) for entry in self._entries() if entry.value is not None)
 
     def keys(self) -> Iterator[Values]:
         """Return an iterator over the keys that there are now."""
@@ -85,7 +87,7 @@ class MapCells:
 
     def values(self) -> Iterator[Values]:
         """Return an iterator over the values that there are now."""
-        return (entry.value for entry in self._entries() if entry.value is not None)
+        return (self._fields.copied(entry.value) for entry in self._entries() if entry.value is not None)
 
     def is_replaced(self, number: int, element: bytes) -> bool:
         """Tell whether what the store has of this element counts no more."""

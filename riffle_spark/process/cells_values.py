@@ -23,15 +23,17 @@ class ValueCells:
         self._scope = scope
         self._variable = declared.variable
         self._fields = declared.value
+        self._can_change = declared.value.can_change
         self._values: dict[int, Values | None] = {}
         self._changed: set[int] = set()
 
     def get(self) -> Values | None:
         """Return the value, ``None`` if there is none."""
         try:
-            return self._values[self._scope.at]
+            values = self._values[self._scope.at]
         except KeyError:
-            return self._read(self._scope.at)
+            values = self._read(self._scope.at)
+        return self._fields.copied(values) if self._can_change and values is not None else values
 
     def exists(self) -> bool:
         """Tell whether there is a value."""

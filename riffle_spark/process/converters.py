@@ -82,7 +82,8 @@ def _lists(kind: pa.DataType, record: RecordMaker) -> Converter:
             raise Misfit("type", value, kind)
         return [take_element(one) for one in value]
 
-    return Converter(frozenset(), take, _each(element.to_arrow), _each(element.from_arrow))
+    copied = _each(element.copied) or list
+    return Converter(frozenset(), take, _each(element.to_arrow), _each(element.from_arrow), copied)
 
 
 def _each(convert: Convert | None) -> Convert | None:
@@ -96,6 +97,7 @@ def _maps(kind: pa.DataType, record: RecordMaker) -> Converter:
     take_key, take_item = nullable(key.take, kind.key_field), nullable(item.take, kind.item_field)
     out_key, out_item = _or_null(key.to_arrow), _or_null(item.to_arrow)
     back_key, back_item = _or_null(key.from_arrow), _or_null(item.from_arrow)
+    copied_item = _or_null(item.copied)
 
     def take(value: object) -> dict[object, object]:
         if not isinstance(value, Mapping):
@@ -107,6 +109,7 @@ def _maps(kind: pa.DataType, record: RecordMaker) -> Converter:
         take,
         lambda value: [(out_key(one), out_item(other)) for one, other in value.items()],
         lambda pairs: {back_key(one): back_item(other) for one, other in pairs},
+        lambda value: {one: copied_item(other) for one, other in value.items()},
     )
 
 
@@ -123,6 +126,7 @@ def _structs(kind: pa.DataType, record: RecordMaker) -> Converter:
     takes = [nullable(one.take, field) for one, field in zip(converters, fields, strict=True)]
     outs = [_or_null(one.to_arrow) for one in converters]
     backs = [_or_null(one.from_arrow) for one in converters]
+    copies = [_or_null(one.copied) for one in converters]
     make = record(names)
 
     def take(value: object) -> tuple[object, ...]:
@@ -139,4 +143,9 @@ def _structs(kind: pa.DataType, record: RecordMaker) -> Converter:
         take,
         lambda value: tuple(convert(one) for convert, one in zip(outs, value, strict=True)),
         lambda value: make(convert(one) for convert, one in zip(backs, value.values(), strict=True)),
+        (lambda value: make(map(_call, copies, value))) if any(one.copied for one in converters) else None,
     )
+
+
+def _call(convert: Convert, value: object) -> object:
+    return convert(value)

@@ -39,8 +39,10 @@ class Fields:
         self._shapes: set[tuple[type, ...]] = set()
         self._to_arrow = [one.to_arrow for one in self._converters]
         self._from_arrow = [one.from_arrow for one in self._converters]
+        self._copied = [one.copied for one in self._converters]
         self._are_told_otherwise = any(self._to_arrow)
         self._are_seen_otherwise = any(self._from_arrow)
+        self.can_change = any(self._copied)
 
     def take(self, values: object) -> Values:
         """Return what reads back of what a user wrote. Raises ``Misfit`` for values that do not fit the fields."""
@@ -87,6 +89,10 @@ class Fields:
     def seen(self, values: Values) -> Values:
         """Return as a user sees it a tuple of what ``to_pylist`` gives."""
         return _each(values, self._from_arrow) if self._are_seen_otherwise else values
+
+    def copied(self, values: Values) -> Values:
+        """Return the same tuple with other lists and dictionaries in it, where there are any: users may change them."""
+        return _each(values, self._copied) if self.can_change else values
 
     def arrows(self, values: Values) -> Values:
         """Return a taken tuple as what ``pa.array`` takes."""

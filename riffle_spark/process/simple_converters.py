@@ -51,13 +51,15 @@ class Converter(NamedTuple):
 
     ``plain`` are the Python classes whose values are taken as they are. ``take`` checks what a user wrote and returns
     what reads back; ``to_arrow`` makes of that what ``pa.array`` takes, ``from_arrow`` makes it of what ``to_pylist``
-    gives; both are ``None`` where there is nothing to do.
+    gives, ``copied`` makes another one of it, where a user could change it; all three are ``None`` where there is
+    nothing to do.
     """
 
     plain: frozenset[type]
     take: Convert
     to_arrow: Convert | None = None
     from_arrow: Convert | None = None
+    copied: Convert | None = None
 
 
 def simple_converter(kind: pa.DataType) -> Converter | None:

@@ -284,6 +284,38 @@ def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> N
         assert store.value("v").get() == row
 
 
+def test_what_was_read_may_be_changed_without_changing_state() -> None:
+    """As in Spark, every read gives lists and dictionaries of its own, and a write keeps none of the user's."""
+    fields = "l array<int>, m map<string,array<int>>, s struct<l:array<int>>"
+    store = Store(value("v", fields), list_of("l", fields), map_of("m", "k string", fields))
+
+    def row() -> tuple[list[int], dict[str, list[int]], tuple[list[int]]]:
+        return [1], {"a": [2]}, ([3],)
+
+    def spoil(read: object) -> None:
+        assert isinstance(read, tuple)
+        assert read == row()
+        read[0].append(9)
+        read[1]["a"].append(9)
+        read[1]["b"] = []
+        read[2][0].append(9)
+
+    store.batch("a")
+    for write in (store.value("v").update, store.list("l").append, lambda one: store.map("m").update(("k",), one)):
+        given = row()
+        write(given)
+        spoil(given)
+    for _ in range(2):
+        for _ in range(2):
+            spoil(store.value("v").get())
+            spoil(*store.list("l").get())
+            spoil(store.map("m").get(("k",)))
+            spoil(*store.map("m").values())
+            spoil(*(value for _, value in store.map("m").items()))
+        store.commit()
+        store.batch("a")
+
+
 def test_a_value_that_does_not_fit_changes_nothing() -> None:
     """A refused write leaves what was there."""
     store = Store(COUNT, VISITS, PAGES)
