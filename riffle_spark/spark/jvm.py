@@ -6,14 +6,17 @@ The one module without types: py4j has none. Objects of the JVM itself are used 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import Observation, SparkSession
 
 __all__ = ["NoJvm", "context", "is_classic", "is_same", "module", "observed", "scala_seq", "session"]
 
 _OBSERVED_TRIES = 100
+_TRY_SECONDS = 0.1
 
 
 class NoJvm(Exception):
@@ -53,9 +56,20 @@ def observed(count: Observation, tries: int = _OBSERVED_TRIES) -> Mapping[str, i
     Spark Connect tells nothing of what lies below a kept result.
     """
     answer = getattr(count, "_jo", None)
-    if answer is not None and all(answer.getOrEmpty().isEmpty() for _ in range(tries)):
+    if answer is not None and not any(_is_told(answer) for _ in range(tries)):
         return None
     return count.get or None
+
+
+def _is_told(answer: Any) -> bool:
+    """Wait a tenth of a second at most for what was observed. Spark 4.1 and newer have a future in place of a wait."""
+    try:
+        return not answer.getOrEmpty().isEmpty()
+    except Py4JError:
+        told = bool(answer.future().isCompleted())
+        if not told:
+            time.sleep(_TRY_SECONDS)
+        return told
 
 
 def module(cls: Any) -> Any:
