@@ -62,5 +62,5 @@ class Slices:
         if index is None:
             index = self._indexes[stop - start] = pd.RangeIndex(stop - start)
         manager = self._slice(slice(start, stop), axis=1)
-        manager.axes[1] = index
+        manager.axes[:] = [self._frame.columns.view(), index.view()]  # whose names a processor may set
         return pd.DataFrame._from_mgr(manager, axes=manager.axes)

@@ -87,7 +87,9 @@ def test_a_processor_may_write_into_its_frame() -> None:
     first["i"] = 0
     first.loc[0, "s"] = "mine"
     first.drop(columns="i", inplace=True)
+    first.index.name = first.columns.name = "mine"
     second = next(next(keys))
+    assert (second.index.name, second.columns.name) == (None, None)
     assert (second["i"].tolist(), second["s"].tolist()) == ([3, 4], ["z", "w"])
 
 
