@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,9 +45,11 @@ def rows(spark: SparkSession) -> DataFrame:
 class Slots:
     """Batches of one operator, run on layouts that a test makes up."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, executors: tuple[Executor, ...], folder: Path) -> None:
         self._settings = settings_in(folder)
-        self._home = home_of(spark, self._settings)
+        home = home_of(spark, self._settings)
+        # Whoever is not listed as alive may lose its folder to the next that claims one.
+        self._home = replace(home, live=frozenset(f"{home.application}/{executor.id}" for executor in executors))
         self._operator: Operator = operator_of("totals", ["k"], aggregate(rows=count()), (), arrow_schema(rows(spark)))
         self._frames = PlacedFrames()
         self.kept = Kept()
@@ -72,6 +74,11 @@ def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> Lay
     return laid_out(members, {key_group: chance.choice(executors).id for key_group in range(TOTAL)})
 
 
+def failed(receipts: Sequence[Receipt]) -> list[object]:
+    """Return what went wrong in slots, which answer it and do not fail."""
+    return [receipt.error for receipt in receipts if receipt.error is not None]
+
+
 def ran_elsewhere(layout: Layout, receipts: list[Receipt]) -> list[Receipt]:
     """Return the receipts of slots that ran on another executor than the layout says."""
     wanted = {slot.number: slot.executor for slot in layout.slots}
@@ -82,12 +89,13 @@ def test_every_slot_of_twenty_random_assignments_runs_where_wanted(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
 ) -> None:
     """All slots of twenty batches, each with a new random owner of every key-group, run on their owners' executors."""
-    chance, slots, seen = random.Random(20), Slots(spark, tmp_path), 0
+    chance, slots, seen = random.Random(20), Slots(spark, executors, tmp_path), 0
     for version in range(BATCHES):
         layout = random_layout(chance, executors)
         work = slots.work(rows(spark))
         receipts = list(work.run(layout, [slots.order(layout, version)]))
         assert {receipt.slot for receipt in receipts} == set(layout.orders())
+        assert failed(receipts) == []
         assert ran_elsewhere(layout, receipts) == []
         assert work.placed()
         seen += len(receipts)
@@ -97,7 +105,7 @@ def test_every_slot_of_twenty_random_assignments_runs_where_wanted(
 
 def test_spark_agrees_who_ran_which_slot(spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path) -> None:
     """The status store's list of tasks names the executor that each receipt names, partition by partition."""
-    slots, layout = Slots(spark, tmp_path), random_layout(random.Random(3), executors)
+    slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(3), executors)
     with job_group(spark, "who-ran-what") as tasks:
         receipts = slots.work(rows(spark)).run(layout, [slots.order(layout, 0)])
     listed = [task for task in tasks() if task.taskMetrics().get().shuffleReadMetrics().recordsRead() > 0]
@@ -110,7 +118,7 @@ def test_rows_are_counted_on_both_sides_of_the_shuffle(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
 ) -> None:
     """Spark's own metric beside the kept result counts the rows that go in, receipts those that come out."""
-    slots, layout = Slots(spark, tmp_path), random_layout(random.Random(4), executors)
+    slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(4), executors)
     work = slots.work(rows(spark).where("k < 321"))
     receipts = work.run(layout, [slots.order(layout, 0)])
     assert work.routed() == {"totals": 321}
@@ -121,9 +129,10 @@ def test_rows_of_another_attempt_are_never_delivered(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
 ) -> None:
     """A kept block of an attempt that is not the receipts' stops the sink with an outcome that leads to another run."""
-    slots, layout = Slots(spark, tmp_path), random_layout(random.Random(5), executors)
+    slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(5), executors)
     work = slots.work(rows(spark))
     first, *others = work.run(layout, [slots.order(layout, 0)])
+    assert failed([first, *others]) == []
     with pytest.raises(StaleRows):
         work.deliver([replace(first, attempt="1-lost"), *others], Delivery(0, "d"))
     assert slots.kept.deliveries == {}
