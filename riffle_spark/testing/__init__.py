@@ -1,9 +1,10 @@
 """Public: run a processor or a block without Spark and without a network, in milliseconds.
 
-``Harness`` feeds one operator batch by batch; what it runs on is in ``simulation``.
+``Harness`` feeds one operator batch by batch; what it runs on is in ``simulation``. ``fixtures`` is a plugin of pytest.
 """
 
-from riffle_spark.testing.harness import Aborted, Harness
+from riffle_spark.testing.faults import Aborted, Crashed, Step
+from riffle_spark.testing.harness import Harness
 from riffle_spark.testing.simulation import (
     Attempt,
     InlineBackground,
@@ -18,12 +19,14 @@ from riffle_spark.testing.simulation import (
 __all__ = [
     "Aborted",
     "Attempt",
+    "Crashed",
     "Harness",
     "InlineBackground",
     "ManualClock",
     "SimCluster",
     "SimSink",
     "SimWork",
+    "Step",
     "home_of",
     "routed",
 ]

@@ -25,19 +25,16 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.compute import Compute
 from riffle_spark.process.keyed import Keyed
+from riffle_spark.protocol.drafts import Stamp, claim_record
 from riffle_spark.protocol.driver import Driver, Surroundings
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ports import Delivery, Incoming
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.settings import Settings
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import claim
-from riffle_spark.state.log import Log
 from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.variables import DUE, TIMER, VARIABLE, VariablesSchema
+from riffle_spark.testing.contents import Contents, Key
+from riffle_spark.testing.faults import Crashed, Faults, Step
 from riffle_spark.testing.simulation import (
-    Attempt,
     InlineBackground,
     ManualClock,
     SimCluster,
@@ -47,9 +44,10 @@ from riffle_spark.testing.simulation import (
 )
 from riffle_spark.worker.order import Watermark
 
-__all__ = ["Aborted", "Harness"]
+__all__ = ["Harness"]
 
 Row = Mapping[str, object]
+_QUERY = "query"
 
 
 class Declared(Protocol):
@@ -60,17 +58,15 @@ class Declared(Protocol):
     compute: Compute | Keyed
     order_by: tuple[str, ...]
     watermark: Watermark | None
-
-
-class Aborted(Exception):
-    """The source broke off in the middle of a batch, as ``abort`` was told to have it."""
+    durable: bool
 
 
 class Harness:
     """Feeds one operator; a context manager. ``reports`` holds the batches' reports, ``now_ms`` the time of the next.
 
-    ``input`` is the schema of the rows, ``executors`` how many there are. Nothing passes by itself: ``advance`` lets
-    time pass. Without a watermark column, event time is what ``watermark_ms`` is set to.
+    ``input`` is the schema of the rows, ``executors`` how many there are, ``settings`` those of a query. Nothing passes
+    by itself: ``advance`` lets time pass; event time goes on with the operator's watermark, or ``advance_watermark``.
+    ``root`` is where the state is, for whoever runs in the same process.
     """
 
     def __init__(
@@ -78,7 +74,7 @@ class Harness:
         initial: pa.Table | None = None, **settings: object,
     ) -> None:  # fmt: skip
         built = operator_of(operator.store, operator.key, operator.compute, operator.order_by, input)
-        self._operator: Operator = with_watermark(built, operator.watermark)
+        self._operator: Operator = replace(with_watermark(built, operator.watermark), durable=operator.durable)
         if initial is not None:
             self._operator = replace(self._operator, initial=initial.schema)
         self._initial = initial
@@ -86,11 +82,12 @@ class Harness:
         self._folder = Path(tempfile.mkdtemp(prefix="riffle-harness-"))
         self._store = MemoryStore(uuid.uuid4().hex)
         home = home_of(f"memory://{self._store.name}", self._folder / "copies")
+        self.root = home.root
         self._cluster = SimCluster(home, self._store)
         for number in range(executors):
             self._cluster.add(str(number))
         self._sink = SimSink()
-        self._abort: int | None = None
+        self._faults = Faults()
         self._runs = 0
         self._version = 0
         self.now_ms = now_ms
@@ -104,20 +101,29 @@ class Harness:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder. Idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def feed(self, rows: pa.Table | Iterable[Row] = ()) -> list[dict[str, object]]:
         """Run one micro-batch and return what the sink got, as dictionaries, in no particular order of keys.
 
-        Raises what the operator raises, and ``Aborted``; in both cases the same batch comes again with the next call.
+        Raises what the operator raises, ``Aborted`` and ``Crashed``; then the same batch comes again with the next
+        call, to be given the same rows. If it was committed it is not run again, and nothing is returned.
         """
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=self._operator.input)
         initial = {} if self._initial is None else {self._operator.store: self._initial}
         work = SimWork(
-            self._cluster, table, {self._operator.store: self._take}, self._perform, initial=initial
+            self._cluster, table, {self._operator.store: self._take}, self._faults.perform, initial=initial
         )  # fmt: skip
         self._delivered: list[dict[str, object]] = []
-        self.reports.append(self._driver.process(self._incoming(), [self._operator], work))
+        try:
+            self.reports.append(self._driver.process(self._incoming(), [self._operator], work))
+        except Crashed:
+            self.crash(lose_copies=self._faults.lose_copies)
+            raise
         self._version += 1
         return self._delivered
 
@@ -125,9 +131,33 @@ class Harness:
         """Let time pass until the next batch."""
         self.now_ms += int(seconds * 1000)
 
+    def advance_watermark(self, to_ms: int) -> None:
+        """Let event time pass: the next batch sees this watermark, and the one after it takes older rows for late.
+
+        The query starts again for it. Raises ``ConfigError`` if the watermark is further already.
+        """
+        log = self._contents().log()
+        if to_ms < (self.watermark_ms or 0):
+            raise ConfigError(
+                f"the watermark is at {self.watermark_ms} and cannot go back to {to_ms}",
+                remedy="begin with another harness",
+            )
+        stamp = Stamp(uuid.uuid4().hex, self.now_ms)
+        draft = claim_record(log.tail, _QUERY, self._settings.key_groups, self._settings.dispatch, stamp)
+        log.append(replace(draft, watermark_ms=to_ms), log.manifest)
+        self.restart()
+
     def abort(self, after_slots: int = 1) -> None:
-        """Have the next batch break off once so many slots have sealed what they changed."""
-        self._abort = after_slots
+        """Have the next batch break off, as where its source fails, once so many slots have sealed what they
+        changed.
+        """
+        self._faults.abort(after_slots)
+
+    def crash_at(self, step: Step, *, lose_copies: bool = False) -> None:
+        """Have the driver die in the middle of the next batch: ``feed`` then raises ``Crashed``, and the query begins
+        again from the log, as after ``crash``. Raises ``ConfigError`` for what is no ``Step``.
+        """
+        self._faults.crash(step, lose_copies=lose_copies)
 
     def crash(self, *, lose_copies: bool = False) -> None:
         """Lose the driver and, with ``lose_copies``, all executors with their disks; begin again from the log."""
@@ -138,93 +168,54 @@ class Harness:
                 self._cluster.add(f"{name}+")
         self.restart()
 
-    def restart(self) -> None:
-        """Begin as a query that is started again."""
+    def restart(self, **settings: object) -> None:
+        """Begin as a query that is started again, with these settings changed."""
         self._runs += 1
-        surroundings = Surroundings(self._store, self._cluster, ManualClock(self.now_ms), InlineBackground())
+        self._settings = self._settings.but(**settings)
+        surroundings = Surroundings(
+            self._store, self._cluster, ManualClock(self.now_ms), InlineBackground(), reached=self._faults.reached
+        )
         self._driver = Driver(self._settings, self._cluster.home, surroundings)
 
     @property
     def watermark_ms(self) -> int | None:
         """The watermark that the next batch will see."""
-        tail = self._log().tail
+        tail = self._contents().log().tail
         return tail.watermark_ms if tail else None
+
+    def delivered(self) -> list[dict[str, object]]:
+        """Return all that the sink has, in the order of batches: a batch that comes again replaces what it gave."""
+        return [row for rows in self._sink.by_id.values() for row in rows.to_pylist()]
 
     def table(self) -> pa.Table:
         """Return the committed state, read from the objects alone: the columns of a snapshot, sorted by key-group."""
-        entries = {kg: entry for (_, kg), entry in self._log().manifest.entries.items()}
-        folder = claim(self._folder / f"read-{uuid.uuid4().hex}", "reader", ())
-        schema = self._operator.schema
-        copies, _ = Keeper(folder, schema, Reader(self._store, None), epoch=1 << 30).bring(entries)
-        tables = [schema.part_schema().empty_table()]
-        for _, copy in sorted(copies.items()):
-            with copy:
-                _, pairs, longs = copy.scan()
-            tables.append(schema.table(pairs, longs))
-        return pa.concat_tables(tables)
+        return self._contents().table()
 
-    def state(self, variable: str) -> dict[tuple[object, ...], object]:
-        """Return a processor's variable by key: a tuple, a list of tuples, or a dictionary of tuples by tuples."""
-        schema = self._variables()
-        kind, rows = schema.variable(variable).kind, self._rows(variable)
-        column = schema.variable(variable).column
-        found: dict[tuple[object, ...], object] = {}
-        for key, row in rows:
-            element = row[column]
-            assert isinstance(element, dict)
-            if kind == "value":
-                found[key] = tuple(element.values())
-            elif kind == "list":
-                found.setdefault(key, []).append(tuple(element.values()))  # type: ignore[attr-defined]
-            else:
-                of_key = found.setdefault(key, {})
-                of_key[tuple(element["key"].values())] = tuple(element["value"].values())  # type: ignore[index]
-        return found
+    def state(self, variable: str | None = None) -> Mapping[Key, object]:
+        """Return the committed state by key.
 
-    def expires(self, variable: str) -> dict[tuple[object, ...], list[object]]:
+        Of a processor's variable: a tuple, a list of tuples, or a dictionary of tuples by tuples. Of a block, without
+        a name: a dictionary of its columns.
+        """
+        return self._contents().columns() if variable is None else self._contents().variable(variable)
+
+    def expires(self, variable: str) -> dict[Key, list[object]]:
         """Return when the elements of a variable expire (ms), by key; ``None`` for never."""
-        return self._dues(variable)
+        return self._contents().dues(variable)
 
-    def timers(self) -> dict[tuple[object, ...], list[object]]:
+    def timers(self) -> dict[Key, list[object]]:
         """Return the registered timers (ms) by key, in order."""
-        return self._dues(TIMER)
+        return self._contents().dues()
 
-    def _dues(self, variable: str) -> dict[tuple[object, ...], list[object]]:
-        found: dict[tuple[object, ...], list[object]] = {}
-        for key, row in self._rows(variable):
-            found.setdefault(key, []).append(row[DUE])
-        return found
-
-    def _rows(self, variable: str) -> list[tuple[tuple[object, ...], dict[str, object]]]:
-        names = self._variables().key.names
-        rows = [row for row in self.table().to_pylist() if row[VARIABLE] == variable]
-        return [(tuple(row[name] for name in names), row) for row in rows]
-
-    def _variables(self) -> VariablesSchema:
-        if not isinstance(self._operator.schema, VariablesSchema):
-            raise ConfigError("the operator has columns, not variables", remedy="look at table()")
-        return self._operator.schema
-
-    def _log(self) -> Log:
-        log = Log(self._store, self._cluster.home.root)
-        log.open()
-        return log
+    def _contents(self) -> Contents:
+        return Contents(self._operator, self._store, self.root, self._folder)
 
     def _incoming(self) -> Incoming:
         return Incoming(
-            self._version, "query", f"run-{self._runs}", f"offsets-{self._version}", None, self.now_ms, None,
+            self._version, _QUERY, f"run-{self._runs}", f"offsets-{self._version}", None, self.now_ms, None,
             available_now=self.available_now,
         )  # fmt: skip
 
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:
         self._sink(rows, delivery)
         self._delivered = rows.to_pylist()
-
-    def _perform(self, attempt: Attempt) -> pa.Table:
-        answer = attempt.run()
-        if self._abort is not None:
-            self._abort -= 1
-            if not self._abort:
-                self._abort = None
-                raise Aborted
-        return answer
