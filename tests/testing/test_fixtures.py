@@ -1,0 +1,129 @@
+"""The fixtures in runs of pytest of their own: what they give, what they leave, and that nobody gets them unasked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+ASKED = 'pytest_plugins = ["riffle_spark.testing.fixtures"]'
+MAKES_TWO = """
+import tempfile
+from pathlib import Path
+import pyarrow as pa
+import pytest
+from riffle_spark import Stateful, aggregate, count
+
+ROWS = pa.schema([("user", pa.string())])
+totals = Stateful("totals", "user", aggregate(visits=count()))
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_two(riffle_harness, fails):
+    one, other = riffle_harness(totals, ROWS), riffle_harness(totals, input=ROWS, executors=1)
+    one.feed([{"user": "ann"}])
+    assert one.feed([{"user": "ann"}]) == [{"user": "ann", "visits": 2}]
+    assert other.state() == {}
+    assert len(list(Path(tempfile.gettempdir()).glob("riffle-harness-*"))) == 2
+    assert not fails
+"""
+OWN_ROOTS = """
+import pytest
+from riffle_spark import Settings
+from riffle_spark.state.root import open_store
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_own(riffle_root, tmp_path, turn):
+    assert isinstance(riffle_root, Settings)
+    assert riffle_root.root.startswith(f"file://{tmp_path}/")
+    assert riffle_root.local_dir.startswith(str(tmp_path))
+    store = open_store(riffle_root.root)
+    assert store.list("") == []
+    store.put_if_absent("log/1", b"1")
+    assert riffle_root.but(batch_attempts=2).given()["root"] == riffle_root.root
+"""
+STREAMS = """
+import pytest
+from riffle_spark import Stateful, aggregate, count
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_query(riffle_spark_session, riffle_root, tmp_path, turn):
+    spark = riffle_spark_session
+    assert spark.sparkContext.master == "local[2]"
+    assert spark.conf.get("spark.scheduler.mode") == "FAIR"
+    spark.range(10).selectExpr("id % 3 as user").write.json(str(tmp_path / "in"))
+    frame = spark.readStream.schema("user long").json(str(tmp_path / "in"))
+    found = []
+    totals = Stateful("totals", "user", aggregate(visits=count()), settings=riffle_root)
+    job = totals.into(lambda rows, number: found.extend(map(tuple, rows.collect())))
+    writer = frame.writeStream.foreachBatch(job).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(found) == [(0, 4), (1, 3), (2, 3)]
+"""
+HAS_ONE = (
+    ASKED
+    + """
+import pytest
+from pyspark.sql import SparkSession
+
+@pytest.fixture(scope="session")
+def mine():
+    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    yield session
+    assert session.range(3).count() == 3, "it was stopped by somebody else"
+    session.stop()
+"""
+)
+GETS_THAT = """
+def test_it(mine, riffle_spark_session):
+    assert riffle_spark_session.sparkContext is mine.sparkContext
+    assert riffle_spark_session.sparkContext.master == "local[1]"
+"""
+
+
+def run(pytester: pytest.Pytester, conftest: str, test: str) -> pytest.RunResult:
+    """Run a test in a process of its own."""
+    pytester.makeconftest(conftest)
+    pytester.makepyfile(test)
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:randomly")
+
+
+def test_harnesses_are_closed_when_their_test_ends(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a test made, whether it passes or fails."""
+    folder = pytester.mkdir("temporary")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    run(pytester, ASKED, MAKES_TWO).assert_outcomes(passed=1, failed=1)
+    assert list(folder.glob("riffle-harness-*")) == []
+
+
+def test_every_test_has_a_root_of_its_own(pytester: pytest.Pytester) -> None:
+    """Empty, below the test's own folder, with a local folder beside it."""
+    run(pytester, ASKED, OWN_ROOTS).assert_outcomes(passed=2)
+
+
+def test_nobody_gets_the_fixtures_unasked(pytester: pytest.Pytester) -> None:
+    """A run that does not name the plugin does not have them."""
+    result = run(pytester, "", OWN_ROOTS)
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["*fixture 'riffle_root' not found*"])
+
+
+def test_the_kit_does_not_need_pytest() -> None:
+    """Only the module of the fixtures imports it."""
+    code = "import sys; sys.modules['pytest'] = None; from riffle_spark.testing import Harness; print(Harness.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "Harness\n"
+
+
+@pytest.mark.spark
+def test_a_query_runs_in_the_session_with_the_root(pytester: pytest.Pytester) -> None:
+    """One session for both tests, each with state of its own."""
+    run(pytester, ASKED, STREAMS).assert_outcomes(passed=2)
+
+
+@pytest.mark.spark
+def test_a_session_that_is_there_is_given_and_goes_on(pytester: pytest.Pytester) -> None:
+    """Whoever made it stops it."""
+    run(pytester, HAS_ONE, GETS_THAT).assert_outcomes(passed=1)
