@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from riffle_spark.protocol.event_time import committed
+from riffle_spark.protocol.initial import loaded
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Incoming
 from riffle_spark.protocol.receipts import outputs_of
@@ -56,7 +57,7 @@ def batch_record(
         input_digest=incoming.input_digest,
         time_ms=incoming.time_ms, schemas=schemas, owners=owners, standbys=standbys,
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
-        **committed(tail, incoming, operators, receipts),
+        initial_states=loaded(tail, operators), **committed(tail, incoming, operators, receipts),
     )  # fmt: skip
 
 

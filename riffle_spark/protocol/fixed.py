@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.initial import check_initial
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Incoming, Work
 from riffle_spark.protocol.schemas import check_schemas
@@ -18,9 +19,15 @@ __all__ = ["check_fixed", "shards_of"]
 
 
 def check_fixed(tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str) -> None:
-    """Raise ``ConfigError`` unless settings and operators are those that the state was written with."""
-    if tail is None:
-        return
+    """Raise ``ConfigError`` unless settings and operators are those that the state was written with, and can go
+    together.
+    """
+    if tail is not None:
+        _check_same(tail, settings, operators, root)
+    check_initial(tail, settings.dispatch, operators)
+
+
+def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
     if tail.dispatch != settings.dispatch:
         raise ConfigError(
             f"dispatch = {settings.dispatch}, but the state in {root} is that of dispatch = {tail.dispatch}",

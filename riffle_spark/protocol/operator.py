@@ -14,7 +14,7 @@ from riffle_spark.process.keyed import Keyed
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import VariablesSchema
-from riffle_spark.worker.order import Watermark
+from riffle_spark.worker.order import USUAL_INITIAL, Watermark
 
 __all__ = ["Operator", "operator_of", "with_watermark"]
 
@@ -25,8 +25,7 @@ class Operator:
 
     A store that is not ``durable`` is a cache: it has no objects, and begins empty wherever it is not. ``read_by`` is
     the column with the number of the partition that a row came from, if rows are to be counted by it. ``watermark``
-    says by what rows come too late, if they can. ``initial`` are the columns of initial state, given with the first
-    batch of the store.
+    says by what rows come too late, if they can. ``initial`` are the columns of the initial state ``initial_name``.
     """
 
     schema: StoreSchema | VariablesSchema
@@ -38,6 +37,7 @@ class Operator:
     read_by: str | None = None
     watermark: Watermark | None = None
     initial: pa.Schema | None = None
+    initial_name: str = USUAL_INITIAL
 
     @property
     def store(self) -> str:

@@ -17,6 +17,7 @@ from riffle_spark.process.compute import Compute
 from riffle_spark.process.keyed import Keyed
 from riffle_spark.protocol.driver import Driver, Surroundings
 from riffle_spark.protocol.hashed import without_effect
+from riffle_spark.protocol.initial import with_initial
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.protocol.topology import Topology
@@ -31,7 +32,7 @@ from riffle_spark.spark.kafka_source import kafka_of
 from riffle_spark.spark.work import Sink, SparkWork
 from riffle_spark.state.root import open_store
 from riffle_spark.worker.homes import options_of
-from riffle_spark.worker.order import Home, Watermark
+from riffle_spark.worker.order import USUAL_INITIAL, Home, Watermark
 
 __all__ = ["Part", "Running"]
 
@@ -53,6 +54,7 @@ class Part:
     sink: Sink
     watermark: Watermark | None = None
     initial: DataFrame | None = None
+    initial_name: str = USUAL_INITIAL
 
 
 class Running:
@@ -152,23 +154,8 @@ def _operator(part: Part, batch: DataFrame, rows: pa.Schema) -> Operator:
     watermark = part.watermark
     if watermark is None and operator.declared.time_mode == "EventTime":
         watermark = watermark_in(batch.schema, part.store)
-    if part.initial is not None:
-        operator = replace(operator, initial=_initial_columns(part.initial, operator))
-    return with_watermark(operator, watermark)
-
-
-def _initial_columns(initial: DataFrame, operator: Operator) -> pa.Schema:
-    """Return the columns of initial state. Raises ``ConfigError`` unless the operator's key is among them."""
-    columns = routing.arrow_schema(initial)
-    for field in operator.schema.key:
-        found = columns.field(field.name).type if field.name in columns.names else None
-        if found != field.type:
-            raise ConfigError(
-                f"the initial state has {found or 'no column'} where the key has {field.name}: {field.type}",
-                remedy="give initial_state a frame with the key's columns, of the same names and types",
-                where=operator.store,
-            )
-    return columns
+    initial = None if part.initial is None else routing.arrow_schema(part.initial)
+    return with_watermark(with_initial(operator, initial, part.initial_name), watermark)
 
 
 def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:

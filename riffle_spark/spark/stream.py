@@ -23,7 +23,7 @@ from riffle_spark.spark.running import Part, Running
 from riffle_spark.spark.stopping import Py4JJavaError, is_interruption
 from riffle_spark.spark.work import Sink, arity
 from riffle_spark.state.paths import check_store_name
-from riffle_spark.worker.order import Watermark
+from riffle_spark.worker.order import USUAL_INITIAL, Watermark
 
 __all__ = ["Stateful", "StatefulJob", "together"]
 
@@ -39,17 +39,18 @@ class Stateful:
     offset). A store that is not ``durable`` is a cache: it is kept on its owner's disk alone, costs no object, and
     begins empty after a move or a restart of the driver. ``watermark`` is a timestamp column and a delay: rows that are
     older than the newest seen by more than it are late, as after Spark's ``withWatermark``, and are left out and
-    counted. ``initial_state`` goes to a processor's keys with the first batch of the store. Raises ``ConfigError`` for
-    a name that cannot be a store's.
+    counted. ``initial_state`` goes to a processor's keys with the first batch of the store or, under a name of its own,
+    with the next batch once. Raises ``ConfigError`` for a name that cannot be a store's.
 
     >>> totals = Stateful("totals", key="user_id", compute=aggregate(count=count()))  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that an operator can be told
         self, store: str, key: str | Sequence[str], compute: Compute | Keyed, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
         watermark: tuple[str, str] | None = None, initial_state: DataFrame | None = None,
+        initial_state_name: str = USUAL_INITIAL,
     ) -> None:  # fmt: skip
         self.store = check_store_name(store)
         self.key = (key,) if isinstance(key, str) else tuple(key)
@@ -58,6 +59,7 @@ class Stateful:
         self.durable = durable
         self.order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
         self.initial_state = initial_state
+        self.initial_state_name = initial_state_name
         self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
         if not self.key:
             raise ConfigError("an operator needs at least one key column", remedy="name them in `key`", where=store)
@@ -137,10 +139,7 @@ class StatefulJob(Operated):
         self._hand_over(report)
 
     def _declared(self) -> list[Part]:
-        return [
-            Part(o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark, o.initial_state)
-            for o, sink in self.parts
-        ]
+        return [_part(operator, sink) for operator, sink in self.parts]
 
     def _stopped(self) -> None:
         """End what runs beside the batches; the next batch begins anew."""
@@ -156,3 +155,9 @@ class StatefulJob(Operated):
             if is_interruption(error):
                 raise Py4JJavaError from None
             _logger.exception("on_report failed; the batch is committed, and the query goes on")
+
+
+def _part(o: Stateful, sink: Sink) -> Part:
+    return Part(
+        o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark, o.initial_state, o.initial_state_name
+    )

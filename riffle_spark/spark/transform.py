@@ -25,6 +25,7 @@ from riffle_spark.spark.forms_rows import RowForm
 from riffle_spark.spark.processors import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stream import Stateful
 from riffle_spark.state.variables import VariablesSchema
+from riffle_spark.worker.order import USUAL_INITIAL
 
 __all__ = ["ProcessorCompute", "transform_with_state", "transform_with_state_in_pandas"]
 
@@ -74,7 +75,8 @@ class ProcessorCompute:
 
 def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an operator's
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
-    time_mode: str = "None", initial_state: DataFrame | None = None, store: str = _STORE,
+    time_mode: str = "None", initial_state: DataFrame | None = None,
+    initial_state_name: str = USUAL_INITIAL, store: str = _STORE,
     watermark: tuple[str, str] | None = None, order_by: str | Sequence[str] = (), settings: Settings | None = None,
 ) -> Stateful:  # fmt: skip
     """Return the operator of a processor that takes and gives ``Row`` objects (PySpark 4.1's ``transformWithState``).
@@ -83,21 +85,24 @@ def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an opera
     ``output_mode`` is ``append`` or ``update``, which are the same here: every row goes to the sink. ``time_mode`` is
     ``None``, ``ProcessingTime`` or ``EventTime``; event time needs a watermark, that of the input's ``withWatermark``
     or ``watermark`` (a column and a delay). ``initial_state`` is a frame with the key's columns, for
-    ``handleInitialState`` with the first batch of this ``store``, whenever that is. Raises ``ConfigError`` for what is
-    none of these; what the processor raises fails the batch as ``UserFunctionError``.
+    ``handleInitialState`` with the first batch of this ``store``, whenever that is. One that has an
+    ``initial_state_name`` of its own comes with the next batch, once, also to keys that have state by then. Raises
+    ``ConfigError`` for what is none of these; what the processor raises fails the batch as ``UserFunctionError``.
 
     >>> visits = transform_with_state(Visits(), key="user", output="user string, visits long")  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(visits.into(write)).start()  # doctest: +SKIP
     """
     compute = ProcessorCompute(processor, _columns(output), _checked(output_mode, time_mode))
     return Stateful(
-        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state
-    )
+        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
+        initial_state_name=initial_state_name,
+    )  # fmt: skip
 
 
 def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
-    time_mode: str = "None", initial_state: DataFrame | None = None, store: str = _STORE,
+    time_mode: str = "None", initial_state: DataFrame | None = None,
+    initial_state_name: str = USUAL_INITIAL, store: str = _STORE,
     watermark: tuple[str, str] | None = None, order_by: str | Sequence[str] = (), settings: Settings | None = None,
 ) -> Stateful:  # fmt: skip
     """Return the operator of a processor that takes and gives pandas DataFrames (``transformWithStateInPandas``).
@@ -107,8 +112,9 @@ def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
     """
     compute = ProcessorCompute(processor, _columns(output), _checked(output_mode, time_mode), _pandas_settings())
     return Stateful(
-        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state
-    )
+        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
+        initial_state_name=initial_state_name,
+    )  # fmt: skip
 
 
 def _columns(output: OutputType) -> pa.Schema:

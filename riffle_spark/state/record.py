@@ -38,7 +38,8 @@ class Record:
     says whether they are what a sink gets. ``shards`` are the (topic, partition) that key-groups 0, 1, ... stand for,
     unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch: ``time_ms`` is the batch's, as Spark
     gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
-    ``late_watermark_ms`` are late. ``event_times`` are the newest event times seen, by store.
+    ``late_watermark_ms`` are late. By store, ``event_times`` are the newest event times seen, ``initial_states`` the names
+    of the initial states that were loaded.
     """
 
     sequence: int
@@ -68,6 +69,7 @@ class Record:
     shards: tuple[tuple[str, int], ...] = ()
     late_watermark_ms: int | None = None
     event_times: Mapping[str, int] = field(default_factory=dict)
+    initial_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def digest(data: bytes) -> str:
@@ -107,7 +109,8 @@ def decode(data: bytes, name: str) -> Record:
     try:
         body = json.loads(pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
         body["entries"] = _entries_from_json(body["entries"])
-        body["standbys"] = {key_group: tuple(members) for key_group, members in body.get("standbys", {}).items()}
+        for lists in ("standbys", "initial_states"):
+            body[lists] = {key: tuple(values) for key, values in body.get(lists, {}).items()}
         body["outputs"] = tuple((store, _link_from_json(rest)) for store, *rest in body["outputs"])
         body["shards"] = tuple((topic, partition) for topic, partition in body.get("shards", ()))
         return Record(**body)

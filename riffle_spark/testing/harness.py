@@ -27,6 +27,7 @@ from riffle_spark.process.compute import Compute
 from riffle_spark.process.keyed import Keyed
 from riffle_spark.protocol.drafts import Stamp, claim_record
 from riffle_spark.protocol.driver import Driver, Surroundings
+from riffle_spark.protocol.initial import with_initial
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ports import Delivery, Incoming
 from riffle_spark.protocol.report import BatchReport
@@ -42,7 +43,7 @@ from riffle_spark.testing.simulation import (
     SimWork,
     home_of,
 )
-from riffle_spark.worker.order import Watermark
+from riffle_spark.worker.order import USUAL_INITIAL, Watermark
 
 __all__ = ["Harness"]
 
@@ -71,13 +72,11 @@ class Harness:
 
     def __init__(
         self, operator: Declared, input: pa.Schema, *, executors: int = 2, now_ms: int = 1_700_000_000_000,
-        initial: pa.Table | None = None, **settings: object,
+        initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL, **settings: object,
     ) -> None:  # fmt: skip
         built = operator_of(operator.store, operator.key, operator.compute, operator.order_by, input)
         self._operator: Operator = replace(with_watermark(built, operator.watermark), durable=operator.durable)
-        if initial is not None:
-            self._operator = replace(self._operator, initial=initial.schema)
-        self._initial = initial
+        self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
         self._folder = Path(tempfile.mkdtemp(prefix="riffle-harness-"))
         self._store = MemoryStore(uuid.uuid4().hex)
@@ -93,7 +92,7 @@ class Harness:
         self.now_ms = now_ms
         self.available_now = False
         self.reports: list[BatchReport] = []
-        self.restart()
+        self.restart(initial, initial_name)
 
     def __enter__(self) -> Harness:
         return self
@@ -114,9 +113,8 @@ class Harness:
         call, to be given the same rows. If it was committed it is not run again, and nothing is returned.
         """
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=self._operator.input)
-        initial = {} if self._initial is None else {self._operator.store: self._initial}
         work = SimWork(
-            self._cluster, table, {self._operator.store: self._take}, self._faults.perform, initial=initial
+            self._cluster, table, {self._operator.store: self._take}, self._faults.perform, initial=self._initial
         )  # fmt: skip
         self._delivered: list[dict[str, object]] = []
         try:
@@ -168,8 +166,15 @@ class Harness:
                 self._cluster.add(f"{name}+")
         self.restart()
 
-    def restart(self, **settings: object) -> None:
-        """Begin as a query that is started again, with these settings changed."""
+    def restart(
+        self, initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL, **settings: object
+    ) -> None:  # fmt: skip
+        """Begin as a query that is started again, with another initial state if one is given, and these settings
+        changed.
+        """
+        if initial is not None:
+            self._operator = with_initial(self._operator, initial.schema, initial_name)
+            self._initial = {self._operator.store: initial}
         self._runs += 1
         self._settings = self._settings.but(**settings)
         surroundings = Surroundings(

@@ -1,7 +1,8 @@
 """Event times of a slot's rows: the newest, and which rows come too late. Knows Arrow's timestamps. Does not know how a
 watermark is made.
 
-Late is what Spark calls so: an event time at or before the watermark, compared exactly. A row without one is not late.
+Late is what Spark calls so: an event time at or before the watermark, compared exactly. A row without one is not late,
+nor is one of initial state.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.worker.order import Order
+from riffle_spark.worker.order import INITIAL, Order
 
 __all__ = ["newest_ms", "on_time"]
 
@@ -23,11 +24,18 @@ def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
     """
     if order.watermark is None:
         return rows, {}
-    times = rows.column(order.watermark.column)
+    times = _of_events(order, rows, rows.column(order.watermark.column))
     late = _are_late(times, order.late_watermark_ms or 0)
     count = pc.sum(late).as_py() or 0
     told: dict[str, object] = {"late_rows": count, "event_time_max_ms": newest_ms(times)}
     return (rows.filter(pc.invert(late)) if count else rows), told
+
+
+def _of_events(order: Order, rows: pa.Table, times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the times without those of initial state: where the time is of the key, its rows have one too."""
+    if order.initial is None:
+        return times
+    return pc.if_else(rows.column(INITIAL).is_valid(), pa.scalar(None, times.type), times)
 
 
 def newest_ms(times: pa.ChunkedArray) -> int | None:

@@ -22,6 +22,7 @@ __all__ = [
     "KEY_GROUP",
     "RECEIPT",
     "SLOT",
+    "USUAL_INITIAL",
     "Home",
     "Order",
     "Part",
@@ -35,6 +36,8 @@ SLOT = "__riffle_slot"
 KEY_GROUP = "__riffle_key_group"
 ATTEMPT = "__riffle_attempt"
 RECEIPT = "__riffle_receipt"
+USUAL_INITIAL = "initial"
+"""The name of the initial state that comes with a store's first batch or not at all."""
 
 
 class Watermark(NamedTuple):

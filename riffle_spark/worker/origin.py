@@ -11,7 +11,9 @@ __all__ = ["counted"]
 
 
 def counted(rows: pa.Table, column: str) -> tuple[tuple[int, int, int], ...]:
-    """Return (key-group, partition, rows) of all rows; ``column`` holds the partitions' numbers."""
+    """Return (key-group, partition, rows) of all rows that came from one; ``column`` holds the partitions' numbers."""
+    if rows.column(column).null_count:  # rows of initial state
+        rows = rows.filter(rows.column(column).is_valid())
     if rows.num_rows == 0:
         return ()
     key_groups = rows.column(KEY_GROUP).to_numpy().astype(np.int64)

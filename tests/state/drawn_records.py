@@ -33,6 +33,7 @@ RECORDS = st.builds(
     outputs=st.lists(st.tuples(NAMES, LINKS), max_size=3).map(tuple),
     shards=st.lists(st.tuples(NAMES, st.integers(0, 99_999)), max_size=3).map(tuple),
     late_watermark_ms=st.none() | NUMBERS, event_times=st.dictionaries(NAMES, st.integers(-(2**62), 2**62), max_size=3),
+    initial_states=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
 )  # fmt: skip
 
 ROOT = "memory://root"

@@ -75,6 +75,16 @@ def test_a_newer_format_is_named_with_the_remedy() -> None:
     assert "newer" in caught.value.remedy
 
 
+def test_a_record_from_before_initial_states_had_names_is_read() -> None:
+    """It lists none."""
+    header, packed = encode(PLAIN).split(b"\n", 1)
+    body = json.loads(pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
+    del body["initial_states"]
+    older = pa.compress(json.dumps(body).encode(), codec="zstd", asbytes=True)
+    told = {**json.loads(header), "xxh3": f"{xxhash.xxh3_64_intdigest(older):016x}"}
+    assert decode(json.dumps(told).encode() + b"\n" + older, "log/0") == PLAIN
+
+
 def test_a_digest_tells_records_apart() -> None:
     """Different bytes have different digests of 32 hexadecimal digits."""
     assert len(digest(b"")) == 32
