@@ -38,8 +38,8 @@ class Record:
     says whether they are what a sink gets. ``shards`` are the (topic, partition) that key-groups 0, 1, ... stand for,
     unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch: ``time_ms`` is the batch's, as Spark
     gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
-    ``late_watermark_ms`` are late. By store, ``event_times`` are the newest event times seen, ``initial_states`` the names
-    of the initial states that were loaded.
+    ``late_watermark_ms`` are late. By store, ``event_times`` are the newest event times seen and
+    ``initial_states`` the names of the initial states that were loaded.
     """
 
     sequence: int

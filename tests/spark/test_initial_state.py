@@ -1,5 +1,7 @@
 """Initial state at any batch: each named one is loaded once, with the batch that commits it, on what is there."""
 
+# ruff: noqa: N803, ARG002 - PySpark's names
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ OUTPUT = "user string, visits long, total long"
 class Told(Visits):
     """Writes into its output in which order it was called."""
 
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802, N803
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Ten times what there is, and what comes."""
         visits, total = self.totals.get() or (0, 0)
         self.totals.update((10 * visits + initialState.visits, total))
@@ -35,7 +37,7 @@ class Told(Visits):
 class Keyed(Visits):
     """Counts rows of keys that are times."""
 
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Give out the count."""
         visits, _ = self.add(len(list(rows)), 0)
         yield Row(at=key[0], visits=visits)
@@ -111,7 +113,7 @@ def test_a_name_of_ones_own_works_with_a_first_batch_too() -> None:
 
 
 @pytest.mark.parametrize("lose_copies", [False, True])
-def test_a_crash_before_the_commit_loads_it_again_and_after_it_never(lose_copies: bool) -> None:  # noqa: FBT001
+def test_a_crash_before_the_commit_loads_it_again_and_after_it_never(lose_copies: bool) -> None:
     """It is listed by its batch's record alone."""
     with Harness(visits(), INPUT, executors=3) as query:
         query.feed([row(user) for user in "abcdef"])
