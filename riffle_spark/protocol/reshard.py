@@ -1,10 +1,10 @@
 """One store's state on its way to other shards. Knows entries, parts and a local folder to sort in. Does not know the
 log, or why a key goes where it goes.
 
-Theory of operation. Shards are read one after the other, from the objects alone: snapshot, then chain, the newest row
-of a key counts. Their rows are kept until there are some megabytes of them; then they are sorted by their new shard
-and written to the folder as a *run*, a batch of rows a shard. When all is read, each new shard is put together from
-its batches in all runs. So memory holds one run and one shard, and the folder one store.
+Theory of operation. Shards are read one after the other, from the objects alone. Their rows, of which a key of state
+variables has several, are kept until there are some megabytes of them; then they are sorted by their new shard and
+written to the folder as a *run*, a batch of rows a shard. When all is read, each new shard is put together from its
+batches in all runs. So memory holds one run and one shard, and the folder one store.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.process.grouping import group_keys
-from riffle_spark.state.codec import DELETED
-from riffle_spark.state.fitted import fitted
+from riffle_spark.protocol.schemas import Columns
+from riffle_spark.protocol.shard_state import state_of
 from riffle_spark.state.keycodec import local_key
 from riffle_spark.state.manifest import Entry
 from riffle_spark.state.parts import Reader
 from riffle_spark.state.schema import StoreSchema
 
-__all__ = ["Place", "SharedKey", "resharded", "state_of"]
+__all__ = ["Place", "SharedKey", "resharded"]
 
 Place = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """From a shard and keys of it to each key's new shard."""
@@ -47,25 +47,8 @@ class SharedKey(ConflictError):
         self.shards = shards
 
 
-def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
-    """Return one shard's whole state, read from the objects alone: key and state columns, in no particular order."""
-    wanted = schema.part_schema(delta=True)
-    parts = reader.links(entry.chain)
-    tables = [parts[link] for link in entry.chain]
-    if entry.snapshot is not None:
-        (kept,) = reader.snapshots([(schema.store, key_group, entry.snapshot)])
-        tables.insert(0, kept.append_column(DELETED, pa.repeat(False, kept.num_rows)))
-    if not tables:
-        return schema.part_schema().empty_table()
-    rows = pa.concat_tables([fitted(table, wanted) for table in tables])
-    newest_first = rows.take(pa.array(np.arange(rows.num_rows)[::-1]))
-    _, newest = group_keys(schema.encoded(newest_first))
-    state = newest_first.take(pa.array(newest))
-    return state.filter(pc.invert(state.column(DELETED))).drop_columns([DELETED]).cast(schema.part_schema())
-
-
 def resharded(
-    schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, place: Place, folder: Path
+    schema: Columns, entries: Mapping[int, Entry], reader: Reader, place: Place, folder: Path
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield each new shard that has keys and its state, sorted as a snapshot is, by number.
 
@@ -75,7 +58,7 @@ def resharded(
     for source, entry in sorted(entries.items()):
         state = state_of(schema, source, entry, reader)
         if state.num_rows:
-            targets = place(source, state.select(schema.key.names))
+            targets = _placed(schema, state, source, place)
             runs.add(pa.table([*state.columns, pa.repeat(np.int32(source), len(targets)), targets], schema=runs.schema))
     runs.write()
     left = runs.rows
@@ -83,20 +66,34 @@ def resharded(
         state = _sorted(schema, runs.rows_of(target))
         left -= state.num_rows
         yield target, state
-    assert left == 0, "every key that was read went somewhere"
+    assert left == 0, "every row that was read went somewhere"
 
 
-def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
-    """Return the rows as a local copy lists them; each key must be there once."""
-    keys = local_key(schema.encoded(rows))
-    order = pc.sort_indices(keys)
-    keys, rows = keys.take(order), rows.take(order)
-    twice = pc.indices_nonzero(pc.equal(keys[1:], keys[:-1]))
+def _placed(schema: Columns, state: pa.Table, source: int, place: Place) -> npt.NDArray[np.int32]:
+    """Return the new shard of each row: that of its key, which is asked for once."""
+    numbers, firsts = group_keys(schema.encoded(state))
+    return place(source, state.select(schema.key.names).take(pa.array(firsts)))[numbers]
+
+
+def _sorted(schema: Columns, rows: pa.Table) -> pa.Table:
+    """Return the rows as a local copy lists them; all rows of a key must be of one source."""
+    state = rows.select(schema.part_schema().names)
+    order = pc.sort_indices(_stored_keys(schema, state))
+    rows, keys = rows.take(order), schema.encoded(rows).take(order)
+    sources = rows.column(_SOURCE).combine_chunks()
+    shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
+    twice = pc.indices_nonzero(shared)
     if len(twice):
         first, second = rows.slice(twice[0].as_py(), 2).to_pylist()
         key = ", ".join(f"{name} = {first[name]!r}" for name in schema.key.names)
         raise SharedKey(key, (first[_SOURCE], second[_SOURCE]), schema.store)
-    return rows.select(schema.part_schema().names)
+    return rows.select(state.column_names)
+
+
+def _stored_keys(schema: Columns, state: pa.Table) -> pa.Array:
+    if isinstance(schema, StoreSchema):
+        return local_key(schema.encoded(state))
+    return pa.array(schema.encode(state).keys, pa.large_binary())
 
 
 @dataclass(frozen=True, slots=True)

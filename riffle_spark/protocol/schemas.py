@@ -19,7 +19,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import Variable, VariablesSchema
 
-__all__ = ["check_schemas", "kept", "stored_schema"]
+__all__ = ["Columns", "check_schemas", "kept", "stored_schema"]
 
 Columns: TypeAlias = StoreSchema | VariablesSchema
 

@@ -27,7 +27,8 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.protocol.recovery import Plan
 from riffle_spark.protocol.reshard import Place, SharedKey, resharded
-from riffle_spark.protocol.schemas import stored_schema
+from riffle_spark.protocol.schemas import Columns, stored_schema
+from riffle_spark.protocol.shard_state import earliest_ms
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.state import codec, paths
 from riffle_spark.state.log import Log
@@ -121,11 +122,13 @@ class _Switch:
         steps = []
         for store in sorted({store for store, _ in before.entries}):
             mine = {shard: entry for (name, shard), entry in before.entries.items() if name == store}
-            new = self._moved(store, mine, place)
+            schema = stored_schema(store, self.tail.schemas[store])
+            new = self._moved(schema, mine, place)
             entries |= {(store, shard): entry for shard, entry in new.items()}
+            what = "keys" if isinstance(schema, StoreSchema) else "entries"
             taken = [entry.snapshot for entry in new.values() if entry.snapshot]
             steps.append(
-                f"write the state of store {store!r} anew: {sum(s.rows for s in taken)} keys, "
+                f"write the state of store {store!r} anew: {sum(s.rows for s in taken)} {what}, "
                 f"{sum(s.length for s in taken)} bytes, from {len(mine)} shards to {len(new)}"
             )
         return Manifest(entries), place.shards, steps
@@ -147,18 +150,15 @@ class _Switch:
             )
         return partition_of
 
-    def _moved(self, store: str, entries: Mapping[int, Entry], place: Place) -> dict[int, Entry]:
-        schema, reader = stored_schema(store, self.tail.schemas[store]), Reader(self.objects, None)
-        if not isinstance(schema, StoreSchema):
-            raise ConfigError(
-                f"store {store!r} is a processor's, and its state cannot change its key-groups yet",
-                remedy="keep dispatch and key_groups as they are, or begin with an empty root and replay the input",
-                where=store,
-            )
+    def _moved(self, schema: Columns, entries: Mapping[int, Entry], place: Place) -> dict[int, Entry]:
+        reader = Reader(self.objects, None)
         with tempfile.TemporaryDirectory(prefix="riffle-dispatch-") as folder:
             try:
                 moved = resharded(schema, entries, reader, place, Path(folder))
-                return {shard: Entry(self._put(store, shard, rows)) for shard, rows in moved}
+                return {
+                    shard: Entry(self._put(schema.store, shard, rows), timer_ms=earliest_ms(schema, rows))
+                    for shard, rows in moved
+                }
             except SharedKey as found:
                 raise self._unmergeable(found) from found
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from world import Oracle, World, drawn_batch, rows_of
 
 from riffle_spark import keygroups
-from riffle_spark.protocol.reshard import state_of
 from riffle_spark.protocol.schemas import stored_schema
+from riffle_spark.protocol.shard_state import state_of
 from riffle_spark.state.log import Log
 from riffle_spark.state.parts import Reader
 from riffle_spark.state.record import Record
