@@ -4,7 +4,8 @@ the copy has changed since.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from riffle_spark.state.keycodec import local_key
 from riffle_spark.state.rows import Rows
 from riffle_spark.state.schema import StoreSchema
 
-__all__ = ["FILE", "Base", "make_readable", "write_at"]
+__all__ = ["FILE", "Base", "make_readable", "written_at"]
 
 FILE = "base.arrow"
 
@@ -54,15 +55,31 @@ class Base:
         return self._schema.encode(self._table.slice(start, count))
 
 
-def write_at(path: Path, start: int, data: bytes) -> None:
-    """Write a range of a snapshot into its file. Raises ``UnavailableError`` if the disk does not take it."""
-    try:
+@contextmanager
+def written_at(path: Path, start: int) -> Iterator[Callable[[bytes], None]]:
+    """Give what writes the pieces of a range of a snapshot into its file, in order.
+
+    Raises ``UnavailableError`` if the disk does not take them.
+    """
+    with _on_disk(path):
         path.touch()
-        with path.open("r+b", buffering=0) as file:
-            file.seek(start)
-            left = memoryview(data)
+        file = path.open("r+b", buffering=0)
+        file.seek(start)
+
+    def write(data: bytes) -> None:
+        left = memoryview(data)
+        with _on_disk(path):
             while left:
                 left = left[file.write(left) :]
+
+    with file:
+        yield write
+
+
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise trouble(path.parent, error) from error
 

@@ -14,11 +14,12 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.objects import RequestCounts, check_name, check_prefix, check_range
+from riffle_spark.state.objects import PIECE_BYTES, RequestCounts, check_name, check_prefix, check_range
 
 __all__ = ["DirectoryStore"]
 
@@ -65,6 +66,28 @@ class DirectoryStore:
                     return file.read(-1 if length is None else length)
             except _ABSENT:
                 return None
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """See ``ObjectStore.copy_to``."""
+        source = self.root / check_name(name)
+        check_range(start, length)
+        self.requests.add("get")
+        left = length
+        with self._explained():
+            try:
+                file = source.open("rb")
+            except _ABSENT:
+                return None
+        with file:
+            file.seek(start)
+            while piece := self._piece(file, left):
+                write(piece)
+                left -= len(piece)
+        return length - left
+
+    def _piece(self, file: BinaryIO, left: int) -> bytes:
+        with self._explained():
+            return file.read(min(left, PIECE_BYTES))
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""

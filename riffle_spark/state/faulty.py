@@ -127,6 +127,13 @@ class FaultyStore:
             return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
         return None if fault.kind == "missing" else data
 
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """See ``ObjectStore.copy_to``; the faults of a ``get``."""
+        data = self.get(name, start, length)
+        if data:
+            write(data)
+        return None if data is None else len(data)
+
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
         return self._do(self._due("head", (name,)), name, lambda: self.inner.exists(name))

@@ -188,10 +188,7 @@ class Keeper:
                 else:
                     work.copy.load(work.base, found)
         for work in group:
-            at, way = work.base, [link.head for link in work.links]
-            for place, link in enumerate(work.links):
-                work.copy.fold(at, link.head, rows[link], later=way[place + 1 :])
-                at = link.head
+            work.copy.fold_all([work.base, *(link.head for link in work.links)], [rows[link] for link in work.links])
             if work.restore:
                 self._switch(work, opened)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from riffle_spark.state.objects import RequestCounts, check_name, check_prefix, check_range
 
@@ -54,6 +54,13 @@ class MemoryStore:
         self.requests.add("get")
         data = self._objects.by_name.get(name)
         return None if data is None else data[start : None if length is None else start + length]
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """See ``ObjectStore.copy_to``."""
+        data = self.get(name, start, length)
+        if data:
+            write(data)
+        return None if data is None else len(data)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""

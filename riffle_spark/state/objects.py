@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["ObjectStore", "RequestCounts", "check_name", "check_prefix", "check_range", "sent_since"]
+__all__ = ["PIECE_BYTES", "ObjectStore", "RequestCounts", "check_name", "check_prefix", "check_range", "sent_since"]
+
+
+PIECE_BYTES: Final = 256 << 10
+"""Memory of this size is used again and again; for a larger piece it is taken from the system, which costs more than
+the bytes.
+"""
 
 
 class ObjectStore(Protocol):
@@ -39,6 +45,12 @@ class ObjectStore(Protocol):
         """Return the bytes from ``start``, ``length`` of them or all to the end; ``None`` if there is no such object.
 
         As with slices, a range that reaches beyond the end gives what is there, and one that begins there ``b""``.
+        """
+        ...
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """Give the bytes that ``get`` would return to ``write``, in order and in pieces of ``PIECE_BYTES`` at most;
+        return how many they were. For what is too large to be held: no piece is kept. What ``write`` raises comes out.
         """
         ...
 

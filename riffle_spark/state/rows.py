@@ -13,7 +13,7 @@ __all__ = ["Rows", "joined"]
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole
-    keys. ``size_bytes`` are those of keys and values together, 0 where nobody counted.
+    keys. ``size_bytes`` are about those of keys and values together, 0 where nobody counted.
 
     ``cleared`` are the places, ascending, of deleted rows whose key is a prefix: all that begins so is removed before
     other rows are put. Values of ``indexed`` rows begin with the 8 bytes of a time, all zero for none, by which the
@@ -34,6 +34,7 @@ class Rows:
             self.keys[start:stop],
             self.values[start:stop],
             self.longs[start:stop] if self.longs else None,
+            self.size_bytes * (stop - start) // max(1, len(self.keys)),
             cleared=tuple(place - start for place in self.cleared[first:end]),
             indexed=self.indexed,
         )

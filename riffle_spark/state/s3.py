@@ -1,43 +1,31 @@
-"""Objects in an S3 bucket. Knows boto3; nobody else does. Does not know any object's meaning.
+"""Objects in an S3 bucket. Knows S3's calls and what they answer. Does not know any object's meaning.
 
 Theory of operation. A put carries ``If-None-Match: *``: 412 means that the name is taken, 409 that another put of it is
 under way and this one must be sent again. botocore itself repeats a request after a lost connection, a time-out or a
 5xx answer, and then a 412 may be the answer to our own first try: ``put_if_absent`` says ``False``, and the caller
-reads the object to know. A client belongs to one process: it is made at the first call, shared by all stores with equal
-options, and made anew in a fork.
+reads the object to know.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-import boto3
 import urllib3.exceptions
 from botocore import exceptions as boto_errors
-from botocore.client import BaseClient
-from botocore.config import Config
+from botocore.response import StreamingBody
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects import RequestCounts, check_name, check_prefix, check_range
 from riffle_spark.state.options import StoreOptions
+from riffle_spark.state.s3_body import Body, BrokenOff
+from riffle_spark.state.s3_client import SENDING, client_of, forget_client
 from riffle_spark.state.s3_errors import Call, is_transient, no_credentials, refused, unavailable, untrusted
 
 __all__ = ["S3Store"]
 
 Answer = Mapping[str, object]
-_KINDS = {
-    "PutObject": "put",
-    "HeadObject": "head",
-    "HeadBucket": "head",
-    "ListObjectsV2": "list",
-    "DeleteObjects": "delete",
-}
 _DELETE_AT_ONCE = 1000
 _PAUSE_SECONDS = 0.05
 _NO_CREDENTIALS = (
@@ -78,25 +66,50 @@ class S3Store:
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``. A body that breaks off is asked for again."""
-        key = self.prefix + check_name(name)
         check_range(start, length)
         if length == 0:
             return b"" if self.exists(name) else None
-        ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"} if start or length else {}
         trouble = ""
         for attempt in range(self.options.s3_max_attempts):
             _pause(attempt)
-            answer = self._call("get_object", {"Key": key, **ranged}, (404, 416))
-            if _status(answer) in {404, 416}:
-                return None if _status(answer) == 404 else b""
+            body = self._body(name, start, length)
+            if not isinstance(body, Body):
+                return body
             try:
-                data = cast("bytes", answer["Body"].read())  # type: ignore[attr-defined]
-            except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
-                trouble = f"the body broke off ({type(error).__name__})"
-                continue
-            whole = ranged and _status(answer) == 200  # a server that knows no ranges
-            return data[start : None if length is None else start + length] if whole else data
+                return body.read()
+            except BrokenOff as error:
+                trouble = str(error)
         raise unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """See ``ObjectStore.copy_to``. A body that breaks off is asked for again from there."""
+        check_range(start, length)
+        if length == 0:
+            return 0 if self.exists(name) else None
+        done, trouble = 0, ""
+        for attempt in range(self.options.s3_max_attempts):
+            _pause(attempt)
+            body = self._body(name, start + done, length - done)
+            if not isinstance(body, Body):
+                return None if body is None else done
+            try:
+                for piece in body.pieces():
+                    write(piece)
+                    done += len(piece)
+            except BrokenOff as error:
+                trouble = str(error)
+            else:
+                return done
+        raise unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+
+    def _body(self, name: str, start: int, length: int | None) -> Body | bytes | None:
+        """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
+        ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"} if start or length else {}
+        answer = self._call("get_object", {"Key": self.prefix + check_name(name), **ranged}, (404, 416))
+        if _status(answer) in {404, 416}:
+            return None if _status(answer) == 404 else b""
+        stream = cast("StreamingBody", answer["Body"])
+        return Body(stream, start, length, is_whole=bool(ranged) and _status(answer) == 200)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``. A missing bucket looks like a missing object here: S3 does not tell."""
@@ -140,8 +153,8 @@ class S3Store:
 
     def _call(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...] = ()) -> Answer:
         """Send one request, which botocore may repeat; return the answer if it is a success or ``expected``."""
-        client = _client(self.options)
-        _SENDING.requests, _SENDING.sent = self.requests, 0
+        client = client_of(self.options)
+        SENDING.requests, SENDING.sent = self.requests, 0
         try:
             return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **parameters))
         except boto_errors.ClientError as error:
@@ -154,16 +167,16 @@ class S3Store:
             if isinstance(problem, UnavailableError):
                 raise problem from error
         # The client goes too, so that corrected credentials are found; the cause does not, lest it repeats wrong ones.
-        _CLIENTS.pop((os.getpid(), self.options), None)
+        forget_client(self.options)
         raise problem from None
 
     def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
         fields = error.response["Error"]
         status = _status(cast("Answer", error.response))
-        return refused(self._named(operation, _SENDING.sent), fields.get("Code", ""), status, fields.get("Message", ""))
+        return refused(self._named(operation, SENDING.sent), fields.get("Code", ""), status, fields.get("Message", ""))
 
     def _failure(self, operation: str, error: Exception) -> RiffleError:
-        call = self._named(operation, _SENDING.sent)
+        call = self._named(operation, SENDING.sent)
         if isinstance(error, _NO_CREDENTIALS):
             return no_credentials(call, type(error).__name__)
         if isinstance(error, boto_errors.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -174,70 +187,8 @@ class S3Store:
         return ConfigError(f"{operation} cannot be sent: {error}", remedy=remedy, where=call.where)
 
     def _named(self, operation: str, attempts: int = 1) -> Call:
-        endpoint = _client(self.options).meta.endpoint_url
+        endpoint = client_of(self.options).meta.endpoint_url
         return Call(operation, endpoint, self.bucket, attempts)
-
-
-class _Sending(threading.local):
-    """Whose requests this thread is sending, and how many it has sent for the call at hand."""
-
-    requests = RequestCounts()
-    sent = 0
-
-
-_SENDING = _Sending()
-_CLIENTS: dict[tuple[int, StoreOptions], BaseClient] = {}
-
-
-def _client(options: StoreOptions) -> BaseClient:
-    """Return this process's client. No lock: a fork might inherit it held, and a spare client is harmless."""
-    key = (os.getpid(), options)
-    return _CLIENTS.get(key) or _CLIENTS.setdefault(key, _made(options))
-
-
-def _made(options: StoreOptions) -> BaseClient:
-    endpoint = options.s3_endpoint
-    config = Config(
-        connect_timeout=options.s3_connect_timeout_seconds,
-        read_timeout=options.s3_read_timeout_seconds,
-        retries={"mode": "standard", "total_max_attempts": options.s3_max_attempts},
-        max_pool_connections=options.s3_max_connections,
-        s3={"addressing_style": "path" if endpoint else "auto"},
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        tcp_keepalive=True,
-    )
-    if endpoint and "@" in endpoint:
-        raise ConfigError(
-            "the endpoint holds credentials", remedy="give them by boto3's default chain", where="s3_endpoint"
-        )
-    try:
-        session = boto3.session.Session()
-        client: BaseClient = session.client("s3", endpoint_url=endpoint, region_name=options.s3_region, config=config)
-    except (boto_errors.BotoCoreError, ValueError) as error:
-        remedy = "check `s3_endpoint` (http://host:port or https://host), `s3_region` and AWS's own settings"
-        raise ConfigError(f"there is no S3 client to be had: {error}", remedy=remedy, where="s3_endpoint") from error
-    client.meta.events.register("before-send.s3", _count)
-    client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
-    client.meta.events.register_last("before-call.s3", _drop_expect)
-    return client
-
-
-def _count(event_name: str, **_: object) -> None:
-    """Count a request that goes out now; botocore tells this for every retry too."""
-    _SENDING.sent += 1
-    _SENDING.requests.add(_KINDS.get(event_name.rpartition(".")[2], "get"))
-
-
-def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
-    """Add the checksum that many S3-compatible servers demand of a bulk delete; botocore sends only a newer one."""
-    body = cast("bytes", params["body"])
-    params["headers"]["Content-MD5"] = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-
-
-def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:
-    """Send a body at once: to wait for leave is one more round trip, and a second where a server gives none."""
-    params["headers"].pop("Expect", None)
 
 
 def _status(answer: Answer) -> int:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from riffle_spark.state import codec, paths
 from riffle_spark.state.ahead import ahead
-from riffle_spark.state.base import make_readable, write_at
+from riffle_spark.state.base import make_readable, written_at
 from riffle_spark.state.manifest import Address, Link, Snapshot
 from riffle_spark.state.parts import Reader, next_range
 from riffle_spark.state.rows import Rows
@@ -127,10 +127,12 @@ class Supply:
     def _read(self, item: _Links | _Range) -> dict[Link, Rows] | Rows | bytes:
         if isinstance(item, _Links):
             return rows_of(self._schema, self._reader.links(item.links))
-        data = self._reader.snapshot_range(item.address, item.snapshot, item.start, item.size)
+        span = (item.address, item.snapshot, item.start, item.size)
         if item.path is not None:
-            write_at(item.path, item.start, data)
+            with written_at(item.path, item.start) as write:
+                self._reader.copy_snapshot(*span, write)
             return b""
+        data = self._reader.snapshot_range(*span)
         return self._rows(item, data) if item.is_whole else data
 
     def _rows(self, item: _Range, data: bytes) -> Rows:

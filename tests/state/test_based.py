@@ -44,7 +44,8 @@ def based(folder: Path, pairs: dict[str, int]) -> Copy:
     """Return a copy at version 1 that was begun from a snapshot of these pairs."""
     fresh = Copy(folder, new=True, layout=SCHEMA.layout)
     data = codec.encode(table(dict(pairs)))
-    base.write_at(folder / FILE, 0, data)
+    with base.written_at(folder / FILE, 0) as write:
+        write(data)
     base.make_readable(folder / FILE, codec.checksum(data), "snapshot")
     return begun(fresh, at(1), SCHEMA)
 
@@ -128,7 +129,8 @@ def test_bytes_that_were_altered_are_refused(tmp_path: Path) -> None:
     data = bytearray(codec.encode(table({"a": 1})))
     right = codec.checksum(bytes(data))
     data[len(data) // 2] ^= 1
-    base.write_at(tmp_path / FILE, 0, bytes(data))
+    with base.written_at(tmp_path / FILE, 0) as write:
+        write(bytes(data))
     with pytest.raises(CorruptStateError, match="checksum"):
         base.make_readable(tmp_path / FILE, right, "s/snapshot")
 

@@ -82,6 +82,26 @@ def test_a_fold_that_another_process_did_is_skipped(tmp_path: Path) -> None:
         assert (copy.head(), contents(copy)) == (at(2), {b"a": b"2"})
 
 
+@pytest.mark.parametrize("begun", [0, 1, 2, 3])
+def test_several_deltas_are_one_step(tmp_path: Path, begun: int) -> None:
+    """Wherever on the way the copy is, the rest is applied in order; at the end nothing is."""
+    way, deltas = [EMPTY_HEAD, at(1), at(2), at(3)], [rows(a=b"1", b=b"1"), rows(a=None, c=b"2"), rows(b=b"3")]
+    with Copy(tmp_path / "c", new=True) as copy:
+        for number in range(begun):
+            copy.fold(way[number], way[number + 1], deltas[number])
+        copy.fold_all(way, deltas)
+        assert (copy.head(), contents(copy)) == (at(3), {b"b": b"3", b"c": b"2"})
+
+
+def test_several_deltas_from_another_head_change_nothing(tmp_path: Path) -> None:
+    """A copy that is not on the way is left as it is."""
+    with Copy(tmp_path / "c", new=True) as copy:
+        copy.fold(EMPTY_HEAD, at(1), rows(a=b"1"))
+        with pytest.raises(OutOfDate):
+            copy.fold_all([at(2), at(3), at(4)], [rows(a=b"x"), rows(a=b"y")])
+        assert (copy.head(), contents(copy)) == (at(1), {b"a": b"1"})
+
+
 def test_reading_at_another_head_is_refused(tmp_path: Path) -> None:
     """Values are read only as of the head that the caller names."""
     with Copy(tmp_path / "c", new=True) as copy:

@@ -39,6 +39,10 @@ def store(opened: Callable[[], ObjectStore]) -> ObjectStore:
     return opened()
 
 
+def _refuse(_: bytes) -> None:
+    raise MemoryError
+
+
 class TestEveryStore:
     """The contract of ``ObjectStore``."""
 
@@ -72,6 +76,30 @@ class TestEveryStore:
         """A ranged get returns what slicing the object would."""
         store.put_if_absent("delta/1", BODY)
         assert store.get("delta/1", start, length) == BODY[start : None if length is None else start + length]
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 700_000), (3, 300_000), (699_999, 5), (700_000, 1), (9, 0)])
+    def test_a_range_is_copied_in_pieces(self, store: ObjectStore, start: int, length: int) -> None:
+        """What is written piece by piece is what a get returns, and its length is told."""
+        data = (BODY * 2735)[:700_000]
+        store.put_if_absent("snap/1", data)
+        pieces: list[bytes] = []
+        wanted = data[start : start + length]
+        assert store.copy_to("snap/1", start, length, pieces.append) == len(wanted)
+        assert b"".join(pieces) == wanted
+
+    def test_a_copy_of_a_missing_object_writes_nothing(self, store: ObjectStore) -> None:
+        """As with a get, a missing object is no error."""
+        pieces: list[bytes] = []
+        assert store.copy_to("snap/1", 0, 9, pieces.append) is None
+        assert store.copy_to("snap/1", 0, 0, pieces.append) is None
+        assert pieces == []
+
+    def test_what_writing_raises_comes_out_of_a_copy(self, store: ObjectStore) -> None:
+        """A disk that refuses is no trouble of the store's: nothing is asked for again."""
+        store.put_if_absent("snap/1", BODY)
+        with pytest.raises(MemoryError):
+            store.copy_to("snap/1", 0, 256, _refuse)
+        assert store.requests["get"] == 1
 
     def test_a_range_of_an_empty_object_is_empty(self, store: ObjectStore) -> None:
         """An object without bytes is there, and has no bytes in any range."""

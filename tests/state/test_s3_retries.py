@@ -8,6 +8,7 @@ import os
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.state.objects import PIECE_BYTES
 from tests.state.s3_calls import CALLS, error_of
 from tests.state.scripted_server import Answer, ScriptedServer, refusal
 
@@ -99,6 +100,29 @@ class TestSentAgain:
         store = scripted.store(Answer(200, b"abc", broken=True), Answer(200, b"abcdef"))
         assert store.get("log/1") == b"abcdef"
         assert store.requests["get"] == 2
+
+    def test_a_copy_that_breaks_off_goes_on_from_there(self, scripted: ScriptedServer) -> None:
+        """What has been written is not asked for again, nor written twice."""
+        whole = bytes(range(256)) * 1100
+        store = scripted.store(Answer(206, whole[:270_000], broken=True), Answer(206, whole[PIECE_BYTES:]))
+        pieces: list[bytes] = []
+        assert store.copy_to("log/1", 10, len(whole), pieces.append) == len(whole)
+        assert b"".join(pieces) == whole
+        asked = [headers["Range"] for _, _, headers in scripted.requests]
+        assert asked == [f"bytes=10-{9 + len(whole)}", f"bytes={10 + PIECE_BYTES}-{9 + len(whole)}"]
+
+    def test_a_copy_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
+        """A copy is not tried for ever either."""
+        store = scripted.store(Answer(206, b"", broken=True))
+        error = error_of(lambda: store.copy_to("log/1", 0, 9, bytes))
+        assert isinstance(error, UnavailableError)
+        assert "broke off" in error.problem
+
+    def test_a_copy_from_a_server_that_knows_no_ranges_is_cut(self, scripted: ScriptedServer) -> None:
+        """A whole object in answer to a range is not taken for the range here either."""
+        pieces: list[bytes] = []
+        assert scripted.store(Answer(200, b"abcdef")).copy_to("log/1", 2, 3, pieces.append) == 3
+        assert pieces == [b"cde"]
 
     def test_a_body_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
         """Nor is it tried for ever."""
