@@ -1,20 +1,13 @@
 """Public: run a processor or a block without Spark and without a network, in milliseconds.
 
-``Harness`` feeds one operator batch by batch; what it runs on is in ``simulation``. ``fixtures`` is a plugin of pytest.
+``Harness`` feeds one operator batch by batch; what it runs on is in ``simulation`` and ``simulated_work``. ``fixtures``
+is a plugin of pytest.
 """
 
 from riffle_spark.testing.faults import Aborted, Crashed, Step
 from riffle_spark.testing.harness import Harness
-from riffle_spark.testing.simulation import (
-    Attempt,
-    InlineBackground,
-    ManualClock,
-    SimCluster,
-    SimSink,
-    SimWork,
-    home_of,
-    routed,
-)
+from riffle_spark.testing.simulated_work import Attempt, SimSink, SimWork, routed
+from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 
 __all__ = [
     "Aborted",

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.testing.simulation import Attempt
+from riffle_spark.testing.simulated_work import Attempt
 
 __all__ = ["Aborted", "Crashed", "Faults", "Step"]
 

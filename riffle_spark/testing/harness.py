@@ -35,14 +35,8 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.memory import MemoryStore
 from riffle_spark.testing.contents import Contents, Key
 from riffle_spark.testing.faults import Crashed, Faults, Step
-from riffle_spark.testing.simulation import (
-    InlineBackground,
-    ManualClock,
-    SimCluster,
-    SimSink,
-    SimWork,
-    home_of,
-)
+from riffle_spark.testing.simulated_work import SimSink, SimWork
+from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 from riffle_spark.worker.order import USUAL_INITIAL, Watermark
 
 __all__ = ["Harness"]

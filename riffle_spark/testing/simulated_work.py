@@ -1,0 +1,193 @@
+"""One simulated micro-batch: rows that are routed, attempts at slots, a sink. Knows orders and answers. Does not know a
+driver, nor chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark import keygroups
+from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.protocol.shards import Partition, Shards
+from riffle_spark.state.manifest import Link
+from riffle_spark.state.parts import Reader
+from riffle_spark.testing.simulation import RandomBytes, SimCluster
+from riffle_spark.worker.late import newest_ms
+from riffle_spark.worker.order import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
+from riffle_spark.worker.slot import run_slot
+
+__all__ = ["Attempt", "SimSink", "SimWork", "routed"]
+
+Sink = Callable[[pa.Table, Delivery], object]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One execution of one slot: where, and with what order and rows. ``run`` may be called at any later time."""
+
+    order: Order
+    slot: int
+    executor: str
+    rows: pa.Table
+    random_bytes: RandomBytes
+
+    def run(self) -> pa.Table:
+        """Run the slot; return its answer."""
+        return run_slot(self.order, self.slot, self.executor, self.rows, self.random_bytes)
+
+
+class SimSink:
+    """A sink that remembers each delivery's rows by its id; the same id again replaces them: it is idempotent."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, pa.Table] = {}
+        self.calls: list[Delivery] = []
+
+    def __call__(self, rows: pa.Table, delivery: Delivery) -> None:
+        """Take a delivery."""
+        self.calls.append(delivery)
+        self.by_id[delivery.id] = rows
+
+
+def routed(
+    order: Order, rows: pa.Table, shards: Shards | None = None, initial: pa.Table | None = None
+) -> dict[int, pa.Table]:
+    """Return each slot's rows with the routing columns, as Spark's shuffle would bring them.
+
+    With ``shards`` the rows' columns ``topic`` and ``partition`` say where they go, else their keys. Where the order
+    wants them, rows of ``initial`` state come after the others.
+    """
+    needed = rows.select(order.rows.names)
+    if order.initial is not None and initial is not None:
+        needed = _with_initial(order, needed, initial)
+    if shards is None:
+        groups = keygroups.key_groups([needed.column(name) for name in order.schema.key.names], order.total)
+    else:
+        groups = shards.of(rows.column("topic"), rows.column("partition"))
+        assert groups.min(initial=0) >= 0, "a row of a partition that is not registered"
+    slot_of = np.zeros(order.total, dtype=np.int32)
+    for slot, owned in order.slots.items():
+        slot_of[list(owned)] = slot
+    numbers = pa.array(slot_of[groups], pa.int32())
+    table = pa.table([numbers, pa.array(groups, pa.int32()), *needed.columns], [SLOT, KEY_GROUP, *needed.column_names])
+    return {slot: table.filter(pc.equal(numbers, slot)) for slot in order.slots}
+
+
+def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
+    kind, keys = pa.struct(list(initial.schema)), set(order.schema.key.names)
+    states = initial.to_struct_array().combine_chunks().cast(kind)
+    columns = [
+        initial.column(field.name) if field.name in keys else pa.nulls(initial.num_rows, field.type)
+        for field in order.rows
+    ]
+    given = pa.table([*columns, states], names=[*order.rows.names, INITIAL])
+    return pa.concat_tables(
+        [
+            rows.append_column(INITIAL, pa.nulls(rows.num_rows, kind)),
+            given.cast(pa.schema([*rows.schema, pa.field(INITIAL, kind)])),
+        ]
+    )
+
+
+class SimWork:
+    """One micro-batch's rows on a ``SimCluster``. Implements ``protocol.ports.Work``.
+
+    ``perform(attempt)`` executes a slot and returns the answer that counts: a test may run it twice, elsewhere, later
+    or not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it. ``asked``
+    counts how often the rows were asked for their partitions. ``initial`` is initial state by store.
+    """
+
+    def __init__(
+        self, cluster: SimCluster, rows: pa.Table, sinks: Mapping[str, Sink],
+        perform: Callable[[Attempt], pa.Table] = Attempt.run, lose_block: str | None = None,
+        initial: Mapping[str, pa.Table] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self._cluster = cluster
+        self._rows = rows
+        self._sinks = sinks
+        self._perform = perform
+        self._lose_block = lose_block
+        self._initial = initial
+        self._routed: dict[str, int] = {}
+        self._attempts: dict[str, list[Attempt]] = {}
+        self._answers: dict[str, list[pa.Table]] = {}
+        self.drained = 0
+        self.asked = 0
+
+    def executors(self) -> Sequence[Executor]:
+        """Return the live executors, sorted by id."""
+        return self._cluster.executors()
+
+    def placed(self) -> bool:
+        """Tell that slots are placed by name."""
+        return True
+
+    def partitions(self, most: int) -> Sequence[Partition]:
+        """Return the distinct (topic, partition) of the rows, or ``most`` of them."""
+        self.asked += 1
+        found = self._rows.group_by(["topic", "partition"]).aggregate([]).to_pydict()
+        return list(zip(found["topic"], found["partition"], strict=True))[:most]
+
+    def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
+        """Return the newest event time (ms) of each timestamp column that has any."""
+        found = {name: newest_ms(self._rows.column(name)) for name in columns}
+        return {name: ms for name, ms in found.items() if ms is not None}
+
+    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+        """Run every slot of every order, keep the result once, and return all receipts."""
+        executor_of = {place.number: place.executor for place in layout.slots}
+        receipts: list[Receipt] = []
+        for order in orders:
+            given = routed(order, self._rows, layout.shards, self._initial.get(order.schema.store))
+            parts, names = sorted(given.items()), self._cluster.random_bytes
+            self._routed[order.schema.store] = sum(part.num_rows for part in given.values())
+            attempts = [Attempt(order, slot, executor_of[slot], part, names) for slot, part in parts]
+            answers = [self._perform(attempt) for attempt in attempts]
+            self._attempts[order.schema.store], self._answers[order.schema.store] = attempts, answers
+            told = pa.concat_tables(answers).column(RECEIPT).drop_null().to_pylist()
+            receipts += [Receipt.from_json(text) for text in told]
+        return receipts
+
+    def routed(self) -> Mapping[str, int | None]:
+        """Return how many rows were routed, per store."""
+        return dict(self._routed)
+
+    def recount(self, store: str) -> int:
+        """Return how many rows were routed to a store."""
+        return self._routed[store]
+
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
+        """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts'."""
+        if self._lose_block in self._attempts:
+            store, self._lose_block = self._lose_block, None
+            self._answers[store][0] = self._perform(self._attempts[store][0])
+        for store, answers in self._answers.items():
+            rows = pa.concat_tables(answers)
+            ours = pa.array([receipt.attempt for receipt in receipts if receipt.store == store], pa.string())
+            if pc.any(pc.invert(pc.is_in(rows.column(ATTEMPT), ours))).as_py():
+                raise StaleRows(store)
+            output = rows.filter(rows.column(RECEIPT).is_null()).drop_columns([ATTEMPT, RECEIPT])
+            self._sinks[store](output, delivery)
+
+    def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
+        """Give the sinks the output rows that were sealed with a committed batch."""
+        reader = Reader(self._cluster.store, None)
+        for store, sink in self._sinks.items():
+            tables = reader.links(link for owner, link in outputs if owner == store)
+            if tables:
+                sink(pa.concat_tables(tables.values()), delivery)
+
+    def drain(self) -> None:
+        """Read the input to its end, for a batch that is skipped."""
+        self.drained += 1
+
+    def release(self) -> None:
+        """Drop the kept result."""
+        self._attempts.clear()
+        self._answers.clear()
