@@ -78,12 +78,12 @@ class MapCells:
 
     def items(self) -> Iterator[tuple[Values, Values]]:
         """Return an iterator over the keys and values that there are now."""
-        copied = self._fields.copied
-        return ((entry.key, copied(entry.value)) for entry in self._entries() if entry.value is not None)
+        key, value = self._keys.copied, self._fields.copied
+        return ((key(entry.key), value(entry.value)) for entry in self._entries() if entry.value is not None)
 
     def keys(self) -> Iterator[Values]:
         """Return an iterator over the keys that there are now."""
-        return (entry.key for entry in self._entries())
+        return (self._keys.copied(entry.key) for entry in self._entries())
 
     def values(self) -> Iterator[Values]:
         """Return an iterator over the values that there are now."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -33,7 +35,7 @@ from riffle_spark.columns import (
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
-__all__ = ["LOCAL_KEY_BYTES_MAX", "decode_beginnings", "decode_keys", "encode_keys", "local_key"]
+__all__ = ["LOCAL_KEY_BYTES_MAX", "KeyBytes", "decode_beginnings", "decode_keys", "encode_keys", "local_key"]
 
 LOCAL_KEY_BYTES_MAX: Final = 500
 """Keys up to here are stored as they are; a local key-value file takes 511."""
@@ -127,8 +129,8 @@ def decode_keys(encoded: Column | Sequence[bytes], types: Sequence[pa.DataType])
     """
     array = whole(encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary()))
     columns, lengths = decode_beginnings(array, types)
-    if not bool((lengths == np.diff(byte_slices(array)[1])).all()):
-        raise _corrupt("bytes follow the last column")
+    data, offsets = byte_slices(array)
+    KeyBytes(data).check_at_end(offsets[:-1] + lengths, offsets[1:])
     return columns
 
 
@@ -140,16 +142,39 @@ def decode_beginnings(array: pa.LargeBinaryArray, types: Sequence[pa.DataType]) 
     if array.null_count:
         raise _corrupt("a key is missing")
     data, offsets = byte_slices(array)
-    starts, ends = offsets[:-1], offsets[1:]
-    ends_of_text = np.flatnonzero((data[:-1] == 0) & (data[1:] == 0)) if any(map(is_text_or_bytes, types)) else None
-    columns = []
+    read, starts, columns = KeyBytes(data), offsets[:-1], []
     for kind in types:
-        if ends_of_text is None or not is_text_or_bytes(kind):
-            column, starts = _decode_fixed(data, starts, ends, kind)
-        else:
-            column, starts = _decode_text(data, starts, ends, kind, ends_of_text)
+        column, starts = read.column(starts, offsets[1:], kind)
         columns.append(column)
     return columns, starts - offsets[:-1]
+
+
+@dataclass
+class KeyBytes:
+    """The bytes of keys, to be read column by column. What is no key raises ``CorruptStateError``."""
+
+    data: Matrix
+
+    @cached_property
+    def _ends_of_text(self) -> Offsets:
+        return np.flatnonzero((self.data[:-1] == 0) & (self.data[1:] == 0))
+
+    def column(self, starts: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:
+        """Return the values of one type that begin at ``starts``, in keys that end at ``ends``, and where each ends."""
+        if is_text_or_bytes(kind):
+            return _decode_text(self.data, starts, ends, kind, self._ends_of_text)
+        return _decode_fixed(self.data, starts, ends, kind)
+
+    def tags(self, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
+        """Return the tags that stand there."""
+        if bool((starts >= ends).any()):
+            raise _corrupt("a key is too short")
+        return _tags(self.data[starts])
+
+    def check_at_end(self, at: Offsets, ends: Offsets) -> None:
+        """Raise unless every key was read to its end."""
+        if not bool((at == ends).all()):
+            raise _corrupt("bytes follow the last column")
 
 
 def _decode_fixed(data: Matrix, starts: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from riffle_spark.state.keycodec import encode_keys
+from riffle_spark.state.nestedkeys import encode_nested_keys, is_array
 from riffle_spark.state.rowcodec import RowCodec
 
 __all__ = ["KeyEncoder", "ValueDecoder"]
@@ -24,6 +24,7 @@ __all__ = ["KeyEncoder", "ValueDecoder"]
 Encode: TypeAlias = Callable[[object], bytes]
 
 _PRESENT: Final = b"\x01"
+_NO_MORE: Final = b"\x00"
 _EPOCH: Final = datetime(1970, 1, 1)
 _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
@@ -53,7 +54,8 @@ _COMPILED: Final = {
 
 
 class KeyEncoder:
-    """Encodes one key, a tuple of the Python values of its columns, to exactly what ``encode_keys`` gives for it.
+    """Encodes one key, a tuple of the Python values of its columns, to exactly what ``encode_nested_keys`` gives for
+    it.
 
     Raises what Arrow raises for a value that is not of the column's type.
     """
@@ -76,12 +78,14 @@ def _encoder(kind: pa.DataType) -> Encode:
         return _of_text(slow)
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return _of_times(kind.tz is not None, slow)
-    return slow
+    if pa.types.is_struct(kind):
+        return _of_structs([_encoder(field.type) for field in kind], slow)
+    return _of_arrays(_encoder(kind.value_type), slow) if is_array(kind) else slow
 
 
 def _by_column(kind: pa.DataType) -> Encode:
     def encode(value: object) -> bytes:
-        key: bytes = encode_keys([pa.array([value], kind)])[0].as_py()
+        key: bytes = encode_nested_keys([pa.array([value], kind)])[0].as_py()
         return key
 
     return encode
@@ -130,6 +134,24 @@ def _of_times(has_zone: bool, slow: Encode) -> Encode:
     def encode(value: object) -> bytes:
         if type(value) is datetime and (value.tzinfo is not None) == has_zone:
             return _PRESENT + ((value - epoch) // _MICROSECOND + (1 << 63)).to_bytes(8, "big")
+        return slow(value)
+
+    return encode
+
+
+def _of_structs(fields: Sequence[Encode], slow: Encode) -> Encode:
+    def encode(value: object) -> bytes:
+        if type(value) is tuple and len(value) == len(fields):
+            return _PRESENT + b"".join([field(one) for field, one in zip(fields, value, strict=True)])
+        return slow(value)
+
+    return encode
+
+
+def _of_arrays(element: Encode, slow: Encode) -> Encode:
+    def encode(value: object) -> bytes:
+        if type(value) is list:
+            return _PRESENT + b"".join([_PRESENT + element(one) for one in value]) + _NO_MORE
         return slow(value)
 
     return encode

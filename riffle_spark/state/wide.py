@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.columns import binary_column, positions_of
 from riffle_spark.errors import ConfigError
-from riffle_spark.keygroups import check_key_type
-from riffle_spark.state.keycodec import decode_keys, encode_keys
+from riffle_spark.state.nestedkeys import check_map_key_type, decode_nested_keys, encode_nested_keys
 from riffle_spark.state.rowcodec import RowCodec
 from riffle_spark.state.scalars import KeyEncoder, ValueDecoder
 from riffle_spark.state.variable_keys import due_bytes, index_bytes, numbers_of
@@ -145,7 +144,7 @@ class MapRows(ValueRows):
         assert variable.key is not None, "a map has a key"
         self.key = variable.key
         for field in self.key:
-            check_key_type(f"{variable.name}, map key {field.name}", field.type)
+            check_map_key_type(f"{variable.name}, map key {field.name}", field.type)
         if not len(self.key):
             raise ConfigError("the key of a map needs a field", remedy="declare one", where=variable.name)
 
@@ -162,7 +161,7 @@ class MapRows(ValueRows):
     def elements(self, rows: pa.Table) -> pa.Array:
         """See ``TimerRows``."""
         entries = self._structs(rows)
-        keys = encode_keys(_part(entries, _KEY).flatten())
+        keys = encode_nested_keys(_part(entries, _KEY).flatten())
         if not entries.null_count:
             return keys
         return pc.if_else(entries.is_valid(), keys, pa.scalar(b"", pa.large_binary()))
@@ -173,7 +172,7 @@ class MapRows(ValueRows):
 
     def keys(self, elements: pa.Array | Sequence[bytes]) -> pa.Table:
         """Return the keys of elements."""
-        return pa.Table.from_arrays(decode_keys(elements, self.key.types), schema=self.key)
+        return pa.Table.from_arrays(decode_nested_keys(elements, self.key.types), schema=self.key)
 
     def columns(self, elements: pa.Array, values: pa.Array) -> dict[str, pa.Array]:
         """See ``TimerRows``."""

@@ -6,11 +6,20 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from riffle_spark.state.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
-from tests.state.drawn import KEY_TYPES, Values, nested
+from tests.state.drawn import KEY_TYPES, Values, nested, nullable_lists, structs
 
 LONG = ["k" * length for length in (150, 236, 237, 238, 300, 900)]
 TYPES = nested({**KEY_TYPES, pa.null(): st.none(), pa.float64(): st.floats(allow_nan=False)})
 TEXT = st.one_of(KEY_TYPES[pa.string()], st.sampled_from(LONG))
+
+
+def nested_in_keys(
+    inner: st.SearchStrategy[tuple[pa.DataType, Values]],
+) -> st.SearchStrategy[tuple[pa.DataType, Values]]:
+    """Draw what of some types a map's key may be: the types, arrays and structs of them."""
+    return st.one_of(
+        inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))), st.lists(inner, max_size=3).map(structs)
+    )
 
 
 @st.composite
@@ -21,6 +30,7 @@ def fields(draw: st.DrawFn, types: Values, name: str) -> list[tuple[str, pa.Data
 
 
 KEY_FIELDS = st.sampled_from([(kind, TEXT if kind == pa.string() else values) for kind, values in KEY_TYPES.items()])
+MAP_KEY_FIELDS = st.recursive(KEY_FIELDS, nested_in_keys, max_leaves=3)
 
 
 def rows_of(drawn: list[tuple[str, pa.DataType, Values]]) -> Values:
@@ -42,7 +52,7 @@ def wide_tables(draw: st.DrawFn) -> tuple[VariablesSchema, pa.Table]:
     rows: dict[str, Values] = {}
     for at, kind in enumerate(draw(st.lists(st.sampled_from(["value", "list", "map"]), min_size=1, max_size=4))):
         value = draw(fields(TYPES, "v"))
-        of_map = draw(fields(KEY_FIELDS, "m")) if kind == "map" else None
+        of_map = draw(fields(MAP_KEY_FIELDS, "m")) if kind == "map" else None
         variables.append(Variable(f"s{at}", kind, schema_of(value), schema_of(of_map) if of_map else None))
         column = variables[-1].column
         element = {"key": rows_of(of_map), "value": rows_of(value)} if of_map else None

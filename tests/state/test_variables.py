@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state import codec
 from riffle_spark.state.codec import DELETED
-from riffle_spark.state.keycodec import encode_keys
+from riffle_spark.state.nestedkeys import encode_nested_keys
 from riffle_spark.state.variable_keys import due_key, due_of, index_key, index_of
 from riffle_spark.state.variables import DUE, INDEX, NO_DUE, TIMER, VARIABLE, Variable, VariablesSchema
 from tests.state.drawn import damaged, some
@@ -47,7 +47,7 @@ def canonical(schema: VariablesSchema, table: pa.Table) -> list[object]:
     for variable in schema.variables:
         if variable.key is not None:
             entries = table.column(variable.column).combine_chunks()
-            of_map = encode_keys(entries.flatten()[0].flatten()).to_pylist()
+            of_map = encode_nested_keys(entries.flatten()[0].flatten()).to_pylist()
             for row, key in zip(rows, of_map, strict=True):
                 if row[variable.column] is not None:
                     row[variable.column]["key"] = key
@@ -114,7 +114,7 @@ def rank(schema: VariablesSchema, row: dict[str, object]) -> tuple[object, ...]:
         return (row[INDEX],) if variable.kind == "list" else ()
     key = row[variable.column]["key"]
     columns = [pa.array([key[field.name]], field.type) for field in variable.key]
-    return (encode_keys(columns)[0].as_py(),)
+    return (encode_nested_keys(columns)[0].as_py(),)
 
 
 @some
@@ -256,7 +256,7 @@ def test_a_schema_is_sent_to_other_processes():
         ([("k", pa.string())], [Variable(str(n), "value", VALUE) for n in range(127)], "127"),
         ([("k", pa.string())], [Variable("a", "value", pa.schema([]))], "field"),
         ([("k", pa.string())], [Variable("a", "map", VALUE, pa.schema([]))], "field"),
-        ([("k", pa.string())], [Variable("a", "map", VALUE, pa.schema([("m", pa.list_(pa.int8()))]))], "list"),
+        ([("k", pa.string())], [Variable("a", "map", VALUE, pa.schema([("m", pa.time64("us"))]))], "time64"),
         ([("k", pa.string())], [Variable("a", "value", pa.schema([("m", NAMES)]))], "hold"),
     ],
 )  # fmt: skip

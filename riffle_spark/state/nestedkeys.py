@@ -1,0 +1,147 @@
+"""Keys that hold structs and arrays, as bytes: what a map's key may be. Knows the order of nested values. Does not know
+where keys lie.
+
+It goes on from ``keycodec``, whose bytes keys without nesting keep. A struct is a tag (0 null, 1 not) and its fields
+one after the other; an array a tag, a 1 before each element, and a 0. So the bytes of two keys compare as the keys do
+(nulls first, structs field by field, of two arrays that begin alike the shorter first), and no key is the beginning of
+another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.columns import Column, Mask, Offsets, binary_column, byte_slices, positions_of, whole
+from riffle_spark.errors import ConfigError
+from riffle_spark.keygroups import check_key_type
+from riffle_spark.state.keycodec import KeyBytes, decode_keys, encode_keys
+
+__all__ = ["check_map_key_type", "decode_nested_keys", "encode_nested_keys", "is_array"]
+
+_NO, _YES, _NOTHING = (pa.scalar(data, pa.large_binary()) for data in (b"\x00", b"\x01", b""))
+_LISTS: Final = (pa.types.is_list, pa.types.is_large_list)
+
+
+def is_array(kind: pa.DataType) -> bool:
+    """Tell whether values are arrays, as Spark has them."""
+    return any(fits(kind) for fits in _LISTS)
+
+
+def check_map_key_type(name: str, kind: pa.DataType) -> None:
+    """Raise ``ConfigError`` unless a map's key can be of the type: what a grouping key can be, and structs and arrays
+    of it.
+    """
+    if pa.types.is_struct(kind):
+        for field in kind:
+            check_map_key_type(f"{name}.{field.name}", field.type)
+    elif is_array(kind):
+        check_map_key_type(f"{name}.element", kind.value_type)
+    elif pa.types.is_map(kind):
+        raise ConfigError(
+            f"the key of a map cannot be of type {kind}: equal maps may list their entries in any order",
+            remedy="use an array of structs, in an order of your own",
+            where=name,
+        )
+    else:
+        check_key_type(name, kind)
+
+
+def encode_nested_keys(columns: Sequence[Column]) -> pa.LargeBinaryArray:
+    """Return the bytes of every row's key, as a large binary array without nulls."""
+    if not any(_is_nested(column.type) for column in columns):
+        return encode_keys(columns)
+    return _joined([_encoded(whole(column)) for column in columns])
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or is_array(kind)
+
+
+def _joined(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
+    return pc.binary_join_element_wise(*pieces, _NOTHING)
+
+
+def _encoded(array: pa.Array) -> pa.Array:
+    if not _is_nested(array.type):
+        return encode_keys([array])
+    valid = array.is_valid()
+    if is_array(array.type):
+        present = _joined([_YES, _elements(array), _NO])
+    else:
+        present = _joined([pc.if_else(valid, _YES, _NO), *map(_encoded, array.flatten())])
+    return pc.if_else(valid, present, _NO) if array.null_count else present
+
+
+def _elements(array: pa.Array) -> pa.Array:
+    """Return the elements of each array, each after its mark: theirs are neighbours, so it takes no copy."""
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+    data, offsets = byte_slices(_joined([_YES, _encoded(array.flatten())]))
+    return binary_column(data, offsets[positions_of(lengths)])
+
+
+def decode_nested_keys(encoded: Column | Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Return the columns, of these types, that the keys were made from.
+
+    Raises ``CorruptStateError`` for other bytes.
+    """
+    if not any(map(_is_nested, types)):
+        return decode_keys(encoded, types)
+    array = whole(encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary()))
+    data, offsets = byte_slices(array)
+    read, at, columns = KeyBytes(data), offsets[:-1], []
+    for kind in types:
+        column, at = _decoded(read, at, offsets[1:], kind)
+        columns.append(column)
+    read.check_at_end(at, offsets[1:])
+    return columns
+
+
+def _decoded(read: KeyBytes, starts: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:
+    """Return the values of one type that begin at ``starts``, and where each ends."""
+    if not _is_nested(kind):
+        return read.column(starts, ends, kind)
+    valid, after = read.tags(starts, ends), starts + 1
+    decode = _decoded_arrays if is_array(kind) else _decoded_structs
+    present, after[valid] = decode(read, after[valid], ends[valid], kind)
+    return _spread(present, valid), after
+
+
+def _spread(present: pa.Array, valid: Mask) -> pa.Array:
+    """Return the values at their places, and null at the others."""
+    if bool(valid.all()):
+        return present
+    return present.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
+
+
+def _decoded_structs(read: KeyBytes, at: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:
+    fields = []
+    for field in kind:
+        column, at = _decoded(read, at, ends, field.type)
+        fields.append(column)
+    if not fields:
+        return pa.array([{}] * len(at), kind), at
+    return pa.StructArray.from_arrays(fields, fields=list(kind)), at
+
+
+def _decoded_arrays(read: KeyBytes, at: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:
+    """Decode the first elements of all arrays, then their second ones, until the longest has come to its end."""
+    at, going = at.copy(), np.arange(len(at))
+    rounds: list[pa.Array] = [pa.array([], kind.value_type)]
+    owners: list[Offsets] = [going[:0]]
+    while len(going):
+        has_more = read.tags(at[going], ends[going])
+        at[going] += 1
+        going = going[has_more]
+        column, at[going] = _decoded(read, at[going], ends[going], kind.value_type)
+        rounds.append(column)
+        owners.append(going)
+    owner = np.concatenate(owners)
+    elements = pa.concat_arrays(rounds).take(pa.array(np.argsort(owner, kind="stable")))
+    offsets = positions_of(np.bincount(owner, minlength=len(at)))
+    make, width = (pa.ListArray, np.int32) if pa.types.is_list(kind) else (pa.LargeListArray, np.int64)
+    return make.from_arrays(pa.array(offsets.astype(width)), elements, type=kind), at
