@@ -6,11 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from apps.demo.jars import spark_home
 from apps.demo.servers import KafkaBroker, S3Server, StandaloneCluster
+from tests.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 os.environ["SPARK_HOME"] = str(spark_home())
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -23,12 +28,43 @@ SLOW_MARKS = ("spark", "cluster", "long")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what is fast first."""
-    items.sort(key=_rank)
+    """Run what is fast first, and one after the other what can share a session."""
+    items.sort(key=lambda item: (_rank(item), _kind(item)))
 
 
 def _rank(item: pytest.Item) -> int:
     return max((1 + SLOW_MARKS.index(mark.name) for mark in item.iter_markers() if mark.name in SLOW_MARKS), default=0)
+
+
+def _kind(item: pytest.Item) -> Kind:
+    module = item.getparent(pytest.Module)
+    uses = isinstance(item, pytest.Function) and "spark" in item.fixturenames
+    return kind_of(module.obj) if uses and module is not None else NO_SESSION
+
+
+@pytest.fixture(scope="session")
+def shared_session() -> Iterator[SharedSession]:
+    """What keeps Spark sessions; ``stop`` it before you start one of your own."""
+    shared = SharedSession()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(scope="module")
+def master(request: pytest.FixtureRequest) -> str:
+    """Where a module's session runs; a module with a cluster of its own overrides it."""
+    return kind_of(request.module).master
+
+
+@pytest.fixture(scope="module")
+def spark(request: pytest.FixtureRequest, master: str, shared_session: SharedSession) -> Iterator[SparkSession]:
+    """A session as the module's ``MASTER`` and ``CONF`` say; others of the same kind have it before and after."""
+    session = shared_session.of(kind_of(request.module)._replace(master=master))
+    conf = dict(session.conf.getAll)
+    yield session
+    tidy(session, conf)
+    if not master.startswith("local"):
+        shared_session.stop()
 
 
 @pytest.fixture(scope="session")

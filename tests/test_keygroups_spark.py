@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,8 +19,9 @@ from pyspark.sql import functions as F
 
 from riffle_spark.keygroups import key_groups, key_hashes, murmur3_int, slot_numbers, spark_expression
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
+CONF = {"spark.sql.timeType.enabled": "true"}
 VECTORS = json.loads(Path(__file__).with_name("data").joinpath("key_group_vectors.json").read_text())["vectors"]
 VERSION = [int(part) for part in spark_version.split(".")[:2]]
 YEAR_10000_US = 253_402_300_800_000_000
@@ -53,17 +53,6 @@ KEY_TYPES: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.duration("us"): st.integers(-(2**53), 2**53).map(lambda us: timedelta(microseconds=us)),
 }
 """Every type a key column may have but ``time``, which Spark 4.0 lacks."""
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """Start one small session."""
-    builder = SparkSession.builder.master("local[1]").appName("key-groups").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.session.timeZone", "UTC").config("spark.sql.timeType.enabled", "true")
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ __all__ = [
     "with_initial",
 ]
 
+# Since Spark 4.1 the zone of timestamps has to be said; before, it always was this one.
+_ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 _UNKNOWN = (
     "riffle: dispatch is by partition, and a row is of none that Spark says the query reads. Topic and partition must "
     "be those of the source, unchanged. The row is of "
@@ -36,12 +39,13 @@ _UNKNOWN = (
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
     """Return the Arrow schema in which a frame's rows reach a Python worker."""
-    return to_arrow_schema(frame.schema)
+    return arrow_of(frame.schema)
 
 
 def arrow_of(schema: StructType) -> pa.Schema:
     """Return the Arrow schema in which Spark takes rows of a Spark schema."""
-    return to_arrow_schema(schema)
+    found = to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
+    return pa.schema([field.remove_metadata() for field in found])
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -16,7 +16,8 @@ from riffle_spark.errors import UnavailableError
 # A shell that ignores SIGTERM and starts a grandchild in a session of its own.
 STUBBORN = ["bash", "-c", "trap '' TERM; setsid sleep 1000 & echo started; while true; do sleep 0.1; done"]
 OWNER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it, and be inherited from
 from pathlib import Path
 from apps.demo.servers import Child, Launch
 child = Child(Launch("child", ["bash", "-c", "setsid sleep 1000 & echo started; wait"], Path(sys.argv[1])))
@@ -53,9 +54,9 @@ def test_a_child_dies_with_its_owner(tmp_path: Path, sent: signal.Signals) -> No
     assert owner.stdout is not None
     pids = [int(pid) for pid in owner.stdout.readline().split()]
     owner.send_signal(sent)
-    owner.communicate(timeout=20)
+    owner.communicate(timeout=60)
     assert len(pids) >= 2
-    assert _all_end_within(10, pids)
+    assert _all_end_within(60, pids)
 
 
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:

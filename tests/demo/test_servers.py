@@ -15,14 +15,17 @@ from apps.demo.servers import DiskS3Server, KafkaBroker, S3Server, StandaloneClu
 pytestmark = pytest.mark.cluster
 
 JOB = """
-import socket, sys, time
+import sys, time
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
 spark = builder.config("spark.executor.memory", "512m").getOrCreate()
 
+deadline = time.monotonic() + 90
+while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 4 and time.monotonic() < deadline:
+    time.sleep(0.1)  # three executors and the driver: then each gets one of the tasks
+
 def place_of(_):
-    import os, time
-    time.sleep(2)
+    import os
     return os.environ["SPARK_LOCAL_IP"] + os.environ.get("RIFFLE_RACK", "")
 
 print("PLACES", *sorted(set(spark.sparkContext.parallelize(range(3), 3).map(place_of).collect())))

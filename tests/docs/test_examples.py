@@ -15,6 +15,7 @@ from riffle_spark import Settings
 from riffle_spark.settings import LIVE, read_toml
 from riffle_spark.state.log import Log
 from riffle_spark.state.root import open_store
+from tests.shared_session import SharedSession
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
 ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]
@@ -71,8 +72,9 @@ def test_the_example_settings_are_all_commented_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def spark(shared_session: SharedSession) -> Iterator[SparkSession]:
     """Start the one session that all examples find."""
+    shared_session.stop()
     builder = SparkSession.builder.master("local[2]").appName("examples")
     for name, value in SMALL.items():
         builder = builder.config(name, value)

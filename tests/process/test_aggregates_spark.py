@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -43,17 +43,6 @@ VALUES: dict[pa.DataType, Callable[[random.Random], Any]] = {
     pa.date32(): lambda chance: date(1900 + chance.randint(0, 200), 1, 1),
     pa.timestamp("us", tz="UTC"): lambda chance: datetime(1900 + chance.randint(0, 200), 1, 1, tzinfo=timezone.utc),
 }
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """Start one small session, in UTC."""
-    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    session = (
-        builder.config("spark.sql.session.timeZone", "UTC").config("spark.sql.shuffle.partitions", "1").getOrCreate()
-    )
-    yield session
-    session.stop()
 
 
 def _table(type: pa.DataType) -> pa.Table:

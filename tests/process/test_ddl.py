@@ -50,7 +50,7 @@ def test_not_null_and_comments_are_understood() -> None:
     assert not schema.field("c").type.field("d").nullable
 
 
-@pytest.mark.parametrize("text", ddl_texts.REFUSED + ddl_texts.NOT_KEPT)
+@pytest.mark.parametrize("text", ddl_texts.REFUSED + ddl_texts.REFUSED_FIRST + ddl_texts.NOT_KEPT)
 def test_a_text_that_cannot_be_read_is_refused(text: str) -> None:
     """What Spark's parser refuses, and what cannot be kept, is a ``ConfigError`` that shows the text."""
     with pytest.raises(ConfigError, match=r"cannot be read|no column"):

@@ -1,4 +1,4 @@
-"""A streaming job that kills itself and its Spark with SIGKILL: ``crashing_app.py FOLDER STEP BATCH``."""
+"""A streaming job that waits for a line and then kills itself and its Spark: ``crashing_app.py FOLDER STEP BATCH``."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def main(folder: Path, step: str, batch: int) -> None:
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.shuffle.partitions", "1").config("spark.log.level", "ERROR")
     spark = riffle_spark.configure(builder, kafka=False).getOrCreate()
+    sys.stdin.readline()
     job = running_totals(folder)
     now = [-1]
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from streaming import Kept
+from streaming import PATIENCE_SECONDS, Kept, rest, wait_for
 
 from apps.demo.servers import JVM_OPTIONS, StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
@@ -34,8 +34,6 @@ CONF = {
 KEYS_A_GROUP = 40
 BATCH_AND_A_HALF = KEYS_A_GROUP * 3 // 2
 """A copy that is one batch behind is warm, one that is two behind is not."""
-PATIENCE_SECONDS = 90.0
-POLL_SECONDS = 0.1
 STORE = "totals"
 
 Roles = tuple[set[int], set[int], set[int]]
@@ -102,7 +100,7 @@ class LiveQuery:
 
     def rest(self) -> None:
         """Wait until nothing runs beside the batches: neither upkeep nor a census."""
-        wait_for(lambda: not self.job._running._background.busy(), "nothing runs beside the batches")
+        rest(self.job)
 
     @property
     def seating(self) -> Seating:
@@ -195,14 +193,6 @@ def _is_executor(pid: int) -> bool:
     with suppress(OSError):
         return b"--executor-id" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return False
-
-
-def wait_for(reached: Callable[[], object], why: str, poll_seconds: float = POLL_SECONDS) -> None:
-    """Wait until ``reached`` says so."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not reached():
-        assert time.monotonic() < deadline, f"not in {PATIENCE_SECONDS:g} s: {why}"
-        time.sleep(poll_seconds)
 
 
 def executor_ids(spark: SparkSession) -> set[str]:

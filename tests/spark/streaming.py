@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,12 +18,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from apps.demo.servers.guard import descendants
-from riffle_spark import Settings
+from riffle_spark import Settings, StatefulJob
 from riffle_spark.state.log import Log
 from riffle_spark.state.record import Record
 from riffle_spark.state.root import open_store
 
 QUERY_TIMEOUT_SECONDS = 60
+PATIENCE_SECONDS = 90.0
+"""How long a busy machine may take over what a test waits for."""
 
 
 class Feed:
@@ -72,9 +75,9 @@ class Kept:
 
 
 def settings_in(folder: Path, **given: object) -> Settings:
-    """Return settings with root and local copies below ``folder`` and few key-groups."""
+    """Return settings with root and local copies below ``folder``, few key-groups, and patience with executors."""
     usual = {"root": f"file://{folder}/state", "local_dir": f"{folder}/local", "key_groups": 8}
-    return Settings(**{**usual, **given})
+    return Settings(**{**usual, "initial_rebalance_delay": PATIENCE_SECONDS, **given})
 
 
 def run_to_end(stream: DataFrame, job: Callable[..., None], checkpoint: Path) -> StreamingQuery:
@@ -90,6 +93,19 @@ def start(stream: DataFrame, job: Callable[..., None], checkpoint: Path, **trigg
     """Start a query with a trigger."""
     writer = stream.writeStream.foreachBatch(job).option("checkpointLocation", str(checkpoint))
     return writer.trigger(**trigger).start()
+
+
+def wait_for(reached: Callable[[], object], why: str, poll_seconds: float = 0.05) -> None:
+    """Wait until ``reached`` says so, but not for ever."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not reached():
+        assert time.monotonic() < deadline, f"not in {PATIENCE_SECONDS:g} s: {why}"
+        time.sleep(poll_seconds)
+
+
+def rest(job: StatefulJob) -> None:
+    """Wait until nothing runs beside the job's batches: neither upkeep nor a census."""
+    wait_for(lambda: not job._running._background.busy(), "nothing runs beside the batches")
 
 
 def records(root: str) -> list[Record]:

@@ -7,7 +7,7 @@ import time
 
 from riffle_spark.spark.background import Worker
 
-SOON_SECONDS = 10
+SOON_SECONDS = 60
 
 
 def ended(worker: Worker) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from streaming import settings_in
+from streaming import settings_in, wait_for
 
 from riffle_spark.spark import inventory
 from riffle_spark.spark.background import Worker
@@ -30,7 +30,7 @@ LONG_SECONDS = 60
 @pytest.fixture(autouse=True)
 def two_executors(spark: SparkSession, tmp_path: Path) -> None:
     """Wait for both."""
-    settings = settings_in(tmp_path, initial_rebalance_delay=120)
+    settings = settings_in(tmp_path)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2
 
 
@@ -91,24 +91,16 @@ def sleeping(spark: SparkSession, started: Path) -> Callable[[], list[str]]:
     return lambda: [row[0] for row in spark.range(1).mapInArrow(sleep, "id long").collect()]
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until something is so, but not for ever."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkSession, tmp_path: Path) -> None:
     """A job of a minute ends with the stop, as if it had answered nothing; other jobs of the session go on."""
     jobs, worker = TaggedJobs(spark, UPKEEP_POOL), Worker()
     worker.submit(lambda: jobs.run(sleeping(spark, tmp_path / "started"), ["stopped"]))
-    wait_for((tmp_path / "started").exists)
+    wait_for((tmp_path / "started").exists, "the job runs")
     began = time.monotonic()
     jobs.stop(10)
     jobs.stop(10)
-    wait_for(lambda: not worker.busy())
-    assert time.monotonic() - began < 5
+    wait_for(lambda: not worker.busy(), "the job has ended")
+    assert time.monotonic() - began < LONG_SECONDS / 2
     assert worker.collect() == [["stopped"]]
     assert jobs.run(lambda: ["ran"], ["stopped"]) == ["stopped"]
     assert spark.range(3).count() == 3
@@ -127,13 +119,13 @@ def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp
         return sleeping(spark, tmp_path / "started")()
 
     worker.submit(lambda: jobs.run(late, ["stopped"]))
-    assert about.wait(10)
+    assert about.wait(LONG_SECONDS)
     stopping = threading.Thread(target=jobs.stop, args=(30,))
     stopping.start()
     asked.set()
-    stopping.join(15)
+    stopping.join(LONG_SECONDS / 2)
     assert not stopping.is_alive()
-    wait_for(lambda: not worker.busy())
+    wait_for(lambda: not worker.busy(), "the job has ended")
     assert worker.collect() == [["stopped"]]
     worker.stop()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streaming import settings_in
+from streaming import settings_in, wait_for
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.spark import departures, inventory
@@ -23,31 +22,25 @@ CONF = {
     "spark.dynamicAllocation.shuffleTracking.timeout": f"{IDLE_SECONDS}s",
     "spark.dynamicAllocation.maxExecutors": "1",
 }
-SOON_SECONDS = 60
 
 
 def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Dynamic allocation starts with none, and would wait for tasks as we wait for it; its removal was planned."""
-    settings = settings_in(tmp_path, initial_rebalance_delay=SOON_SECONDS)
+    settings = settings_in(tmp_path)
     assert inventory.expected_executors(spark, settings) == 1
     assert inventory.executors(spark) == ()
     first = inventory.await_executors(spark, settings)
     assert len(first) == 1
     assert spark.range(5).count() == 5
-    deadline = time.monotonic() + SOON_SECONDS
-    while inventory.executors(spark) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert inventory.executors(spark) == ()
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
     assert departures.planned(spark, [first[0].id]) == {first[0].id}
     assert len(inventory.await_executors(spark, settings)) == 1
 
 
 def test_none_at_all_is_told_with_the_setting_that_bounds_the_wait(spark: SparkSession, tmp_path: Path) -> None:
     """A cluster that gives nothing within the delay is unavailable, to be tried again."""
-    deadline = time.monotonic() + SOON_SECONDS
-    while inventory.executors(spark) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
     with pytest.raises(UnavailableError, match=r"0\.01 s"):
         inventory.await_executors(spark, settings_in(tmp_path, initial_rebalance_delay=0.01))

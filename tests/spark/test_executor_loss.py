@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from streaming import Kept, executor_processes, settings_in
+from streaming import Kept, executor_processes, settings_in, wait_for
 
 from riffle_spark import Stateful, StatefulJob, arrow_function
 from riffle_spark.spark import inventory
@@ -23,17 +23,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceW
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 MASTER = "local-cluster[2,1,600]"
-CONF = {"spark.locality.wait": "1s"}
-TIMEOUT_SECONDS = 60
 KEYS = 40
 COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
-def counting(seconds: float) -> Callable[..., object]:
-    """Return a function that counts a key's rows and takes its time over a slot's first key-group."""
+def counting(folder: Path) -> Callable[..., object]:
+    """Return a function that counts a key's rows, and says so and waits as long as there is a file ``hold``."""
 
     def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-        time.sleep(seconds)
+        while (folder / "hold").exists():
+            (folder / "computing").touch()
+            time.sleep(0.02)
         added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows))
         both = pa.concat_tables([state.cast(COUNTED), added.cast(COUNTED)])
         totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(COUNTED)
@@ -53,7 +53,7 @@ def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> Iterator[StatefulJob
     """A job on two live executors, after one batch."""
     settings = settings_in(tmp_path, expected_executors=2)
     inventory.await_executors(spark, settings, expected=2)
-    compute = arrow_function(counting(0.2), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
+    compute = arrow_function(counting(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
     made = Stateful("totals", "k", compute, settings=settings).into(kept)
     made(batch(spark), 0)
     assert len(made.reports[0].ran_on) == 2
@@ -74,10 +74,7 @@ def kill(spark: SparkSession) -> str:
 
 def wait_until_gone(spark: SparkSession, victim: str) -> None:
     """Wait until Spark has noticed."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while victim in {executor.id for executor in inventory.executors(spark)}:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: victim not in {executor.id for executor in inventory.executors(spark)}, "Spark has noticed")
 
 
 def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: StatefulJob, kept: Kept) -> None:
@@ -94,7 +91,9 @@ def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: 
 
 
 @pytest.mark.parametrize("step", ["run", "after seal"])
-def test_a_death_inside_a_batch_is_survived(spark: SparkSession, job: StatefulJob, kept: Kept, step: str) -> None:
+def test_a_death_inside_a_batch_is_survived(
+    spark: SparkSession, job: StatefulJob, kept: Kept, step: str, tmp_path: Path
+) -> None:
     """Whether slots are computing or have reported, the batch is delivered whole and counted once."""
     killed: list[str] = []
 
@@ -102,9 +101,16 @@ def test_a_death_inside_a_batch_is_survived(spark: SparkSession, job: StatefulJo
         if at == step and not killed:
             killed.append(kill(spark))
 
+    def kill_in_slots() -> None:
+        try:
+            wait_for((tmp_path / "computing").exists, "slots compute")
+            killed.append(kill(spark))
+        finally:
+            (tmp_path / "hold").unlink()
+
     if step == "run":
-        later = threading.Timer(0.8, lambda: killed.append(kill(spark)))
-        later.start()
+        (tmp_path / "hold").touch()
+        threading.Thread(target=kill_in_slots).start()
     else:
         job._running.driver._reached = reached
     job(batch(spark), 1)

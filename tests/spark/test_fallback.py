@@ -7,12 +7,11 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streaming import Feed, Kept, run_to_end, settings_in
+from streaming import Feed, Kept, rest, run_to_end, settings_in
 
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.spark import placement
@@ -60,7 +59,7 @@ def test_snapshots_are_taken_where_nothing_can_be_placed(
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
     for number in range(6):
         job(spark.range(24).selectExpr("id k"), number)
-        time.sleep(0.3)
+        rest(job)
     assert not any(report.placed for report in job.reports)
     assert sum(report.snapshots for report in job.reports) >= 8
     assert [warning for report in job.reports for warning in report.warnings if "snapshot" in warning] == []

@@ -19,6 +19,8 @@ from riffle_spark.process.ddl import schema_of_ddl
 from riffle_spark.spark import frames_given
 from riffle_spark.spark.forms_pandas import PandasForm, PandasOptions
 
+pytestmark = pytest.mark.newer_spark
+
 OUTPUT = schema_of_ddl("id string, n long")
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 ROWS = pa.table(

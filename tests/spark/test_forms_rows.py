@@ -16,6 +16,8 @@ from riffle_spark.process.ddl import schema_of_ddl
 from riffle_spark.spark import forms_rows
 from riffle_spark.spark.forms_rows import RowForm
 
+pytestmark = pytest.mark.newer_spark
+
 OUTPUT = schema_of_ddl("id string, n long, t timestamp")
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 

@@ -10,7 +10,7 @@ import pytest
 from riffle_spark.errors import UnavailableError
 from riffle_spark.spark.gate import Gate, Stopped
 
-SOON = 5.0
+SOON = 60.0
 
 
 def never() -> bool:

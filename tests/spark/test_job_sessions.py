@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streaming import Kept, settings_in
+from streaming import Kept, rest, settings_in
 
 from riffle_spark import Stateful, aggregate, count
+from tests.shared_session import SharedSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-def test_a_job_outlives_its_session(tmp_path: Path) -> None:
+def test_a_job_outlives_its_session(shared_session: SharedSession, tmp_path: Path) -> None:
     """In the second session the state goes on, and upkeep runs where the executors now are."""
+    shared_session.stop()
     kept = Kept()
     settings = settings_in(tmp_path, key_groups=2, snapshot_chain_links=2)
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
@@ -26,7 +27,7 @@ def test_a_job_outlives_its_session(tmp_path: Path) -> None:
         try:
             for number in range(start, start + 4):
                 job(spark.range(10).selectExpr("id k"), number)
-                time.sleep(0.3)
+                rest(job)
         finally:
             spark.stop()
     assert kept.latest("k") == {k: {"rows": 8} for k in range(10)}

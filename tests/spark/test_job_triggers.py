@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, records, run_to_end, settings_in, start
+from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, records, run_to_end, settings_in, start, wait_for
 
 from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
 from riffle_spark.spark import placement
@@ -32,14 +32,6 @@ def feed(tmp_path: Path) -> Feed:
 
 
 ALL_THREE = {k: {"rows": 15, "total": 15} for k in range(2)}
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait, bounded, until something is so."""
-    deadline = time.monotonic() + QUERY_TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def totals(folder: Path, sink: Callable[..., object], **settings: object) -> StatefulJob:
@@ -83,9 +75,9 @@ def test_processing_time_builds_the_placed_frame_once(
     job = totals(tmp_path, kept)
     query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
     try:
-        wait_for(lambda: len(job.reports) == 3 or not query.isActive)
+        wait_for(lambda: len(job.reports) == 3 or not query.isActive, "three batches")
         feed.add([{"k": 0, "v": 100}])
-        wait_for(lambda: len(job.reports) == 4 or not query.isActive)
+        wait_for(lambda: len(job.reports) == 4 or not query.isActive, "a fourth batch")
     finally:
         query.stop()
     assert query.exception() is None
@@ -152,9 +144,12 @@ def test_deliver_after_commit_delivers_again_on_a_repeat(spark: SparkSession, tm
     }
 
 
+SLOW_SECONDS = 60
+
+
 def slow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Take so long that the query is stopped first."""
-    time.sleep(20)
+    time.sleep(SLOW_SECONDS)
     return state, state
 
 
@@ -168,10 +163,10 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     running = job.into(kept)
     running._reached = reached.append
     query = start(feed.stream(spark), running, tmp_path / "checkpoint", processingTime="0 seconds")
-    wait_for(lambda: reached and spark.sparkContext.statusTracker().getActiveStageIds())
+    wait_for(lambda: reached and spark.sparkContext.statusTracker().getActiveStageIds(), "slots run")
     began = time.monotonic()
     query.stop()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < SLOW_SECONDS / 2
     assert reached == ["before run"]
     assert kept.calls == []
     assert committed(f"file://{tmp_path}/state") == []

@@ -18,6 +18,8 @@ from riffle_spark.process.compute import TimeMode
 from riffle_spark.spark.processors import declare
 from riffle_spark.state.variables import Variable
 
+pytestmark = pytest.mark.newer_spark
+
 LONG = pa.schema([("n", pa.int64())])
 
 

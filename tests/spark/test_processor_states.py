@@ -10,6 +10,8 @@ from processor_runs import Run, Told, see, seen
 from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError, PySparkValueError
 from pyspark.sql import Row
 
+pytestmark = pytest.mark.newer_spark
+
 
 def states(one: Any, handle: Any) -> None:
     """Declare a variable of each kind."""

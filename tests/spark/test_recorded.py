@@ -16,6 +16,8 @@ from tests.processors.catalogue import CASES
 from tests.processors.record import recorded
 from tests.spark.native import encoded, in_key_order
 
+pytestmark = pytest.mark.newer_spark
+
 FORMS = {"pandas": transform_with_state_in_pandas, "rows": transform_with_state}
 BY_EVENT_TIME = [name for name, case in CASES.items() if case.time_mode == "EventTime"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streaming import Kept, settings_in
+from streaming import Kept, rest, settings_in
 
 from apps.demo.servers import S3Server
 from apps.demo.servers.child import free_port
@@ -74,7 +74,7 @@ def test_a_steady_batch_asks_little_and_lists_nothing(
         before = len(asked("steady"))
         job(spark.range(1000).selectExpr(f"id % {KEYS} k", "id v"), batch)
         if batch < WARM_UP:
-            time.sleep(1)  # What a start looks for beside the first batches is not part of a steady one.
+            rest(job)  # What a start looks for beside the first batches is not part of a steady one.
         else:
             counted.append(Counter(kind(line) for line in asked("steady")[before:]))
     for report, by_server in zip(list(job.reports)[WARM_UP:], counted, strict=True):

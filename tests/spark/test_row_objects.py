@@ -12,6 +12,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from riffle_spark.spark.row_objects import row_maker
 
+pytestmark = pytest.mark.newer_spark
+
 NAMES = ["id", "v", "count", "class", "a b", "__x"]
 VALUES = [1, "x", 2, 3, 4, 5]
 

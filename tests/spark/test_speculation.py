@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ CONF = {
     "spark.speculation.minTaskRuntime": "500ms",
 }
 KEYS = 24
+MOST_SECONDS = 90
 SEEN = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
@@ -39,19 +41,29 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield cluster.url
 
 
-def uneven(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Count a key's rows; take long where key 0 is, so that Spark starts a second attempt of that slot."""
-    if 0 in rows["k"].to_pylist():
-        time.sleep(3)
-    added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows)).cast(SEEN)
-    both = pa.concat_tables([state.cast(SEEN), added])
-    totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(SEEN)
-    return totals, totals
+def uneven(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]:
+    """Return a function that counts a key's rows; where key 0 is, the first batch waits until Spark has started a
+    second attempt of that slot.
+    """
+
+    def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        if 0 in rows["k"].to_pylist() and state.num_rows == 0:
+            (folder / uuid.uuid4().hex).touch()
+            give_up = time.monotonic() + MOST_SECONDS
+            while len(list(folder.iterdir())) < 2 and time.monotonic() < give_up:
+                time.sleep(0.02)
+        added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows)).cast(SEEN)
+        both = pa.concat_tables([state.cast(SEEN), added])
+        totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(SEEN)
+        return totals, totals
+
+    return run
 
 
 def test_two_attempts_of_a_slot_count_once(spark: SparkSession, tmp_path: Path) -> None:
     """With speculation on, a slow slot is started twice; its rows are delivered and committed once."""
-    compute, kept = arrow_function(uneven, state=pa.schema([("rows", pa.int64())]), output=SEEN), Kept()
+    (attempts := tmp_path / "attempts").mkdir()
+    compute, kept = arrow_function(uneven(attempts), state=pa.schema([("rows", pa.int64())]), output=SEEN), Kept()
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(kept)
     executors = inventory.await_executors(spark, settings_in(tmp_path), expected=2)
     assert len({executor.host for executor in executors}) == 2

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from streaming import Kept, records, settings_in
+from streaming import Kept, records, rest, settings_in
 
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.spark import inventory
@@ -37,7 +36,7 @@ def test_snapshots_are_taken_beside_the_batches_and_restored_from(spark: SparkSe
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path, snapshot_chain_links=3)).into(kept)
     for number in range(6):
         job(batch(spark), number)
-        time.sleep(0.3)
+        rest(job)
     assert sum(report.snapshots for report in job.reports) >= 8
     assert [warning for report in job.reports for warning in report.warnings if "snapshot" in warning] == []
     entries = records(f"file://{tmp_path}/state")[-1].entries
