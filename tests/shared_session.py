@@ -1,0 +1,88 @@
+"""The one Spark session of this process, kept as long as modules want one of its kind. Knows Spark's builder and what
+modules say of themselves. Does not know any test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["NO_SESSION", "Kind", "SharedSession", "kind_of", "tidy"]
+
+SMALL = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.memory": "600m",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""Every session is as small as it can be."""
+
+
+class Kind(NamedTuple):
+    """Where a session runs, and what is configured beside the usual."""
+
+    master: str
+    conf: tuple[tuple[str, str], ...]
+
+
+NO_SESSION = Kind("", ())
+
+
+def kind_of(module: ModuleType) -> Kind:
+    """Return the kind of session that a module's ``MASTER`` and ``CONF`` ask for."""
+    conf: Mapping[str, str] = getattr(module, "CONF", {})
+    return Kind(getattr(module, "MASTER", "local[2]"), tuple(sorted(conf.items())))
+
+
+class SharedSession:
+    """Starts a session only where the one that runs is of another kind."""
+
+    def __init__(self) -> None:
+        self._kind: Kind | None = None
+        self._session: SparkSession | None = None
+
+    def of(self, kind: Kind) -> SparkSession:
+        """Return a session of this kind."""
+        if self._session is None or kind != self._kind or not _runs(self._session):
+            self.stop()
+            self._kind, self._session = kind, _started(kind)
+        return self._session
+
+    def stop(self) -> None:
+        """Stop the session, if there is one: somebody starts another, or its cluster goes."""
+        if self._session is not None:
+            self._session.stop()
+        self._session = None
+
+
+def tidy(session: SparkSession, conf: Mapping[str, str]) -> None:
+    """Leave a session as it was found: no query runs, and its configuration is what it was."""
+    for query in session.streams.active:
+        query.stop()
+    now = dict(session.conf.getAll)
+    for name in now.keys() - conf.keys():
+        session.conf.unset(name)
+    for name in conf:
+        if now.get(name) != conf[name]:
+            session.conf.set(name, conf[name])
+
+
+def _runs(session: SparkSession) -> bool:
+    return session.sparkContext._jsc is not None
+
+
+def _started(kind: Kind) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    import riffle_spark
+
+    builder = SparkSession.builder.master(kind.master).appName("riffle")
+    for name, value in {**SMALL, **dict(kind.conf)}.items():
+        builder = builder.config(name, value)
+    return riffle_spark.configure(builder, kafka=False).getOrCreate()
