@@ -12,7 +12,7 @@ from riffle_spark import Stateful, transform_with_state, transform_with_state_in
 from riffle_spark.errors import ConfigError, UserFunctionError
 from tests.processors.visits import Broken, Idle, PandasVisits, Visits
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 SCHEMA = "user string, amount long, at timestamp"
 OUTPUT = "user string, visits long, total long"
