@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from newest import assert_newest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -47,11 +48,10 @@ class Events:
         value = self.chance.randint(-9, 9)
         return {"k": f"u{number}", "v": value, "topic": f"t{partition % 2}", "partition": partition, "at": self.at}
 
-    def expected(self, spark: SparkSession) -> dict[object, dict[str, object]]:
+    def expected(self, spark: SparkSession) -> DataFrame:
         """Return what one groupBy over all of it gives."""
         columns = (F.count("*").alias("rows"), F.sum("v").alias("total"), F.max_by("v", "at").alias("newest"))
-        rows = self.feed.table(spark).groupBy("k").agg(*columns).collect()
-        return {row["k"]: {name: row[name] for name in ("rows", "total", "newest")} for row in rows}
+        return self.feed.table(spark).groupBy("k").agg(*columns)
 
 
 def job_of(settings: Settings, kept: Kept) -> StatefulJob:
@@ -67,7 +67,7 @@ def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_
     events.add(3)
     job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
     run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
-    assert kept.latest("k") == events.expected(spark)
+    assert_newest(kept, events.expected(spark))
     newest = records(f"file://{tmp_path}/state")[-1]
     assert sorted(newest.shards) == [(f"t{n % 2}", n) for n in (0, 2, 4, 1, 3)]
     assert newest.dispatch == dispatch
@@ -84,7 +84,7 @@ def test_a_stream_goes_on_over_switches(spark: SparkSession, tmp_path: Path) -> 
         job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
         run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
         assert [report.decision for report in job.reports] == ["run", "run"]
-        assert kept.latest("k") == events.expected(spark)
+        assert_newest(kept, events.expected(spark))
     assert [record.dispatch for record in records(root) if record.kind == "dispatch"] == [
         "partition", "hashed", "key_group",
     ]  # fmt: skip
@@ -101,7 +101,7 @@ def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession,
         job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
         query = start(events.feed.stream(spark), job, tmp_path / "checkpoint", processingTime="0 seconds")
         query.processAllAvailable()
-        assert kept.latest("k") == events.expected(spark)
+        assert_newest(kept, events.expected(spark))
         assert (job.reports[0].restores > 0, job.reports[0].fetched_snapshot_bytes > 0) == (before, before)
         assert list((tmp_path / "local").glob("*/*/copies/*/*"))
         job.pause()
