@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.manifest import Link
@@ -25,8 +25,12 @@ __all__ = [
     "Layout",
     "SlotPlace",
     "StaleRows",
+    "WatermarkPolicy",
     "Work",
 ]
+
+
+WatermarkPolicy: TypeAlias = Literal["min", "max"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,7 +49,8 @@ class Incoming:
     ``offsets`` is Spark's offset-log entry as text, ``input_digest`` a digest of the rows where that log cannot be
     read. ``run_id`` changes when a query is started again. Times are milliseconds since the epoch; ``watermark_ms`` is
     Spark's own. ``available_now``: the query ends with what is there, so that no batch may follow; ``last_pass_ms`` is
-    then the watermark that this batch's own rows make, which the driver finds out.
+    then the watermark that this batch's own rows make, which the driver finds out. ``watermark_policy`` says which of
+    several operators' watermarks is the query's: the least or the greatest.
     """
 
     version: int
@@ -57,6 +62,7 @@ class Incoming:
     watermark_ms: int | None
     available_now: bool = False
     last_pass_ms: int | None = None
+    watermark_policy: WatermarkPolicy = "min"
 
 
 @dataclass(frozen=True, slots=True)

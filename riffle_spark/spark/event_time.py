@@ -6,18 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ports import WatermarkPolicy
 from riffle_spark.spark.routing import quoted
 from riffle_spark.worker.late import newest_ms
 from riffle_spark.worker.order import Watermark
 
-__all__ = ["newest_event_times", "watermark_in"]
+__all__ = ["newest_event_times", "policy_in", "watermark_in"]
 
 _DELAY = "spark.watermarkDelayMs"
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 def watermark_in(schema: StructType, store: str) -> Watermark:
@@ -34,6 +36,12 @@ def watermark_in(schema: StructType, store: str) -> Watermark:
         'watermark=(column, "10 minutes"). A union takes the watermark of its first frame',
         where=store,
     )
+
+
+def policy_in(spark: SparkSession) -> WatermarkPolicy:
+    """Return which of several watermarks is the query's. In a batch's session Spark keeps what the checkpoint says."""
+    said = spark.conf.get(_POLICY, "min") or "min"
+    return "max" if said.lower() == "max" else "min"
 
 
 def newest_event_times(batch: DataFrame, columns: Sequence[str]) -> dict[str, int]:

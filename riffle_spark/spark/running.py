@@ -19,13 +19,14 @@ from riffle_spark.protocol.driver import Driver, Surroundings
 from riffle_spark.protocol.hashed import without_effect
 from riffle_spark.protocol.initial import with_initial
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from riffle_spark.protocol.ports import WatermarkPolicy
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.protocol.topology import Topology
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
 from riffle_spark.spark import inventory, routing
 from riffle_spark.spark.background import SystemClock, Worker
 from riffle_spark.spark.cluster import SparkCluster
-from riffle_spark.spark.event_time import watermark_in
+from riffle_spark.spark.event_time import policy_in, watermark_in
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.kafka_racks import partition_racks
 from riffle_spark.spark.kafka_source import kafka_of
@@ -73,6 +74,7 @@ class Running:
         self._frames = PlacedFrames()
         self._operators: tuple[object, list[Operator]] | None = None
         self._seen: str | None = None
+        self._policy: WatermarkPolicy = "min"
         self._query_id = inventory.DIRECT
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = Worker()
@@ -104,12 +106,13 @@ class Running:
         sinks = {part.store: part.sink for part in self._parts}
         initial = {part.store: part.initial for part in self._parts if part.initial is not None}
         work = SparkWork(batch, operators, sinks, self._frames, self._home, self._settings, initial)
-        report = self.driver.process(incoming, operators, work)
+        report = self.driver.process(replace(incoming, watermark_policy=self._policy), operators, work)
         self._tell(report)
         return report
 
     def _begin(self, batch: DataFrame) -> None:
-        """Look at what a query's first batch tells: its source, its executors, the racks of what it reads."""
+        """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
+        self._policy = policy_in(batch.sparkSession)
         if inventory.unbounded_kafka_source(batch):
             _logger.warning(
                 "the Kafka source has no maxOffsetsPerTrigger: a slot holds its rows of a batch in memory, so set it "

@@ -148,6 +148,21 @@ def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> No
     assert reached == [0, 4_000, 8_000, 19_000]
 
 
+def test_with_policy_max_the_fastest_decides(tmp_path: Path) -> None:
+    """Nobody is waited for, also not by a last pass; what is late is so by the one watermark for all of them."""
+    world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", column="other")])
+    reached = []
+    for version, (time, other) in enumerate([(5_000, None), (5_000, 9_000), (20_000, None), (2_000, 3_000)]):
+        world.batch(version, events(time, other=other), watermark_policy="max")
+        reached.append(tail(world).watermark_ms)
+    assert reached == [4_000, 8_000, 19_000, 19_000]
+    assert world.state("a") == {"a": (3,)}
+    orders = told(world, 4, events(1_000, other=40_000), watermark_policy="max", available_now=True)
+    assert [order.last_pass_ms for order in orders] == [39_000, None]
+    world.batch(5, events(50_000, other=30_000), watermark_policy="min")
+    assert tail(world).watermark_ms == 39_000
+
+
 def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> None:
     """A longer one counts from where the watermark is, a shorter one at once."""
     world = World(tmp_path, operators=[counted()])
