@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from riffle_spark.state.nestedkeys import encode_nested_keys, is_array
+from riffle_spark.state.nestedkeys import encode_nested_keys
 from riffle_spark.state.rowcodec import RowCodec
 
 __all__ = ["KeyEncoder", "ValueDecoder"]
@@ -78,9 +78,15 @@ def _encoder(kind: pa.DataType) -> Encode:
         return _of_text(slow)
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return _of_times(kind.tz is not None, slow)
+    return _nested_encoder(kind, slow)
+
+
+def _nested_encoder(kind: pa.DataType, slow: Encode) -> Encode:
     if pa.types.is_struct(kind):
         return _of_structs([_encoder(field.type) for field in kind], slow)
-    return _of_arrays(_encoder(kind.value_type), slow) if is_array(kind) else slow
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _of_arrays(_encoder(kind.value_type), slow)
+    return slow
 
 
 def _by_column(kind: pa.DataType) -> Encode:

@@ -32,6 +32,20 @@ def test_nested_keys_are_told_apart_in_the_batch_and_after_it() -> None:
     assert len(list(cells.keys())) == len(KEYS) + 2
 
 
+def test_maps_in_keys_are_equal_whatever_the_order_of_their_entries() -> None:
+    """Also where the value beside them is read from the store."""
+    store = Store(map_of("m", "load map<string, int>", "n long"))
+    store.batch("k")
+    for number, load in enumerate([{"x": 1, "y": None}, {"y": None, "x": 1}, {"x": 1}, {}, None]):
+        store.map("m").update((load,), (number,))
+    for _ in range(2):
+        cells = store.map("m")
+        assert [key for (key,), _ in cells.items()] == [None, {}, {"x": 1}, {"x": 1, "y": None}]
+        assert cells.get(({"y": None, "x": 1},)) == cells.get(({"x": 1, "y": None},)) == (1,)
+        store.commit()
+        store.batch("k")
+
+
 def test_nested_keys_are_removed_one_by_one() -> None:
     """What is left are the others."""
     store = stored()

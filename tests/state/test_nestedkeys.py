@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.nestedkeys import check_map_key_type, decode_nested_keys, encode_nested_keys
 from riffle_spark.state.scalars import KeyEncoder
-from tests.state.drawn import KEY_TYPES, damaged, nullable_lists, some, structs
+from tests.state.drawn import KEY_TYPES, Values, damaged, nullable_lists, some, structs
 from tests.state.test_keycodec import rank as rank_of_plain
 from tests.state.test_keycodec import types_of
+
+
+def maps(values: Values) -> Values:
+    """Draw maps as Arrow takes them, their entries in any order."""
+    entries = st.tuples(st.sampled_from(["", "a", "a\x00", "b"]), st.one_of(st.none(), values))
+    return st.lists(entries, max_size=3, unique_by=lambda entry: entry[0])
+
 
 NESTED = st.recursive(
     st.sampled_from(list(KEY_TYPES.items())),
@@ -22,6 +29,7 @@ NESTED = st.recursive(
         inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))),
         inner.map(lambda t: (pa.large_list(t[0]), nullable_lists(t[1]))),
         st.lists(inner, max_size=3).map(structs),
+        inner.map(lambda t: (pa.map_(pa.string(), t[0]), maps(t[1]))),
     ),
     max_leaves=4,
 )
@@ -39,9 +47,13 @@ def nested_keys(draw: st.DrawFn) -> list[pa.Array]:
 
 
 def rank(value: object) -> tuple[object, ...]:
-    """Return what one value compares as: nulls first, structs by their fields, the shorter of two arrays first."""
+    """Return what one value compares as: nulls first, structs by their fields, the shorter of two arrays first, maps as
+    the arrays of their entries by key.
+    """
     if isinstance(value, dict):
         return (1, tuple(map(rank, value.values())))
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return (1, tuple(sorted((rank(key), rank(item)) for key, item in value)))
     return (1, tuple(map(rank, value))) if isinstance(value, list) else rank_of_plain(value)
 
 
@@ -54,6 +66,8 @@ def as_tuples(value: object) -> object:
     """Return a value with its structs as tuples, as a user's key reaches the encoder."""
     if isinstance(value, dict):
         return tuple(map(as_tuples, value.values()))
+    if isinstance(value, tuple):
+        return value[0], as_tuples(value[1])
     return list(map(as_tuples, value)) if isinstance(value, list) else value
 
 
@@ -118,7 +132,7 @@ def test_damaged_nested_keys_raise_or_are_other_keys(columns, data):
 
 
 def test_nested_keys_are_the_documented_bytes():
-    """A struct is a tag and its fields; an array a tag, a 01 before each element, and 00."""
+    """A struct is a tag and its fields; an array a tag, 01 before each element, and 00; a map sorted entries."""
     kind = pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))])
     keys = pa.array([(1, ["x", None]), (None, []), (2, None), None], kind)
     assert [key.hex(" ") for key in encode_nested_keys([keys]).to_pylist()] == [
@@ -127,10 +141,20 @@ def test_nested_keys_are_the_documented_bytes():
         "01 01 82 00",
         "00",
     ]
+    entries = pa.array([[("b", 1), ("a", None)]], pa.map_(pa.string(), pa.int8()))
+    assert encode_nested_keys([entries])[0].as_py().hex(" ") == "01 01 01 01 61 00 00 00 00 01 01 01 62 00 00 01 81 00"
 
 
-@pytest.mark.parametrize("kind", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.int8(), 2), pa.time64("us")])
-@pytest.mark.parametrize("around", [lambda kind: kind, pa.list_, lambda kind: pa.struct([("f", kind)])])
+AROUND = {
+    "alone": lambda kind: kind,
+    "list": pa.list_,
+    "struct": lambda kind: pa.struct([("f", kind)]),
+    "map": lambda kind: pa.map_(pa.string(), kind),
+}
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8(), 2), pa.time64("us"), pa.null()])
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
 def test_types_that_no_key_can_have_are_refused(kind, around):
     """Wherever they are nested."""
     with pytest.raises(ConfigError, match="cannot be of type"):
