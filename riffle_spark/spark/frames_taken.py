@@ -7,7 +7,7 @@ kept, as arrays, and those of one type are joined and converted together when al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -28,7 +28,7 @@ class Taken:
         self._by_name = by_name
         self._labels: list[object] = []
         self._places: list[int] = []
-        self._columns: list[list[Values]] = [[] for _ in schema]
+        self._frames: list[tuple[Sequence[Values], list[int]]] = []
         self._convert = [_Column(field, timezone, safe=safe) for field in schema]
 
     def add(self, frame: object) -> None:
@@ -44,14 +44,14 @@ class Taken:
         if labels != self._labels:
             self._places = self._places_of(labels)
             self._labels = labels
-        arrays = _arrays(frame)
-        for column, place in zip(self._columns, self._places, strict=True):
-            column.append(arrays[place].copy())  # the processor may write into its frame again
+        self._frames.append((_copied(frame), self._places))
 
     def table(self) -> pa.Table:
         """Return all rows in the order in which they came, and forget them."""
-        columns, self._columns = self._columns, [[] for _ in self._schema]
-        arrays = [convert(column) for convert, column in zip(self._convert, columns, strict=True)]
+        frames, self._frames = self._frames, []
+        arrays = [
+            convert([values[places[at]] for values, places in frames]) for at, convert in enumerate(self._convert)
+        ]
         return pa.table(arrays, schema=self._schema)
 
     def _places_of(self, labels: list[object]) -> list[int]:
@@ -66,11 +66,24 @@ class Taken:
         return [labels.index(name) for name in self._schema.names]
 
 
-def _arrays(frame: pd.DataFrame) -> Sequence[Values]:
-    """Return the columns' values; through a series each where pandas has no quicker way."""
+def _copied(frame: pd.DataFrame) -> Sequence[Values]:
+    """Return copies of the columns' values, as the processor may write into its frame again.
+
+    Columns that pandas keeps as rows of one array are copied with it; where it has no such way, or another one for a
+    column, each is copied through a series.
+    """
+    blocks: Any = getattr(getattr(frame, "_mgr", None), "blocks", ())
+    if len(blocks) == 1 and _is_in_order(blocks[0], frame.shape[1]):
+        return cast("Sequence[Values]", blocks[0].values.copy())
     if hasattr(frame, "_iter_column_arrays"):
-        return list(frame._iter_column_arrays())
-    return [frame.iloc[:, at].array for at in range(frame.shape[1])]
+        return [values.copy() for values in frame._iter_column_arrays()]
+    return [frame.iloc[:, at].array.copy() for at in range(frame.shape[1])]
+
+
+def _is_in_order(block: Any, columns: int) -> bool:
+    """Tell whether the rows of a block's array are the frame's columns."""
+    places = block.mgr_locs
+    return type(block.values) is np.ndarray and places.is_slice_like and places.as_slice == slice(0, columns, 1)
 
 
 class _Column:

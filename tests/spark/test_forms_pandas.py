@@ -157,6 +157,19 @@ def test_columns_are_matched_by_place_where_labels_are_no_strings() -> None:
     assert returned([frame(x=["a"], y=[1])], by_name=False) == expected
 
 
+def test_columns_of_one_type_are_told_apart_however_pandas_keeps_them() -> None:
+    """Whether a frame was made at once, turned, cut, added to or transposed: each column's values are its own."""
+    made = pd.DataFrame({"m": [1, 2], "n": [3, 4], "k": [5, 6]})
+    added = made[["n"]].copy()
+    added["k"], added["m"] = [5, 6], [1, 2]
+    frames = [
+        made, made.iloc[:, ::-1], made[["k", "m", "n"]], made.iloc[:, [1, 0, 2]], made.sort_index(axis=1), added,
+        made.T.T, made[1:], made[::-1], pd.DataFrame([[5, 1, 3], [6, 2, 4]], columns=["k", "m", "n"]),
+    ]  # fmt: skip
+    rows = returned(*([frame] for frame in frames), schema=schema_of_ddl("k long, m long, n long"))
+    assert rows == [row for frame in frames for row in frame[["k", "m", "n"]].to_dict("records")]
+
+
 def test_a_frame_may_be_used_again() -> None:
     """What was taken does not change with it."""
 
