@@ -103,10 +103,12 @@ def test_a_time_to_live_needs_processing_time(mode: TimeMode) -> None:
         declared(lambda _, handle: handle.getValueState("a", "n long", 5), mode)
 
 
-def test_a_key_of_a_map_must_be_of_types_that_have_an_order() -> None:
-    """Spark takes nested keys; here they are refused with a reason when the query starts."""
-    with pytest.raises(ConfigError, match="map key"):
-        Run(Told(init=lambda _, h: h.getMapState("m", "k array<int>", "n long")))
+def test_a_key_of_a_map_may_be_nested() -> None:
+    """Structs and arrays are declared as in Spark."""
+    struct = pa.struct([pa.field("a", pa.int32())])
+    keys = pa.schema([("k", pa.list_(pa.field("element", struct)))])
+    told = declared(lambda _, h: h.getMapState("m", "k array<struct<a:int>>", "n long"))
+    assert told == (Variable("m", "map", LONG, keys),)
 
 
 def test_deleted_variables_are_told() -> None:
