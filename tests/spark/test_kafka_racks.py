@@ -54,12 +54,12 @@ def test_brokers_without_a_rack_give_none(kafka_broker: KafkaBroker) -> None:
 
 def test_a_broker_that_is_not_there_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is raised, nothing is known, nothing is waited for, and no thread is left behind."""
-    began, threads = time.monotonic(), threading.active_count()
+    began, threads = time.monotonic(), set(threading.enumerate())
     with caplog.at_level(logging.WARNING, "riffle_spark"):
         assert partition_racks(f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}", ["clicks"]) == {}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10, "as long as a client waits"
     assert len([record for record in caplog.records if record.name == "riffle_spark"]) == 1
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_a_server_that_never_answers_is_waited_for_so_long(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,7 +67,7 @@ def test_a_server_that_never_answers_is_waited_for_so_long(caplog: pytest.LogCap
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "riffle_spark"):
         assert partition_racks(f"127.0.0.1:{silent.getsockname()[1]}", ["clicks"], seconds=1) == {}
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert len([record for record in caplog.records if record.name == "riffle_spark"]) == 1
 
 

@@ -44,7 +44,7 @@ class TestNoAnswer:
         store = scripted.store(Answer(200, silent_seconds=1.0))
         began = time.monotonic()
         error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert isinstance(error, UnavailableError)
         assert "ReadTimeoutError" in error.problem
 
