@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.processors import counting, expiring, lists, machines, maps, nested, sessions, timers
+from tests.processors import counting, expiring, lists, machines, mapkeys, maps, nested, sessions, timers
 from tests.processors.case import Case
 
 __all__ = ["CASES"]
 
-_MODULES = (counting, lists, maps, sessions, timers, expiring, machines, nested)
+_MODULES = (counting, lists, maps, mapkeys, sessions, timers, expiring, machines, nested)
 CASES: Mapping[str, Case] = {case.name: case for module in _MODULES for case in module.CASES}
