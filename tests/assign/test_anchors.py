@@ -19,7 +19,7 @@ from riffle_spark.assign.scenario import Scenario, read_scenario
 from riffle_spark.assign.simulate import group_of, run
 
 FAMILIES = {"random": 100, "worked": 17, "scale": 21}
-LARGEST_RACKED = 800
+LARGEST_RACKED = 500
 """Tasks times clients. The strategies for racks take seconds over larger groups: those are played where there is time.
 """
 

@@ -36,7 +36,7 @@ def test_a_killed_worker_costs_no_event(tmp_path: Path) -> None:
     assert not _processes_of(tmp_path)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_nothing_goes_on_without_it(tmp_path: Path, sent: signal.Signals) -> None:
     """Interrupted or killed while the job starts, it leaves no process behind."""
     demo = _start(tmp_path, "--events", "100000")

@@ -3,7 +3,8 @@ own.
 
 Tasks T1, T2, ... are key-groups 0, 1, ...; the members I1, I2, I3 are the executors of the first, second and third
 host. What the proposal shows as a standby that catches up is a warm-up here where it is one more than
-``num_standbys``. The same in simulation is in ``tests/protocol/test_kip441.py``.
+``num_standbys``. The same in simulation is in ``tests/protocol/test_kip441.py``, and a scale-out in every run in
+``test_elastic_cluster.py``.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def restored(reports: list[BatchReport]) -> list[tuple[int, int]]:
     return [(report.restores, report.fetched_snapshot_bytes) for report in reports]
 
 
+@pytest.mark.long
 def test_scaling_out(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> None:
     """I3 joins two members with two and one tasks: it warms up both of I1's, then takes one over and keeps the
     other.
@@ -126,6 +128,7 @@ def test_scaling_in_with_standbys_in_sync(spark: SparkSession, cluster: Standalo
     assert query.holds() == after, "the second rebalance is the stable state (I8)"
 
 
+@pytest.mark.long
 def test_scaling_in_with_standbys_that_lag(spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path) -> None:
     """I2 bears three tasks while I3's copies catch up; once they have, I3 takes one over, and that is all."""
     query = scaling_in(spark, cluster, tmp_path)
