@@ -19,14 +19,14 @@ from riffle_spark.state.manifest import Head
 from riffle_spark.worker.census import Census
 
 MEMBERS = ("m1", "m2", "m3")
-DELAY = 10.0
+DELAY = 10
 ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("census"), st.sampled_from(MEMBERS), st.sets(st.integers(0, 2))),
         st.tuples(st.just("report"), st.sampled_from(MEMBERS), st.integers(0, 2)),
         st.tuples(st.just("assign"), st.sampled_from(MEMBERS), st.booleans()),
         st.tuples(st.just("leave"), st.sampled_from(MEMBERS), st.none()),
-        st.tuples(st.just("due"), st.floats(0, 2 * DELAY), st.none()),
+        st.tuples(st.just("due"), st.integers(0, 20), st.none()),
     ),
     max_size=40,
 )
@@ -71,7 +71,7 @@ class Interleaved:
         self.copies.wiped(member)
         self.unanswered = {(name, group) for name, group in self.unanswered if name != member}
 
-    def due(self, seconds: float, _: None) -> set[tuple[str, int]]:
+    def due(self, seconds: int, _: None) -> set[tuple[str, int]]:
         """Let time pass and clean up; return what goes."""
         self.now += seconds
         drops = self.cleaner.due(self.copies, self.members.live, self.now, DELAY)
