@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from apps.demo.jars import spark_home
-from apps.demo.servers import KafkaBroker, S3Server, StandaloneCluster
+from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
 from tests.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ os.environ["SPARK_HOME"] = str(spark_home())
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell"
 # Python workers, and the jobs that tests start, find the packages of this checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
+from apps.demo.servers import JVM_OPTIONS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -19,6 +21,7 @@ SMALL = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.executor.memory": "600m",
+    "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.sql.session.timeZone": "UTC",
 }
 """Every session is as small as it can be."""

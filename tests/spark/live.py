@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from streaming import PATIENCE_SECONDS, Kept, rest, wait_for
 
-from apps.demo.servers import JVM_OPTIONS, StandaloneCluster
+from apps.demo.servers import StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.following import follows
@@ -27,10 +27,9 @@ __all__ = ["CONF", "LiveQuery", "Roles", "await_executors", "executor_ids", "exe
 
 CONF = {
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.driver.host": "127.0.0.1",
 }
-"""What sessions on such a cluster have in common: executors of one core that begin cheaply."""
+"""What sessions on such a cluster have in common: executors of one core."""
 KEYS_A_GROUP = 40
 BATCH_AND_A_HALF = KEYS_A_GROUP * 3 // 2
 """A copy that is one batch behind is warm, one that is two behind is not."""

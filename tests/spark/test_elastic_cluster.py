@@ -26,9 +26,9 @@ CONF = {
     # Less than a new executor takes to start: what a dead one leaves undone is its standby's to do.
     "spark.locality.wait": "1s",
     "spark.executor.heartbeatInterval": "1s",
-    "spark.network.timeout": "8s",
+    "spark.network.timeout": "20s",
     "spark.network.timeoutInterval": "1s",
-    "spark.storage.blockManagerHeartbeatTimeoutMs": "8000",
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "20000",
 }
 NEVER = 1000
 

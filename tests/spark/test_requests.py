@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streaming import Kept, rest, settings_in
+from streaming import Kept, rest, settings_in, wait_for
 
 from apps.demo.servers import S3Server
 from apps.demo.servers.child import free_port
@@ -76,6 +76,8 @@ def test_a_steady_batch_asks_little_and_lists_nothing(
         if batch < WARM_UP:
             rest(job)  # What a start looks for beside the first batches is not part of a steady one.
         else:
+            told = sum(job.reports[-1].requests.values())
+            wait_for(lambda: len(asked("steady")) >= before + told, "the log")  # noqa: B023 - called in this turn only
             counted.append(Counter(kind(line) for line in asked("steady")[before:]))
     for report, by_server in zip(list(job.reports)[WARM_UP:], counted, strict=True):
         assert report.slots_that_wrote == 2
