@@ -48,7 +48,7 @@ class ListCells:
 
     def put(self, elements: Iterable[object]) -> None:
         """Replace all elements. Raises ``Misfit`` for one that does not fit."""
-        taken = [self._fields.take(element) for element in elements]
+        taken = self._fields.take_all(elements)
         self.clear()
         self._added[self._scope.at] = taken
 
@@ -59,7 +59,7 @@ class ListCells:
 
     def extend(self, elements: Iterable[object]) -> None:
         """Add several elements. Raises ``Misfit`` for one that does not fit, and adds none."""
-        taken = [self._fields.take(element) for element in elements]
+        taken = self._fields.take_all(elements)
         self._added.setdefault(self._scope.at, []).extend(taken)
 
     def clear(self) -> None:

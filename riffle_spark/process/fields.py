@@ -50,6 +50,13 @@ class Fields:
             return values
         return self._checked(values)
 
+    def take_all(self, rows: Iterable[object]) -> list[Values]:
+        """Return several tuples as ``take`` returns each."""
+        taken = list(rows)
+        if {*map(type, taken)} == {tuple} and {tuple(map(type, values)) for values in taken} <= self._shapes:  # type: ignore[call-overload]
+            return taken  # type: ignore[return-value]
+        return [self.take(values) for values in taken]
+
     def _checked(self, values: object) -> Values:
         if not isinstance(values, tuple | list | np.ndarray):
             raise Misfit("type", values, f"tuple of {len(self._takes)} fields")

@@ -164,11 +164,9 @@ class Copy(LmdbFile):
         if rows.indexed:
             due.follow(transaction, self._state, self._due, cleared, rows)
         self._remove(transaction, cleared)
-        puts = [(k, v) for k, v in zip(rows.keys, rows.values, strict=True) if v is not None]
         with transaction.cursor() as cursor:
-            cursor.putmulti(puts)
-        if len(puts) < len(rows.keys):
-            self._remove(transaction, [k for k, v in zip(rows.keys, rows.values, strict=True) if v is None])
+            cursor.putmulti(rows.kept())
+        self._remove(transaction, rows.deleted())
         self._put_long(transaction, rows)
 
     def _remove(self, transaction: lmdb.Transaction, keys: list[bytes]) -> None:

@@ -50,6 +50,7 @@ class CopyReading:
         self._state = state
         self._due = due
         self._long = long
+        self._last: lmdb.Cursor[bytes] | None = None
 
     def one(self, key: bytes) -> bytes | None:
         """See ``Reading``."""
@@ -73,11 +74,12 @@ class CopyReading:
 
     def last_under(self, prefix: bytes) -> bytes | None:
         """See ``Reading``."""
-        with self._transaction.cursor(db=self._state) as cursor:
-            after = _after(prefix)
-            found = cursor.prev() if after is not None and cursor.set_range(after) else cursor.last()
-            key: bytes = cursor.key()
-            return key if found and key.startswith(prefix) else None
+        if self._last is None:  # lists ask for many keys one after the other
+            self._last = self._transaction.cursor(db=self._state)
+        cursor, after = self._last, _after(prefix)
+        found = cursor.prev() if after is not None and cursor.set_range(after) else cursor.last()
+        key: bytes = cursor.key()
+        return key if found and key.startswith(prefix) else None
 
     def due_until(self, time_ms: int) -> Iterator[tuple[int, bytes]]:
         """See ``Reading``."""

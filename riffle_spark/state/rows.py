@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 __all__ = ["Rows", "joined"]
 
@@ -26,6 +27,19 @@ class Rows:
     size_bytes: int = 0
     cleared: tuple[int, ...] = ()
     indexed: bool = False
+
+    def kept(self) -> Iterable[tuple[bytes, bytes]]:
+        """Return the keys and values of rows that are not deleted."""
+        pairs = zip(self.keys, self.values, strict=True)
+        if None in self.values:
+            return [(key, value) for key, value in pairs if value is not None]
+        return cast("Iterable[tuple[bytes, bytes]]", pairs)
+
+    def deleted(self) -> list[bytes]:
+        """Return the keys of rows that are deleted."""
+        if None not in self.values:
+            return []
+        return [key for key, value in zip(self.keys, self.values, strict=True) if value is None]
 
     def slice(self, start: int, stop: int) -> Rows:
         """Return rows ``start`` to ``stop``."""

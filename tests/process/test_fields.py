@@ -172,6 +172,16 @@ def test_known_shapes_are_still_checked() -> None:
             of.take(wrong)
 
 
+def test_several_tuples_are_taken_as_one_by_one() -> None:
+    """Whether their shape is known or not, and whatever is among them."""
+    taken = fields("long")
+    batches: list[list[object]] = [[], [(1,)], [(2,), (3,)], [(4,), [5]], [(np.int64(6),), (7,)], [(None,), (8,)]]
+    assert [taken.take_all(iter(rows)) for rows in batches] == [[taken.take(row) for row in rows] for rows in batches]
+    for wrong in (("x",), (1, 2), 3, None):
+        with pytest.raises(Misfit):
+            taken.take_all([(1,), wrong])
+
+
 def test_values_that_change_are_changed_each_time() -> None:
     """That a class was seen before tells nothing where values of it are rounded or moved to another zone."""
     of = Fields(schema_of_ddl("d decimal(4,1), t timestamp"))
