@@ -52,8 +52,7 @@ def pandas_form(run: Player) -> Figures:
 
 
 def _form(name: str, run: Player, load: str, spark_version: str = NEW_SPARK) -> Figures:
-    mine = run(Side(load, "riffle", {**COUNTED, "batches": WARM_UP + OURS}, OURS, spark_version))
-    theirs = run(Side(load, "spark", {**COUNTED, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version))
+    mine, theirs = _both(run, load, COUNTED, spark_version)
     return {
         f"{name}_ratio": mine.rows_per_s / theirs.rows_per_s,
         f"{name}_rows_per_s": mine.rows_per_s,
@@ -65,16 +64,17 @@ def _form(name: str, run: Player, load: str, spark_version: str = NEW_SPARK) -> 
 
 def list_(run: Player) -> Figures:
     """Append to short lists, then to long ones."""
-    batches = THEIR_WARM_UP + THEIRS
-    mine, theirs = _both(run, "appending", {**LISTS, "batches": batches})
-    short = theirs.median_s(until=batches) / mine.median_s(until=batches)
+    mine, theirs = _both(run, "appending", LISTS)
+    mine_short_s = mine.median_s(until=WARM_UP + OURS)
+    their_short_s = theirs.median_s(until=THEIR_WARM_UP + THEIRS)
+    short = their_short_s / mine_short_s
     long = theirs.median_s() / mine.median_s()
     return {
         "list_ratio": min(short, long),
         "list_short_ratio": short,
         "list_long_ratio": long,
-        "list_short_elements_per_s": APPENDED * mine.rows / mine.median_s(until=batches),
-        "list_short_elements_per_s_spark": APPENDED * theirs.rows / theirs.median_s(until=batches),
+        "list_short_elements_per_s": APPENDED * mine.rows / mine_short_s,
+        "list_short_elements_per_s_spark": APPENDED * theirs.rows / their_short_s,
         "list_long_elements_per_s": APPENDED * mine.rows_per_s,
         "list_long_elements_per_s_spark": APPENDED * theirs.rows_per_s,
     }
@@ -82,7 +82,7 @@ def list_(run: Player) -> Figures:
 
 def map_(run: Player) -> Figures:
     """Read and update one entry in each of many maps."""
-    mine, theirs = _both(run, "mapping", {**MAPS, "batches": THEIR_WARM_UP + THEIRS})
+    mine, theirs = _both(run, "mapping", MAPS)
     return {
         "map_ratio": mine.rows_per_s / theirs.rows_per_s,
         "map_rows_per_s": mine.rows_per_s,
@@ -90,8 +90,10 @@ def map_(run: Player) -> Figures:
     }
 
 
-def _both(run: Player, load: str, sizes: dict[str, int]) -> tuple[Played, Played]:
-    return run(Side(load, "riffle", sizes, THEIRS)), run(Side(load, "spark", sizes, THEIRS))
+def _both(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> tuple[Played, Played]:
+    mine = run(Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version))
+    theirs = run(Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version))
+    return mine, theirs
 
 
 def expiry(run: Player) -> Figures:
