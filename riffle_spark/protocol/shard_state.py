@@ -17,17 +17,13 @@ from riffle_spark.process.grouping import group_keys
 from riffle_spark.protocol.schemas import Columns
 from riffle_spark.state.codec import DELETED
 from riffle_spark.state.fitted import fitted
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import claim
 from riffle_spark.state.manifest import Entry
 from riffle_spark.state.parts import Reader
+from riffle_spark.state.restored import restored
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import DUE, VariablesSchema
 
 __all__ = ["earliest_ms", "state_of"]
-
-_EVERY_EPOCH = 1 << 30
-"""There is no copy yet that could be beyond the entry."""
 
 
 def state_of(schema: Columns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
@@ -63,10 +59,5 @@ def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -
 
 def _restored(schema: VariablesSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     with tempfile.TemporaryDirectory(prefix="riffle-shard-") as place:
-        folder = claim(Path(place), "reader", ())
-        copies, _ = Keeper(folder, schema, reader, epoch=_EVERY_EPOCH).bring({key_group: entry})
-        if key_group not in copies:
-            return schema.part_schema().empty_table()
-        with copies[key_group] as copy:
-            _, pairs, longs = copy.scan()
-        return schema.table(pairs, longs)
+        found = restored(schema, {key_group: entry}, reader, Path(place))
+        return found.get(key_group, schema.part_schema().empty_table())

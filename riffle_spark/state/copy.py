@@ -164,9 +164,10 @@ class Copy(LmdbFile):
         if rows.indexed:
             due.follow(transaction, self._state, self._due, cleared, rows)
         self._remove(transaction, cleared)
+        kept, deleted = rows.split()
         with transaction.cursor() as cursor:
-            cursor.putmulti(rows.kept())
-        self._remove(transaction, rows.deleted())
+            cursor.putmulti(kept)
+        self._remove(transaction, deleted)
         self._put_long(transaction, rows)
 
     def _remove(self, transaction: lmdb.Transaction, keys: list[bytes]) -> None:

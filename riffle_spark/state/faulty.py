@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.objects import ObjectStore, written
 
 __all__ = ["Fault", "FaultyStore", "Kind"]
 
@@ -129,10 +129,7 @@ class FaultyStore:
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``; the faults of a ``get``."""
-        data = self.get(name, start, length)
-        if data:
-            write(data)
-        return None if data is None else len(data)
+        return written(self.get(name, start, length), write)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from riffle_spark.state.objects import RequestCounts, check_name, check_prefix, check_range
+from riffle_spark.state.objects import RequestCounts, check_name, check_prefix, check_range, written
 
 __all__ = ["MemoryStore"]
 
@@ -57,10 +57,7 @@ class MemoryStore:
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``."""
-        data = self.get(name, start, length)
-        if data:
-            write(data)
-        return None if data is None else len(data)
+        return written(self.get(name, start, length), write)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""

@@ -8,7 +8,16 @@ from typing import Final, Protocol
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["PIECE_BYTES", "ObjectStore", "RequestCounts", "check_name", "check_prefix", "check_range", "sent_since"]
+__all__ = [
+    "PIECE_BYTES",
+    "ObjectStore",
+    "RequestCounts",
+    "check_name",
+    "check_prefix",
+    "check_range",
+    "sent_since",
+    "written",
+]
 
 
 PIECE_BYTES: Final = 256 << 10
@@ -86,6 +95,13 @@ class RequestCounts(dict[str, int]):
 def sent_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     """Return how many requests of each kind came between two looks at the counts, kinds without any left out."""
     return {kind: count - before.get(kind, 0) for kind, count in now.items() if count != before.get(kind, 0)}
+
+
+def written(data: bytes | None, write: Callable[[bytes], object]) -> int | None:
+    """Give bytes that are held anyway to ``write``, as ``copy_to`` would; return how many they were."""
+    if data:
+        write(data)
+    return None if data is None else len(data)
 
 
 def check_name(name: str) -> str:

@@ -28,18 +28,13 @@ class Rows:
     cleared: tuple[int, ...] = ()
     indexed: bool = False
 
-    def kept(self) -> Iterable[tuple[bytes, bytes]]:
-        """Return the keys and values of rows that are not deleted."""
+    def split(self) -> tuple[Iterable[tuple[bytes, bytes]], list[bytes]]:
+        """Return the keys and values of rows that are not deleted, and the keys of those that are."""
         pairs = zip(self.keys, self.values, strict=True)
-        if None in self.values:
-            return [(key, value) for key, value in pairs if value is not None]
-        return cast("Iterable[tuple[bytes, bytes]]", pairs)
-
-    def deleted(self) -> list[bytes]:
-        """Return the keys of rows that are deleted."""
         if None not in self.values:
-            return []
-        return [key for key, value in zip(self.keys, self.values, strict=True) if value is None]
+            return cast("Iterable[tuple[bytes, bytes]]", pairs), []
+        deleted = [key for key, value in zip(self.keys, self.values, strict=True) if value is None]
+        return [(key, value) for key, value in pairs if value is not None], deleted
 
     def slice(self, start: int, stop: int) -> Rows:
         """Return rows ``start`` to ``stop``."""

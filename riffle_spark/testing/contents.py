@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import claim
 from riffle_spark.state.log import Log
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.parts import Reader
+from riffle_spark.state.restored import restored
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import DUE, TIMER, VARIABLE, VariablesSchema
 
@@ -22,8 +21,6 @@ __all__ = ["Contents", "Key"]
 
 Key = tuple[object, ...]
 """The values of a key's columns."""
-_EVERYTHING = 1 << 30
-"""An epoch that no copy is beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +42,9 @@ class Contents:
         """Return the whole state: the columns of a snapshot, sorted by key-group."""
         schema, entries = self.operator.schema, self.log().manifest.entries
         mine = {key_group: entry for (store, key_group), entry in entries.items() if store == schema.store}
-        folder = claim(self.folder / f"read-{uuid.uuid4().hex}", "reader", ())
-        copies, _ = Keeper(folder, schema, Reader(self.objects, None), epoch=_EVERYTHING).bring(mine)
-        tables = [schema.part_schema().empty_table()]
-        for _, copy in sorted(copies.items()):
-            with copy:
-                _, pairs, longs = copy.scan()
-            tables.append(schema.table(pairs, longs))
-        return pa.concat_tables(tables)
+        folder = self.folder / f"read-{uuid.uuid4().hex}"
+        tables = restored(schema, mine, Reader(self.objects, None), folder).values()
+        return pa.concat_tables([schema.part_schema().empty_table(), *tables])
 
     def columns(self) -> dict[Key, dict[str, object]]:
         """Return a block's state columns by key."""
