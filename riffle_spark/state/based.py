@@ -5,6 +5,9 @@ snapshot is not loaded: its file lies beside the copy, which holds only what cha
 copy first and then in the file; a key that was deleted since stays in the copy as an empty value, which no row has.
 ``settle`` moves the file's rows into the copy, some at a time, and leaves out what the copy has; with the last of them
 the file goes. How far that came is kept in the copy, in the same transaction.
+
+Another process may end the settling at any moment, and with it go the marks of deleted keys. So every read learns in
+the transaction in which it reads values and marks whether the file counts: once all is moved, the copy alone does.
 """
 
 from __future__ import annotations
@@ -73,15 +76,22 @@ class BasedCopy(Copy):
         if begin_at is not None:
             self._growing(lambda: self._begin(begin_at))
         try:
-            with self._environment.begin(db=self._meta) as transaction:
-                pending = self._pending(transaction)
-            if pending is not None:
-                self._base = Base(folder / FILE, pending[0], schema)
+            self._base = self._needed_base(schema)
         except (OSError, EOFError, ValueError) as error:
             self.close()
             raise damaged(folder, error) from error
         if self._base is None:
             (folder / FILE).unlink(missing_ok=True)
+
+    def _needed_base(self, schema: StoreSchema) -> Base | None:
+        """Open the file, unless all of it was moved: if it is gone, another process may just have moved the last."""
+        pending = self._growing(self._read_pending)
+        try:
+            return Base(self.folder / FILE, pending[0], schema) if pending is not None else None
+        except FileNotFoundError:
+            if self._growing(self._read_pending) is None:
+                return None
+            raise
 
     def _begin(self, head: Head) -> None:
         size_bytes = (self.folder / FILE).stat().st_size
@@ -89,6 +99,10 @@ class BasedCopy(Copy):
             self._expect(transaction, EMPTY_HEAD)
             transaction.put(_BASE, json.dumps([size_bytes, 0]).encode())
             self._write_head(transaction, head)
+
+    def _read_pending(self) -> tuple[int, int] | None:
+        with self._environment.begin(db=self._meta) as transaction:
+            return self._pending(transaction)
 
     def _pending(self, transaction: lmdb.Transaction) -> tuple[int, int] | None:
         """Return the file's bytes and how many of its rows were moved; ``None`` if all were."""
@@ -98,10 +112,11 @@ class BasedCopy(Copy):
         size_bytes, moved = json.loads(bytes(stored))
         return size_bytes, moved
 
-    def _get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
-        held = super()._get(keys, at)
-        if self._base is None:
+    def _found(self, transaction: lmdb.Transaction[bytes], keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        held = super()._found(transaction, keys)
+        if self._pending(transaction) is None:
             return held
+        assert self._base is not None, "a copy never begins to need a file while it is open"
         values = dict(held)
         lacking = [key for key in keys if key not in values]
         values |= self._base.find(lacking) if lacking else {}
@@ -166,6 +181,18 @@ class BasedCopy(Copy):
 
     def scan(self) -> tuple[Head, list[tuple[bytes, bytes]], dict[bytes, bytes]]:
         """See ``Copy.scan``; what is left of the file is moved into the copy first."""
+        self._settle_all()
+        return super().scan()
+
+    def _begun_reading(self, at: Head) -> lmdb.Transaction[bytes]:
+        self._settle_all()
+        return super()._begun_reading(at)
+
+    def __len__(self) -> int:
+        """Return the number of keys; what is left of the file is moved into the copy first."""
+        self._settle_all()
+        return super().__len__()
+
+    def _settle_all(self) -> None:
         while self.settle(_SCAN_ROWS):
             pass
-        return super().scan()

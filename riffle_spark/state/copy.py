@@ -100,8 +100,11 @@ class Copy(LmdbFile):
     def _get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
         with self._environment.begin(db=self._state) as transaction:
             self._expect(transaction, at)
-            with transaction.cursor() as cursor:
-                return cursor.getmulti(keys)
+            return self._found(transaction, keys)
+
+    def _found(self, transaction: lmdb.Transaction[bytes], keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        with transaction.cursor(db=self._state) as cursor:
+            return cursor.getmulti(keys)
 
     @contextmanager
     def reading(self, at: Head) -> Iterator[Reading]:

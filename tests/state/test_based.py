@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,16 +14,19 @@ import pytest
 from drawn_records import attempt
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import Place
+from members import SCHEMA as TOTALS
+from members import Place, delta_table
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state import base, codec, fold
-from riffle_spark.state.base import FILE
+from riffle_spark.state import based as based_copy
+from riffle_spark.state.base import FILE, Base
 from riffle_spark.state.based import BasedCopy, begun, open_copy
 from riffle_spark.state.copy import Copy, DamagedCopy
 from riffle_spark.state.manifest import Head
 from riffle_spark.state.schema import StoreSchema
 
+SPAWN = multiprocessing.get_context("spawn")
 SCHEMA = StoreSchema("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64()), ("t", pa.string())]))
 LONG = "x" * 600
 """A key too long for the file: whole keys are kept beside cut ones."""
@@ -74,7 +79,7 @@ KEYS = [f"k{number}" for number in range(40)] + [LONG + str(number) for number i
 CHANGES = st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(0, 99)), max_size=12)
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 99), min_size=1), st.lists(CHANGES, max_size=6),
        st.integers(0, 2**32))  # fmt: skip
 def test_changes_and_settling_in_any_order_add_up(
@@ -171,3 +176,118 @@ def test_a_restored_file_holds_what_was_committed(place: Place) -> None:
     """Compared with what was sealed, key by key."""
     assert place.bring().restores == 3
     assert place.bring().restores == 0
+
+
+def settles_for_others(line: Connection) -> None:
+    """Take folders of copies and end their settling, as a snapshot does; a process of its own."""
+    while True:
+        folder = line.recv()
+        if folder is None:
+            return
+        schema = TOTALS if "member" in folder.parts else SCHEMA
+        with open_copy(folder, schema) as copy:
+            copy.scan()
+        line.send((folder / FILE).exists())
+
+
+@pytest.fixture(scope="module")
+def another_process() -> Iterator[Callable[[Path], None]]:
+    """Give what makes another process move the whole file into a copy."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=settles_for_others, args=(theirs,))
+    process.start()
+
+    def settle(folder: Path) -> None:
+        ours.send(folder)
+        assert ours.poll(60), "the other process does not answer"
+        assert ours.recv() is False, "the file is gone"
+
+    yield settle
+    ours.send(None)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+ALL = ["changed", "deleted", LONG + "deleted", "kept", "never"]
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Iterator[Copy]:
+    """A copy at version 2 whose file has rows that were deleted and changed since."""
+    copy = based(tmp_path / "c", {"changed": 1, "deleted": 2, LONG + "deleted": 3, "kept": 4})
+    changes: dict[str, int | None] = {"changed": 10, "deleted": None, LONG + "deleted": None, "never": None}
+    copy.fold(at(1), at(2), SCHEMA.encode(table(changes, delta=True)))
+    with copy:
+        yield copy
+
+
+def test_a_deleted_key_stays_deleted_when_another_process_ends_the_settling(
+    changed: Copy, another_process: Callable[[Path], None]
+) -> None:
+    """The marks of deleted keys are gone by then: the settled copy's rows are all there are, between two reads too."""
+    assert looked_up(changed, ALL, at(2)) == {"changed": 10, "kept": 4}
+    another_process(changed.folder)
+    assert looked_up(changed, ALL, at(2)) == {"changed": 10, "kept": 4}
+    assert scanned(changed) == {"changed": 10, "kept": 4}
+
+
+def test_a_key_that_is_deleted_after_another_process_ended_the_settling_stays_deleted(
+    changed: Copy, another_process: Callable[[Path], None]
+) -> None:
+    """A handle that still maps the file folds on: no mark is needed, and none is left behind."""
+    another_process(changed.folder)
+    changed.fold(at(2), at(3), SCHEMA.encode(table({"kept": None, "changed": 11}, delta=True)))
+    assert looked_up(changed, ALL, at(3)) == {"changed": 11}
+    assert changed.settle(100) == 0  # type: ignore[attr-defined]
+    assert scanned(changed) == {"changed": 11}
+    assert len(changed) == 1
+
+
+def test_a_settling_that_ends_while_a_read_is_under_way_changes_nothing_in_it(
+    changed: Copy, another_process: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process ends it after this one's transaction has begun, before it looks into the file."""
+    find = Base.find
+
+    def late(self: Base, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        another_process(changed.folder)
+        return find(self, keys)
+
+    monkeypatch.setattr(Base, "find", late)
+    assert looked_up(changed, ALL, at(2)) == {"changed": 10, "kept": 4}
+    assert looked_up(changed, ALL, at(2)) == {"changed": 10, "kept": 4}
+
+
+def test_a_settling_that_ends_while_a_copy_is_opened_leaves_a_whole_copy(
+    changed: Copy, another_process: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file goes between the look whether it is needed and its opening: the copy is settled, not damaged."""
+    changed.close()
+
+    def late(path: Path, size_bytes: int, schema: StoreSchema) -> Base:
+        another_process(path.parent)
+        return Base(path, size_bytes, schema)
+
+    monkeypatch.setattr(based_copy, "Base", late)
+    with open_copy(changed.folder, SCHEMA) as copy:
+        assert looked_up(copy, ALL, at(2)) == {"changed": 10, "kept": 4}
+
+
+def test_what_must_see_all_rows_moves_the_file_in_first(changed: Copy) -> None:
+    """Counting and reading bit by bit answer as of a copy that was filled."""
+    with changed.reading(at(2)) as reading:
+        keys = [key for key, _ in reading.under(b"")]
+    assert len(changed) == len(keys) == 2
+
+
+def test_a_batch_reads_no_deleted_key_beside_an_upkeep_snapshot(
+    place: Place, another_process: Callable[[Path], None]
+) -> None:
+    """A slot has its copies open when another process takes a snapshot of one of them, and then reads."""
+    copies, _ = place.keeper().bring(place.entries)
+    key, kept = (TOTALS.encode(delta_table({name: 0})).keys for name in ("0", "later"))
+    another_process(copies[1].folder)
+    assert copies[1].get(key, place.entries[1].head) == []
+    assert len(copies[1].get(kept, place.entries[1].head)) == 1
+    for copy in copies.values():
+        copy.close()
