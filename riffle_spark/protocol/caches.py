@@ -1,5 +1,5 @@
-"""Stores that are not durable: where their copies should be, for this driver's life. Knows receipts. Does not know the
-log.
+"""Stores that are not durable: where their copies should be, for one run of the query. Knows receipts. Does not know
+the log.
 
 Theory of operation. A cache's delta is kept as a file by the member that made it and put nowhere. Its head and its last
 link are remembered here only, so an uncommitted attempt never shows, and a batch that runs again reads what it read. A
@@ -21,6 +21,10 @@ class Caches:
 
     def __init__(self) -> None:
         self.entries: dict[Address, Entry] = {}
+
+    def forget(self) -> None:
+        """Begin all caches anew: what they hold may be of a line that was given up, or lack a batch."""
+        self.entries.clear()
 
     def committed(self, receipts: Iterable[Receipt]) -> None:
         """Take the receipts of a committed batch."""

@@ -119,9 +119,17 @@ class Driver:
         check_fixed(tail, self._settings, operators, self._home.root)
         if fresh:
             self._claim(incoming)
-            self.seating.begin(tail)
+            self._begin(tail)
             self._run_id = incoming.run_id
         return decision
+
+    def _begin(self, tail: Record | None) -> None:
+        """Keep nothing of an earlier run but what an operator asked for: the state may have been taken back, and
+        another driver may have been at work.
+        """
+        self._rounds.forget()
+        self._caches.forget()
+        self.seating.begin(tail)
 
     def _settle(self, fresh: bool) -> None:
         """Find out what became of an unclear append. A query that was started again takes over from whoever won."""
@@ -131,6 +139,7 @@ class Driver:
             if not fresh:
                 raise
         else:
+            self._caches.forget()  # the batch that was found to be committed told them nothing
             self._upkeep.start(self._log.first, tail, self._log.manifest, self._clock.wall_ms())
 
     def _claim(self, incoming: Incoming) -> None:

@@ -29,9 +29,15 @@ class Muster:
     def __init__(self, settings: Settings, cluster: Cluster, background: Background, racks_of: RacksOf) -> None:
         self._settings = settings
         self._cluster = cluster
+        self._background = background
         self._roll = Roll(cluster, background)
         self._racks_of = racks_of
         self._warnings: dict[str, str] = {}
+        self._answerable = True
+
+    def forget(self) -> None:
+        """Take no answer to what was asked before: one that comes late would stand for all there are."""
+        self._roll = Roll(self._cluster, self._background)
         self._answerable = True
 
     def look(

@@ -57,6 +57,12 @@ class Rounds:
             self._running = True
             self._background.submit(self._run)
 
+    def forget(self) -> None:
+        """Give up the plan that waits, and that runs after its piece: who is a member, and who needs what, is asked
+        anew.
+        """
+        self._next = ({}, 0) if self._running else None
+
     def now(self, orders: Mapping[str, UpkeepOrder]) -> None:
         """Run one round at once."""
         self.arrived.extend(self._cluster.upkeep(orders) if orders else [])

@@ -73,6 +73,7 @@ class Seating:
 
     def begin(self, tail: Record | None) -> None:
         """Begin with what the newest record says of owners and standbys; another driver may have been at work."""
+        self._muster.forget()
         self.members.forget()
         self.copies.forget()
         self.cleaner.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import pytest
 from elastic import Elastic
 from world import rows_of, totals
 
+from riffle_spark.errors import UnavailableError
 from riffle_spark.process.aggregates import aggregate, count
 from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.recovery import rollback
+from riffle_spark.state import paths
+from riffle_spark.state.faulty import Fault
 from riffle_spark.testing import Attempt, InlineBackground
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -102,6 +107,58 @@ def test_caches_begin_empty_after_a_restart_of_the_driver(tmp_path: Path) -> Non
     world.feed()
     assert set(counts(world).values()) == {2}
     world.check_state()
+
+
+def back_to(world: Elastic, tmp_path: Path, version: int) -> None:
+    """Take the query back to a batch and start it again in the same process."""
+    checkpoint = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": "query"}))
+    rollback(world.home.root, version, str(checkpoint), execute=True)
+    world.version, world.run_id = version, "started again"
+
+
+def test_a_cache_counts_no_row_twice_after_a_rollback_in_the_same_process(tmp_path: Path) -> None:
+    """The batches that come again find an empty cache, as after a restart of the driver, not the one they filled."""
+    world = mixed(tmp_path, retained_versions=10)
+    world.feed(4)
+    back_to(world, tmp_path, 1)
+    for again in (1, 2, 3):
+        world.version += 1
+        keys = world.of_groups(set(range(6)))
+        world.batch(world.version, rows_of(*((key, 1, n) for n, key in enumerate(keys))))
+        found = world.sinks["seen"].by_id[f"query/1/{world.version}"]
+        assert set(found["count"].to_pylist()) == {again}
+
+
+def test_a_cache_lacks_nothing_of_what_another_driver_ran_in_between(tmp_path: Path) -> None:
+    """A query that is started again in a process begins its caches anew: others may have been at work on the rows."""
+    world = mixed(tmp_path)
+    world.feed(3)
+    world.run_id = "started again"
+    world.feed()
+    assert set(counts(world).values()) == {1}
+    world.check_state()
+
+
+@pytest.mark.parametrize("same_run", [True, False])
+def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run: bool) -> None:
+    """A batch whose commit is found later left nothing in the cache: that begins anew, and goes on from there."""
+    world = mixed(tmp_path)
+    world.feed(3)
+    record = paths.record(world.log().tail.sequence + 1)  # type: ignore[union-attr]
+    world.store.script(Fault("answer_lost", "put", record), Fault("unavailable", "put", record, times=None))
+    world.store.script(Fault("unavailable", "get", record, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.feed()
+    world.store.heal()
+    if not same_run:
+        world.run_id = "started again"
+    assert world.batch(world.version, rows_of()).decision == "repeat"
+    for again in (1, 2):
+        world.feed()
+        assert set(counts(world).values()) == {again}
 
 
 def test_upkeep_leaves_caches_alone(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ import pytest
 from elastic import Elastic
 
 from riffle_spark.assign.model import Assignment
-from riffle_spark.testing import home_of
+from riffle_spark.testing import InlineBackground, home_of
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
 
 
-def running(tmp_path: Path, standbys: int) -> Elastic:
+def running(tmp_path: Path, standbys: int, **settings: object) -> Elastic:
     """Return a query in the middle of its life."""
-    world = Elastic(tmp_path, executors=THREE, num_standbys=standbys)
+    world = Elastic(tmp_path, executors=THREE, num_standbys=standbys, **settings)
     world.feed(5)
     return world
 
@@ -96,6 +96,39 @@ def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path:
     assert roles(world.seating.present) == before
     assert (report.moves, report.restores) == ((), 0)
     world.check_state()
+
+
+def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Path) -> None:
+    """A newcomer answers when the query has stopped already: started again, everybody is asked, and nothing moves."""
+    world = running(tmp_path, 1)
+    before = roles(world.seating.present)
+    world.start(InlineBackground(deferred=True))
+    world.feed()
+    world.cluster.add("4")
+    world.feed()
+    world.background.run()
+    world.run_id = "started again"
+    report = world.feed()
+    assert roles(world.seating.present) == before
+    assert not [move for move in report.moves if move["role"] == "owner"]
+
+
+def test_drops_of_the_run_before_are_given_up(tmp_path: Path) -> None:
+    """I9: a copy that waits for its removal when the query stops is counted again, and is needed: nothing is fetched
+    anew.
+    """
+    world = running(tmp_path, 1, state_cleanup_delay=0)
+    world.start(InlineBackground(deferred=True))
+    world.feed()
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
+    world.feed(2)
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 1})
+    world.run_id = "started again"
+    world.feed()
+    world.background.run()
+    report = world.feed()
+    assert report.upkeep_restores == 0
+    assert report.upkeep_folds
 
 
 def test_members_that_are_gone_after_a_restart_are_replaced(tmp_path: Path) -> None:
