@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.available import high_availability
-from riffle_spark.assign.custom import load_assignor, refusals, with_target
+from riffle_spark.assign.custom import load_assignor, raised, refusals, with_target
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, View
 from riffle_spark.assign.sticky import hashed, sticky
 from riffle_spark.errors import ConfigError
@@ -35,10 +36,17 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
 
 def _users(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
     """Take a user's answer if it is valid; else keep what is and say what was wrong."""
-    answer = assignor(view, settings)
+    try:
+        answer = assignor(view, settings)
+    except Exception as error:  # noqa: BLE001 - the user's code: the query goes on with what is, and the warning says why
+        return _without(view, settings, [raised(error, assignor)])
     wrong = refusals(view, answer, settings)
-    if not wrong:
-        return with_target(answer)
-    kept = high_availability(view, replace(settings, rebalance_enable="none"))
-    said = tuple(f"the assignor's answer is refused: {each}" for each in wrong)
-    return replace(kept, warnings=(*said, *kept.warnings))
+    return _without(view, settings, wrong) if wrong else with_target(answer)
+
+
+def _without(view: View, settings: AssignSettings, said: Sequence[str]) -> Assignment:
+    """Keep the last assignment and place only what has no owner; where there is no last one, do as the default does."""
+    is_first = not any(task.id in view.owners for task in view.tasks)
+    kept = high_availability(view, settings if is_first else replace(settings, rebalance_enable="none"))
+    instead = "there is no last assignment, so high_availability decides" if is_first else "the last assignment stays"
+    return replace(kept, warnings=(*(f"{each}; {instead}" for each in said), *kept.warnings))

@@ -1,4 +1,4 @@
-"""What operators and users can ask for beside balance: pins, drains, tags, weights, memory, their own assignor."""
+"""What operators and users can ask for beside balance: pins, drains, tags, weights, memory, other assignors."""
 
 from __future__ import annotations
 
@@ -264,30 +264,6 @@ def test_the_hash_assignor_needs_no_history() -> None:
     """Hash gives the same places whoever owned before."""
     settings = replace(SETTINGS, assignor="hash")
     assert assign(view("a:0-7 b:"), settings).owners == assign(view("a: b:0-7"), settings).owners
-
-
-def broken_assignor(before: View, _: AssignSettings) -> Assignment:
-    """Own one task by a stranger and forget the others."""
-    return Assignment({before.tasks[0].id: "nobody", task(99): "a"})
-
-
-def test_a_users_invalid_answer_is_refused_and_named() -> None:
-    """The previous assignment stays and every violation is in the warnings."""
-    before = view("a:0-1 b:2-3")
-    done = assign(before, replace(SETTINGS, assignor=broken_assignor))
-    assert done.owners == before.owners
-    said = "\n".join(done.warnings)
-    for part in ("task g_1 has no owner", "task g_99 is unknown", "owner nobody of task g_0 is not a live member"):
-        assert part in said
-
-
-def test_a_users_assignor_by_path_is_used() -> None:
-    """A dotted path names a function; a wrong one is an error."""
-    path = "riffle_spark.assign.sticky.hashed"
-    hashed = assign(view("a:0-7 b:"), replace(SETTINGS, assignor="hash"))
-    assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
-    with pytest.raises(ConfigError, match="no assignor is found"):
-        assign(view("a:0"), replace(SETTINGS, assignor="no.such.thing"))
 
 
 def test_check_names_double_copies() -> None:

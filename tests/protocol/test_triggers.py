@@ -9,6 +9,8 @@ import pytest
 from elastic import Elastic
 from placement import view_now
 
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.protocol.driver import Driver, Surroundings
 from riffle_spark.protocol.report import BatchReport
 
@@ -72,6 +74,38 @@ def test_a_newcomer_is_asked_beside_the_batches_and_joins_when_it_has_answered(t
     world.cluster.silent = set()
     world.settle()
     assert len(world.owned("3")) == 2
+    world.check_state()
+
+
+class Moody:
+    """An assignor that fails once there are three members, as a user's may."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Moody.made += 1
+
+    def __call__(self, before: View, settings: AssignSettings) -> Assignment:
+        """Answer as the default assignor, but not for three."""
+        if len(before.members) == 3:
+            raise ZeroDivisionError("three is a crowd")
+        return assign(before, replace(settings, assignor="high_availability"))
+
+
+def test_an_assignor_that_raises_when_a_member_joins_does_not_end_the_query(tmp_path: Path) -> None:
+    """Owners and standbys stay, the batch's report says what was raised and where, and the state is right."""
+    Moody.made = 0
+    world = Elastic(tmp_path, num_standbys=1, assignor=f"{Moody.__module__}.{Moody.__qualname__}")
+    world.feed(3)
+    before = dict(world.seating.present.owners), dict(world.seating.present.standbys)
+    world.cluster.add("3")
+    warnings = [warning for _ in range(3) for warning in world.feed().warnings]
+    assert (dict(world.seating.present.owners), dict(world.seating.present.standbys)) == before
+    assert any("ZeroDivisionError: three is a crowd" in warning and "__call__" in warning for warning in warnings)
+    world.cluster.add("4")
+    world.settle()
+    assert world.owned("4")
+    assert Moody.made == 1
     world.check_state()
 
 

@@ -1,0 +1,141 @@
+"""A user's own assignor: found and made once; what it raises or answers wrongly is told and stops nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from assign_views import task, view
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Task, View
+from riffle_spark.errors import ConfigError
+
+SETTINGS = AssignSettings(max_warmup_replicas=100)
+
+
+def broken_assignor(before: View, _: AssignSettings) -> Assignment:
+    """Own one task by a stranger and forget the others."""
+    return Assignment({before.tasks[0].id: "nobody", task(99): "a"})
+
+
+def test_a_users_invalid_answer_is_refused_and_named() -> None:
+    """The previous assignment stays and every violation is in the warnings."""
+    before = view("a:0-1 b:2-3")
+    done = assign(before, replace(SETTINGS, assignor=broken_assignor))
+    assert done.owners == before.owners
+    said = "\n".join(done.warnings)
+    for part in ("task g_1 has no owner", "task g_99 is unknown", "owner nobody of task g_0 is not a live member"):
+        assert part in said
+
+
+def raising_assignor(before: View, _: AssignSettings) -> Assignment:
+    """Fail on the way."""
+    return Assignment({each.id: chosen_by(each) for each in before.tasks})
+
+
+def chosen_by(each: Task) -> str:
+    """Fail as code does that met what it did not expect."""
+    return {"g_0": "a"}[f"{each.id} is new"]
+
+
+def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() -> None:
+    """Type, text and the place in the user's code are in the warning; tasks without an owner are placed all the
+    same.
+    """
+    before = view("a:0-1 b:2-3")
+    done = assign(before, replace(SETTINGS, assignor=raising_assignor))
+    assert done.owners == before.owners
+    (said,) = done.warnings
+    assert "KeyError: 'g_0 is new'" in said
+    assert "the last assignment stays" in said
+    assert "test_custom.py, line " in said
+    assert "in chosen_by" in said
+    left = replace(before, members=before.members[:1])
+    assert set(assign(left, replace(SETTINGS, assignor=raising_assignor)).owners.values()) == {"a"}
+
+
+def test_an_assignor_of_other_parameters_is_told_of_too() -> None:
+    """What is raised before any line of the user's runs names the assignor."""
+    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, assignor=chosen_by))  # type: ignore[arg-type]
+    (said,) = done.warnings
+    assert "TypeError" in said
+    assert "chosen_by" in said
+
+
+@pytest.mark.parametrize("assignor", [raising_assignor, broken_assignor])
+def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assignor) -> None:
+    """At the very first assignment there is nothing to keep: owners and standbys are as if none was named."""
+    before = view("a: b: c:", total=6)
+    settings = replace(SETTINGS, num_standbys=1)
+    done, default = assign(before, replace(settings, assignor=assignor)), assign(before, settings)
+    assert (done.owners, done.standbys) == (default.owners, default.standbys)
+    assert "high_availability decides" in done.warnings[-1]
+
+
+def test_what_means_to_end_the_process_is_not_held_back() -> None:
+    """Ctrl-C in a user's assignor ends what runs."""
+
+    def interrupted(*_: object) -> Assignment:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        assign(view("a:0"), replace(SETTINGS, assignor=interrupted))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, Assignment(None), Assignment({1: "a", "x": "b"}), Assignment({task(0): "a"}, {task(0): None}),  # type: ignore[arg-type, dict-item]
+     Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
+    """Whatever a user's assignor returns, the last assignment stays."""
+    done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
+    assert done.owners == {task(0): "a"}
+    assert done.warnings
+
+
+class Counting:
+    """An assignor that says how often it was made and asked."""
+
+    made = 0
+    asked = 0
+
+    def __init__(self) -> None:
+        Counting.made += 1
+
+    def __call__(self, before: View, settings: AssignSettings) -> Assignment:
+        """Answer as the default does."""
+        Counting.asked += 1
+        return assign(before, replace(settings, assignor="hash"))
+
+
+class Unmade:
+    """An assignor that cannot be made."""
+
+    def __init__(self) -> None:
+        raise ValueError("no configuration")
+
+
+def test_a_class_given_by_its_path_is_made_once() -> None:
+    """What it read when it was made need not be read with every assignment."""
+    named = replace(SETTINGS, assignor=f"{__name__}.Counting")
+    Counting.made = Counting.asked = 0
+    for _ in range(3):
+        assign(view("a:0-3 b:"), named)
+    assert (Counting.made, Counting.asked) == (1, 3)
+
+
+def test_a_class_that_cannot_be_made_is_a_wrong_setting() -> None:
+    """It is told when the query starts, as a path is that names nothing."""
+    with pytest.raises(ConfigError, match="ValueError: no configuration"):
+        assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:Unmade"))
+
+
+def test_a_users_assignor_by_path_is_used() -> None:
+    """A dotted path names a function; a wrong one is an error."""
+    path = "riffle_spark.assign.sticky.hashed"
+    hashed = assign(view("a:0-7 b:"), replace(SETTINGS, assignor="hash"))
+    assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
+    with pytest.raises(ConfigError, match="no assignor is found"):
+        assign(view("a:0"), replace(SETTINGS, assignor="no.such.thing"))
