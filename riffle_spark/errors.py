@@ -41,7 +41,7 @@ class RiffleError(Exception):
         self.where = where
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.problem, self.remedy, self.where))
+        return (_rebuild, (type(self), self.args), self.__dict__)
 
     def __str__(self) -> str:
         place = f" [{self.where}]" if self.where else ""
@@ -49,8 +49,9 @@ class RiffleError(Exception):
         return f"{self.problem}{place}{remedy}"
 
 
-def _rebuild(kind: type[RiffleError], problem: str, remedy: str, where: str) -> RiffleError:
-    return kind(problem, remedy=remedy, where=where)
+def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:
+    """Return an error without its fields, which follow: a subclass may be made with others."""
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(RiffleError):

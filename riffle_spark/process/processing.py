@@ -30,6 +30,7 @@ __all__ = ["Outcome", "Processing", "Times"]
 
 _Result = TypeVar("_Result")
 _COLLECTED_EVERY: Final = 10_000
+_OURS: Final = "riffle_spark."
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,8 @@ class Processing:
             raise self._raised(error, what) from error
 
     def _raised(self, error: Exception, what: str) -> RiffleError:
-        """Return what tells that the processor raised; an error of riffle's own as it is."""
-        if isinstance(error, RiffleError):
+        """Return what tells that the processor raised; an error of riffle's own as it is, not one a user derived."""
+        if isinstance(error, RiffleError) and type(error).__module__.startswith(_OURS):
             return error
         if isinstance(error, Misfit):
             told = str(error)

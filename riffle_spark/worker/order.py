@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from riffle_spark.errors import RiffleError
 from riffle_spark.process.compute import Compute, TimeMode
 from riffle_spark.process.keyed import Keyed
 from riffle_spark.state.manifest import Entry, Head, Link
@@ -29,6 +30,7 @@ __all__ = [
     "Receipt",
     "Watermark",
     "result_schema",
+    "told",
 ]
 
 INITIAL = "__riffle_initial"
@@ -180,6 +182,14 @@ class Receipt:
         body["missing"] = tuple(body["missing"])
         body["read"] = tuple(map(tuple, body["read"]))
         return cls(**body)
+
+
+def told(error: RiffleError) -> tuple[str, str, str, str]:
+    """Return an error as a receipt tells it: as the class of ``riffle_spark.errors`` that says who must act. What a
+    module, or a user, made of that class need not be known to the driver.
+    """
+    public = next(kind for kind in type(error).__mro__ if kind.__module__ == RiffleError.__module__)
+    return public.__name__, error.problem, error.remedy, error.where
 
 
 def result_schema(output: pa.Schema) -> pa.Schema:

@@ -30,7 +30,7 @@ from riffle_spark.worker.due import due_key_groups
 from riffle_spark.worker.homes import folder_of, manifest_at, store_of
 from riffle_spark.worker.keyed import Computed, run_keyed
 from riffle_spark.worker.late import on_time
-from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema
+from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
 from riffle_spark.worker.origin import counted
 from riffle_spark.worker.seal import seal
 from riffle_spark.worker.touched import Touched, read_state, touch
@@ -178,10 +178,9 @@ def run_slot(
         with attempt.folder.used():
             output = attempt.run(slot, rows)
     except RiffleError as error:
-        told = (type(error).__name__, error.problem, error.remedy, error.where)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.schema.store, slot, name, order.version, member="", executor=executor)
-        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=told)
+        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=told(error))
         return _answer(order.output, order.output.empty_table(), receipt)
     return _answer(order.output, output, attempt.receipt(slot, executor))
 
