@@ -7,21 +7,21 @@ or text such as ``"10 min"``; shares are fractions, or text such as ``"20 %"``.
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
+from riffle_spark.names import check_known
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["CONF_PREFIX", "LIVE", "Settings", "from_sources", "read_toml"]
+__all__ = ["CONF_PREFIX", "LIVE", "Settings", "check_names", "from_sources", "hasty", "read_toml"]
 
 CONF_PREFIX = "spark.riffle."
 LIVE = frozenset(
@@ -33,6 +33,7 @@ LIVE = frozenset(
     }
 )  # fmt: skip
 """Settings that can change while a query runs; the others take a restart, and some never change."""
+_SHORTEST_PROBING_SECONDS = 60.0
 _CHECKS: dict[str, values.Check] = {
     "root": values.optional(values.text),
     "key_groups": values.whole(1, 32_768),
@@ -131,8 +132,9 @@ class Settings:
 
     def __new__(cls, **given: object) -> Settings:
         """Remember what was said, even where it equals the default: it must win over files and the Spark
-        configuration.
+        configuration. Raises ``ConfigError`` for a name that no setting has.
         """
+        check_names(given, "code")
         self = object.__new__(cls)
         object.__setattr__(self, "_given", tuple(given))
         return self
@@ -157,6 +159,22 @@ class Settings:
         return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
 
 
+def check_names(names: Iterable[str], source: str) -> None:
+    """Raise ``ConfigError`` for a name that no setting has, with the nearest that one has."""
+    check_known("setting", names, _CHECKS, source=source)
+
+
+def hasty(settings: Settings) -> tuple[str, ...]:
+    """Return a warning for each setting that is shorter than is good for a query that runs for long."""
+    interval = settings.probing_rebalance_interval
+    if interval >= _SHORTEST_PROBING_SECONDS:
+        return ()
+    return (
+        f"probing_rebalance_interval = {interval:g} s is for tests: below a minute, the assignment is looked at anew "
+        "more often than copies warm up",
+    )
+
+
 def _checked(name: str, value: object, check: values.Check, source: str) -> object:
     try:
         return check(value)
@@ -164,15 +182,6 @@ def _checked(name: str, value: object, check: values.Check, source: str) -> obje
         raise ConfigError(
             f"{name} = {value!r} is not allowed: it must be {error}", remedy=f"correct it in {source}", where=name
         ) from None
-
-
-def _known(name: str, source: str) -> str:
-    if name in _CHECKS:
-        return name
-    near = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0)
-    raise ConfigError(
-        f"there is no setting {name!r}", remedy=f"did you mean {near[0]!r}? Correct it in {source}", where=name
-    )
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -186,7 +195,15 @@ def read_toml(path: Path) -> dict[str, object]:
             f"cannot read settings: {error}", remedy="correct the file or its path", where=str(path)
         ) from None
     table = body.get("riffle", body)
-    return {_known(name, str(path)): _checked(name, value, _CHECKS[name], str(path)) for name, value in table.items()}
+    beside = sorted(_CHECKS.keys() & body.keys()) if table is not body else []
+    if beside or not isinstance(table, dict):
+        raise ConfigError(
+            f"{beside[0]} stands beside the table [riffle], where nobody reads it" if beside else "riffle is no table",
+            remedy="write all settings into the table [riffle], or all at the top level",
+            where=str(path),
+        )
+    check_names(table, str(path))
+    return {name: _checked(name, value, _CHECKS[name], str(path)) for name, value in table.items()}
 
 
 def from_sources(
@@ -203,7 +220,8 @@ def from_sources(
     found: dict[str, object] = dict(read_toml(path)) if path is not None and (chosen or path.exists()) else {}
     for key, value in sorted(named.items()):
         if key.startswith(CONF_PREFIX):
-            name = _known(key.removeprefix(CONF_PREFIX), f"the Spark configuration ({key})")
-            found[name] = _checked(name, value, _CHECKS[name], f"the Spark configuration ({key})")
+            name, source = key.removeprefix(CONF_PREFIX), f"the Spark configuration ({key})"
+            check_names([name], source)
+            found[name] = _checked(name, value, _CHECKS[name], source)
     found.update(code.given() if code else {})
     return Settings(**found)  # type: ignore[arg-type]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import riffle_spark
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import LIVE, Settings, from_sources
+from riffle_spark.settings import LIVE, Settings, from_sources, hasty
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -118,6 +122,59 @@ def test_an_unknown_setting_suggests_the_nearest() -> None:
     """A slip of the pen is an error that says what was probably meant."""
     with pytest.raises(ConfigError, match="num_standbys"):
         from_sources(None, {"spark.riffle.num_standby": "1"})
+
+
+def test_an_unknown_setting_in_code_suggests_the_nearest() -> None:
+    """A keyword that no setting has is the same error, not Python's."""
+    with pytest.raises(ConfigError, match=r"'num_standby_replicas'(.|\n)*did you mean 'num_standbys'"):
+        Settings(num_standby_replicas=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="did you mean 'batch_attempts'"):
+        Settings().but(batch_atempts=1)
+
+
+def test_an_unknown_setting_of_a_file_suggests_the_nearest(tmp_path: Path) -> None:
+    """In the table, at the top level, and a table that is itself misspelled."""
+    for text, near in (
+        ("[riffle]\nretained_version = 3\n", "retained_versions"),
+        ("retained_version = 3\n", "retained_versions"),
+        ("[rifle]\nretained_versions = 3\n", "did you mean"),
+    ):
+        (tmp_path / "riffle.toml").write_text(text)
+        with pytest.raises(ConfigError, match=near):
+            from_sources(None, {}, tmp_path / "riffle.toml")
+
+
+@pytest.mark.parametrize("text", ["num_standbys = 1\n[riffle]\nkey_groups = 16\n", "riffle = 3\n"])
+def test_settings_of_a_file_that_nobody_would_read_are_refused(tmp_path: Path, text: str) -> None:
+    """Beside the table [riffle] the top level is not read; other programs' names may stand there."""
+    (tmp_path / "riffle.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"into the table \[riffle\]"):
+        from_sources(None, {}, tmp_path / "riffle.toml")
+    (tmp_path / "riffle.toml").write_text('other = 1\n[tool]\nname = "x"\n[riffle]\nkey_groups = 16\n')
+    assert from_sources(None, {}, tmp_path / "riffle.toml").key_groups == 16
+
+
+def test_an_argument_that_there_is_not_suggests_the_nearest() -> None:
+    """Operators, processors and functions refuse it as a setting is refused, and keep their signatures."""
+    schema = pa.schema([("n", pa.int64())])
+    calls: list[tuple[Callable[..., object], dict[str, object], str]] = [
+        (riffle_spark.Stateful, {"durabel": False}, "durable"),
+        (riffle_spark.together, {"setting": None}, "settings"),
+        (riffle_spark.transform_with_state, {"outputmode": "update"}, "output_mode"),
+        (riffle_spark.transform_with_state_in_pandas, {"timemode": "None"}, "time_mode"),
+        (riffle_spark.arrow_function, {"state": schema, "outputs": schema}, "output"),
+    ]
+    for call, keywords, near in calls:
+        with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+            call(**keywords)
+        assert near in inspect.signature(call).parameters
+
+
+def test_a_probing_interval_below_a_minute_is_warned_of() -> None:
+    """It is taken, as tests want it, and the warning says what it is good for."""
+    assert hasty(Settings()) == hasty(Settings(probing_rebalance_interval="1 min")) == ()
+    (warning,) = hasty(Settings(probing_rebalance_interval="59 s"))
+    assert "probing_rebalance_interval = 59 s" in warning
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ from pathlib import PurePath
 from riffle_spark.assign.check import violations
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, Move, TaskId, View
 from riffle_spark.errors import ConfigError
+from riffle_spark.names import nearest
 
 __all__ = ["load_assignor", "raised", "refusals", "with_target"]
+
+_OURS = ("high_availability", "sticky", "hash")
 
 
 @functools.cache
@@ -27,9 +30,10 @@ def load_assignor(path: str) -> Assignor:
     try:
         found: object = getattr(import_module(module), name)
     except Exception as missing:
+        near = f"did you mean {nearest(path, _OURS)!r}? Else " if not module else ""
         raise ConfigError(
             f"no assignor is found at {path!r}: {type(missing).__name__}: {missing}",
-            remedy="use high_availability, sticky, hash, or a dotted path to your own",
+            remedy=f"{near}use {', '.join(_OURS)}, or a dotted path to your own",
             where="assignor",
         ) from missing
     if isinstance(found, type):

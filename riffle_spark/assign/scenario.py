@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Strategy, Task, TaskId, Traffic
+from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
+from riffle_spark.assign.scenario_check import check_scenario
+from riffle_spark.assign.scenario_config import settings_of
 from riffle_spark.errors import ConfigError
 
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of"]
@@ -51,32 +53,39 @@ class Scenario:
     tasks: tuple[Task, ...]
     events: tuple[Event, ...]
     names: Mapping[TaskId, str]
+    pins: Mapping[TaskId, MemberId] = field(default_factory=dict)
 
 
 def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
-    """Read a scenario, ``.json`` or ``.json.gz``; ``strategy`` replaces the file's own."""
+    """Read a scenario, ``.json`` or ``.json.gz``; ``strategy`` replaces the file's own.
+
+    Raises ``ConfigError`` for what is no scenario, and for names and values that it cannot have.
+    """
     data = path.read_bytes()
     try:
         content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
         return scenario_of(content, strategy)
-    except (KeyError, TypeError, ValueError, gzip.BadGzipFile) as broken:
+    except ConfigError as refused:
+        raise ConfigError(refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}") from refused
+    except (KeyError, TypeError, ValueError, AttributeError, gzip.BadGzipFile) as broken:
         raise ConfigError(
             f"not a scenario: {broken!r}", remedy="see docs/assignor.md for the format", where=str(path)
         ) from broken
 
 
 def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
-    """Turn the parsed content of a file into a scenario."""
+    """Turn the parsed content of a file into a scenario. Raises ``ConfigError`` for unknown names and wrong values."""
+    check_scenario(content)
     tasks = {cast(str, each["id"]): _task(each) for each in _list(content, "tasks")}
-    ids = {name: task.id for name, task in tasks.items()}
     return Scenario(
         name=cast(str, content["name"]),
         family=cast(str, content.get("family") or ""),
-        settings=_settings(cast(Json, content["config"]), strategy),
+        settings=settings_of(cast(Json, content["config"]), strategy),
         clients=tuple(_client(each, tasks) for each in _list(content, "clients")),
         tasks=tuple(tasks.values()),
         events=tuple(_event(each, tasks) for each in _list(content, "events")),
-        names={task: name for name, task in ids.items()},
+        names={task.id: name for name, task in tasks.items()},
+        pins={tasks[name].id: member for name, member in cast("dict[str, str]", content.get("pins") or {}).items()},
     )
 
 
@@ -84,28 +93,15 @@ def _list(content: Json, name: str) -> list[Json]:
     return cast("list[Json]", content.get(name) or [])
 
 
-def _settings(config: Json, strategy: str | None) -> AssignSettings:
-    def number(name: str, otherwise: int) -> int:
-        value = config.get(name)
-        return otherwise if value is None else int(cast(int, value))
-
-    return AssignSettings(
-        acceptable_recovery_lag=number("acceptable_recovery_lag", 10_000),
-        num_standbys=number("num_standby", 0),
-        max_warmup_replicas=number("max_warmup", 2),
-        rack_aware_assignment_strategy=cast(Strategy, strategy or config.get("strategy") or "none"),
-        rack_aware_assignment_traffic_cost=number("traffic_cost", 10),
-        rack_aware_assignment_non_overlap_cost=number("non_overlap_cost", 1),
-        rack_aware_assignment_tags=tuple(cast("list[str]", config.get("rack_aware_tags") or [])),
-    )
-
-
 def _task(each: Json) -> Task:
     stateful = bool(each["stateful"]) and any(part["role"] == "changelog" for part in _list(each, "partitions"))
+    weight = each.get("weight")
     return Task(
         id=TaskId(str(each["subtopology"]).zfill(4), int(cast(int, each["partition"]))),
         kind="stateful" if stateful else "stateless",
         size=int(cast(int, each.get("end_offset_sum") or 0)),
+        weight=None if weight is None else int(cast(int, weight)),
+        memory_bytes=int(cast(int, each.get("memory_bytes") or 0)),
         owner_traffic=_traffic(each, "source"),
         standby_traffic=_traffic(each, "changelog"),
     )
@@ -126,11 +122,13 @@ def _client(each: Json, tasks: Mapping[str, Task]) -> Client:
     lags: dict[TaskId, Lag] = {task.id: 0 for task in (*owned, *standbys) if task.kind == "stateful"}
     for name, lag in cast("dict[str, int]", each.get("lags") or {}).items():
         lags[tasks[name].id] = None if lag == UNKNOWN else 0 if lag == RUNNING else lag
+    memory = each.get("memory_bytes")
     member = Member(
         id=cast(str, each["id"]),
         slots=int(cast(int, each.get("threads", 1))),
         rack=cast("str | None", each.get("rack")),
         tags=cast("dict[str, str]", each.get("tags") or {}),
+        memory_bytes=None if memory is None else int(cast(int, memory)),
     )
     return Client(member, tuple(task.id for task in owned), tuple(task.id for task in standbys), lags)
 

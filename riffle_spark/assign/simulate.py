@@ -30,6 +30,7 @@ class Group:
     target: Mapping[TaskId, MemberId] = field(default_factory=dict)
     lags: Mapping[MemberId, Mapping[TaskId, Lag]] = field(default_factory=dict)
     gone: Mapping[MemberId, Client] = field(default_factory=dict)
+    pins: Mapping[TaskId, MemberId] = field(default_factory=dict)
 
     def view(self) -> View:
         """Return what the assignor would be told now."""
@@ -38,7 +39,8 @@ class Group:
             for task, lag in self.lags.get(member, {}).items():
                 lags.setdefault(task, {})[member] = lag
         members = tuple(self.members[m] for m in sorted(self.members))
-        return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags, target=self.target)
+        pins = {task: member for task, member in self.pins.items() if member in self.members}
+        return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags, pins, target=self.target)
 
     def after(self, assignment: Assignment, *, keep: bool) -> Group:
         """Return the group once everything assigned has caught up."""
@@ -114,6 +116,7 @@ def group_of(scenario: Scenario) -> Group:
         owners={task: client.member.id for client in scenario.clients for task in client.owned},
         standbys=standbys,
         lags={client.member.id: client.lags for client in scenario.clients},
+        pins=scenario.pins,
     )
 
 

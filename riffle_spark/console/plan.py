@@ -13,6 +13,7 @@ import click
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.report import Json, converge_of, single_of
 from riffle_spark.assign.scenario import Scenario, read_scenario
+from riffle_spark.assign.scenario_config import STRATEGIES
 from riffle_spark.assign.simulate import group_of, run
 from riffle_spark.errors import ConfigError, RiffleError
 
@@ -33,7 +34,7 @@ __all__ = ["plan_command"]
 @click.option("--history", is_flag=True, help="With --converge: every round's assignment and the lags before it.")
 @click.option(
     "--strategy",
-    type=click.Choice(["none", "min_cost", "balance_subtopology"]),
+    type=click.Choice(STRATEGIES),
     help="Use this rack-aware strategy instead of the file's.",
 )
 @click.option(
@@ -84,7 +85,7 @@ def _plan(scenario: Scenario, converge: bool, history: bool, keep: bool) -> Json
     planned: Json = {
         "scenario": scenario.name,
         "family": scenario.family,
-        "assignor": "riffle_spark high_availability",
+        "assignor": f"riffle_spark {scenario.settings.assignor}",
         "strategy": scenario.settings.rack_aware_assignment_strategy,
         "clients": len(scenario.clients),
         "tasks": len(scenario.tasks),

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.names import keywords_told
 from riffle_spark.process.compute import Batch, Declared, Update
 from riffle_spark.process.conform import conform
 from riffle_spark.state.keycodec import encode_keys
@@ -31,6 +32,7 @@ class Context:
     store: str
 
 
+@keywords_told
 def arrow_function(function: Callable[..., object], *, state: pa.Schema, output: pa.Schema) -> ArrowFunction:
     """Declare a stateful function on Arrow, called once for each key-group that a batch touches.
 

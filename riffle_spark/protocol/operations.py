@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.readiness import MemberState
-from riffle_spark.settings import LIVE, Settings
+from riffle_spark.settings import LIVE, Settings, check_names
 
 __all__ = ["Operations", "Orders"]
 
@@ -103,8 +103,9 @@ class Operations:
     def reconfigure(self, settings: Settings, changes: Mapping[str, object]) -> Settings:
         """Change live settings from the next batch on; return what will be in force.
 
-        Raises ``ConfigError`` for settings that need a restart and for values that are not allowed.
+        Raises ``ConfigError`` for settings that need a restart, and for names and values that are not allowed.
         """
+        check_names(changes, "code")
         fixed = sorted(set(changes) - LIVE)
         if fixed:
             raise _refused(f"{', '.join(fixed)} cannot change while a query runs", "set it and restart the query")

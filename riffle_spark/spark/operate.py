@@ -4,15 +4,18 @@ not know how anything is done.
 
 from __future__ import annotations
 
+import logging
+
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.driver import Driver
 from riffle_spark.protocol.news import RebalanceListener
 from riffle_spark.protocol.readiness import MemberState, Readiness
-from riffle_spark.settings import Settings
+from riffle_spark.settings import Settings, hasty
 from riffle_spark.spark.gate import Gate
 
 __all__ = ["Operated"]
 
+_logger = logging.getLogger("riffle_spark")
 _BATCH_END_SECONDS = 300.0
 
 
@@ -95,7 +98,10 @@ class Operated:
     def reconfigure(self, **changes: object) -> Settings:
         """Change live settings (docs/configuration.md says which) from the next batch on; return those in force."""
         driver = self._running_driver()
-        return driver.operations.reconfigure(driver.settings, changes)
+        changed = driver.operations.reconfigure(driver.settings, changes)
+        for warning in hasty(Settings(**{name: getattr(changed, name) for name in changes})):
+            _logger.warning("%s", warning)
+        return changed
 
     def members(self) -> tuple[MemberState, ...]:
         """Return the members as the last assignment saw them."""

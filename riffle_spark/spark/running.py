@@ -22,7 +22,7 @@ from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ports import WatermarkPolicy
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.protocol.topology import Topology
-from riffle_spark.settings import CONF_PREFIX, Settings, from_sources
+from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark import inventory, routing
 from riffle_spark.spark.background import SystemClock, Worker
 from riffle_spark.spark.cluster import SparkCluster
@@ -66,6 +66,8 @@ class Running:
     ) -> None:
         self._parts = parts
         self._settings = settings_of(spark, settings)
+        for warning in hasty(self._settings):
+            _logger.warning("%s", warning)
         idle = without_effect(self._settings)
         if idle:
             _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))

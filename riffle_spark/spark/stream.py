@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.names import keywords_told
 from riffle_spark.process.compute import Compute
 from riffle_spark.process.keyed import Keyed
 from riffle_spark.protocol.report import BatchReport
@@ -46,6 +47,7 @@ class Stateful:
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
+    @keywords_told
     def __init__(  # noqa: PLR0913 - all that an operator can be told
         self, store: str, key: str | Sequence[str], compute: Compute | Keyed, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
@@ -75,6 +77,7 @@ class Stateful:
         return StatefulJob([(self, sink)], self.settings)
 
 
+@keywords_told
 def together(*jobs: StatefulJob, settings: Settings | None = None) -> StatefulJob:
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 

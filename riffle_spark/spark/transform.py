@@ -15,6 +15,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.names import keywords_told
 from riffle_spark.process.compute import Declared, TimeMode
 from riffle_spark.process.ddl import schema_of_ddl
 from riffle_spark.process.processing import Processing, Times
@@ -73,6 +74,7 @@ class ProcessorCompute:
         return form
 
 
+@keywords_told
 def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an operator's
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
     time_mode: str = "None", initial_state: DataFrame | None = None,
@@ -99,6 +101,7 @@ def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an opera
     )  # fmt: skip
 
 
+@keywords_told
 def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
     time_mode: str = "None", initial_state: DataFrame | None = None,

@@ -9,6 +9,7 @@ from elastic import Elastic
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.operations import Operations
+from riffle_spark.spark.operate import Operated
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -212,12 +213,23 @@ def test_the_acceptable_lag_changes_live(tmp_path: Path) -> None:
     world.check_state()
 
 
+def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When it is set, live too; not when something else is."""
+    job = Operated()
+    job._driver = running(tmp_path).driver
+    for interval, warned in (("1 s", 1), ("1 min", 1), (0.5, 2)):
+        job.reconfigure(probing_rebalance_interval=interval)
+        job.reconfigure(num_standbys=1)
+        assert caplog.text.count("is for tests") == warned
+
+
 def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
     """And so are values out of range; what was in force stays."""
     world = running(tmp_path)
     before = world.driver.settings
     assert "cannot change while a query runs" in refused(world, "reconfigure", before, {"standby_mode": "replay"})
     assert "num_standbys" in refused(world, "reconfigure", before, {"num_standbys": -1})
+    assert "did you mean 'num_standbys'" in refused(world, "reconfigure", before, {"num_standby": 1})
     world.feed()
     assert world.driver.settings == before
 

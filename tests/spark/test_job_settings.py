@@ -31,15 +31,21 @@ def conf(spark: SparkSession, values: Mapping[str, object]) -> Iterator[None]:
             spark.conf.unset(name)
 
 
-def test_settings_come_from_the_spark_configuration(spark: SparkSession, tmp_path: Path) -> None:
-    """``spark.riffle.*`` reaches a job that has no settings of its own."""
+def test_settings_come_from_the_spark_configuration(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``spark.riffle.*`` reaches a job that has no settings of its own; one that is good for tests alone is warned
+    of.
+    """
     kept = Kept()
     job = Stateful("totals", "k", aggregate(rows=count())).into(kept)
     named = {"root": f"file://{tmp_path}/state", "key_groups": 4, "local_dir": tmp_path / "local"}
+    named["probing_rebalance_interval"] = "1 s"
     with conf(spark, {f"spark.riffle.{name}": value for name, value in named.items()}):
         job(spark.range(9).selectExpr("id % 3 k"), 0)
     assert kept.latest("k") == {k: {"rows": 3} for k in range(3)}
     assert sum(job.reports[0].owners.values()) == 4
+    assert caplog.text.count("probing_rebalance_interval = 1 s is for tests") == 1
 
 
 def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession, tmp_path: Path) -> None:
