@@ -4,11 +4,13 @@ copy is wanted.
 Theory of operation. Nothing in Spark pre-empts a task, so work beside the batches is cut into short pieces: at most one
 an executor at a time, each bounded in time and in bytes. A plan goes on, round after round, while pieces say that they
 have not come to their end and get on with it; a newer plan ends it after the piece that runs. While a batch runs,
-pieces are shorter and rest between.
+pieces are shorter and rest between. The driver makes plans, the background takes them up: under one lock, so that a
+plan is either seen by the run that is ending or begins the next one.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,6 +42,7 @@ class Rounds:
         self._cluster = cluster
         self._background = background
         self._clock = clock
+        self._lock = threading.Lock()
         self._next: tuple[dict[str, UpkeepOrder], int] | None = None
         self._running = False
         self.in_batch = False
@@ -50,11 +53,13 @@ class Rounds:
 
         ``bandwidth`` bounds what an executor fetches, in bytes a second; 0 for no bound.
         """
-        waiting = self._next[0] if self._next else {}
-        if orders or waiting:
-            self._next = (_with_drops_of(waiting, orders), bandwidth)
-        if self._next and not self._running:
-            self._running = True
+        with self._lock:
+            waiting = self._next[0] if self._next else {}
+            if orders or waiting:
+                self._next = (_with_drops_of(waiting, orders), bandwidth)
+            begins = self._next is not None and not self._running
+            self._running = self._running or begins
+        if begins:
             self._background.submit(self._run)
 
     def forget(self) -> None:
@@ -72,7 +77,8 @@ class Rounds:
 
         Raises ``UnavailableError`` if an executor does not come to it.
         """
-        self._next = ({}, 0)
+        with self._lock:
+            self._next = ({}, 0)
         left = dict(orders)
         for _ in range(_TRIES):
             receipts = self._cluster.upkeep(left)
@@ -87,13 +93,20 @@ class Rounds:
         )
 
     def _run(self) -> None:
+        taken: set[Address] = set()
         try:
-            taken: set[Address] = set()
-            while self._next:
-                (orders, bandwidth), self._next = self._next, None
-                taken = self._go_through(_without_taken(orders, taken), bandwidth)
-        finally:
-            self._running = False
+            while (plan := self._take_up()) is not None:
+                taken = self._go_through(_without_taken(plan[0], taken), plan[1])
+        except BaseException:
+            self._running = False  # a plan that came meanwhile waits for the next one
+            raise
+
+    def _take_up(self) -> tuple[dict[str, UpkeepOrder], int] | None:
+        """Take the plan that waits; where none does, the run has ended with the same look."""
+        with self._lock:
+            plan, self._next = self._next, None
+            self._running = plan is not None
+            return plan
 
     def _go_through(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
         """Run rounds until nothing is left, nothing gets on, or a newer plan waits.

@@ -1,0 +1,108 @@
+"""Two threads hand a plan over: whatever step of one the other comes between, no plan is lost and nothing raises."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+
+from riffle_spark.protocol import rounds as module
+from riffle_spark.protocol.rounds import Rounds
+from riffle_spark.state.memory import MemoryStore
+from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, home_of
+from riffle_spark.worker.upkeep import Drop, UpkeepOrder, UpkeepReceipt
+
+
+class Dropping(SimCluster):
+    """A cluster that drops what it is told to, and remembers it."""
+
+    def __init__(self) -> None:
+        super().__init__(home_of("memory://handover", Path("unused")), MemoryStore())
+        self.dropped: list[int] = []
+
+    def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        """Drop all."""
+        drops = [drop for order in orders.values() for drop in order.drops]
+        self.dropped += [drop.key_group for drop in drops]
+        return [UpkeepReceipt(name, gone=tuple((d.store, d.key_group) for d in drops)) for name in orders]
+
+
+class Handover:
+    """Rounds with one plan under way, and a second one."""
+
+    def __init__(self) -> None:
+        self.cluster, self.background = Dropping(), InlineBackground(deferred=True)
+        self.rounds = Rounds(self.cluster, self.background, ManualClock())
+        self.plan(1)
+
+    def plan_another(self) -> None:
+        """Plan the second one."""
+        self.plan(2)
+
+    def plan(self, key_group: int) -> None:
+        """Plan to drop one copy."""
+        order = UpkeepOrder(self.cluster.home, "", 1, 0, {}, drops=(Drop("s", key_group, None),))
+        self.rounds.begin({"1": order}, 0)
+
+    def is_free(self) -> bool:
+        """Tell whether another thread could go on now: not while the one that is stepped holds the lock."""
+        return not self.rounds._lock.locked()
+
+
+def between_steps(
+    run: Callable[[], object], other: Callable[[], object], step: int, is_free: Callable[[], bool]
+) -> bool:
+    """Do ``run``, and ``other`` after so many of its byte-code steps in ``Rounds``, as soon as another thread could;
+    return whether it has so many.
+    """
+    seen, done = 0, False
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal seen, done
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not done:
+            seen += 1
+            if seen > step and is_free():
+                done = True
+                other()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return done
+
+
+def test_a_plan_made_at_any_moment_of_the_one_that_runs_is_run() -> None:
+    """Upkeep's thread looks for a newer plan and ends; a plan that comes right then is not left lying."""
+    step = 0
+    while True:
+        handover = Handover()
+        planned = between_steps(handover.background.run, handover.plan_another, step, handover.is_free)
+        if not planned:
+            break
+        handover.background.run()
+        assert set(handover.cluster.dropped) == {1, 2}, f"the plan made at step {step} was not run"
+        assert not [result for result in handover.background.collect() if isinstance(result, Exception)]
+        step += 1
+    assert step > 50, "too few steps were seen: nothing was tried"
+
+
+def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
+    """The driver merges a plan with the one that waits; that one may be taken up at any moment of it."""
+    step = 0
+    while True:
+        handover = Handover()
+        ran = between_steps(handover.plan_another, handover.background.run, step, handover.is_free)
+        handover.background.run()
+        assert set(handover.cluster.dropped) == {1, 2}, f"a plan was lost where upkeep went on at step {step}"
+        if not ran:
+            break
+        step += 1
+    assert step > 20, "too few steps were seen: nothing was tried"
