@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from riffle_spark.state.alive import is_dead
+from riffle_spark.state.localnames import incoming_files, is_member
 
 __all__ = ["claims_of", "is_free", "remove_folders", "remove_strays", "unless_used"]
 
@@ -30,7 +31,8 @@ def claims_of(base: Path) -> Iterator[list[Path]]:
     """
     with (base / ".claims").open("a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in base.glob("m*/owner"))]
+        owners = [owner for owner in base.glob("m*/owner") if is_member(owner.parent.name) and owner.is_file()]
+        yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in owners)]
 
 
 def is_free(owner: Path, live: Collection[str]) -> bool:
@@ -61,7 +63,7 @@ def remove_strays(folder: Path, added_before: float = 0.0) -> None:
 
     For a folder that is locked against every use.
     """
-    for links in (folder / "copies").glob("*"):
+    for links in [path for path in (folder / "copies").glob("*") if path.is_dir()]:
         found = list(links.iterdir())
         for link in (path for path in found if path.is_symlink()):
             if link.name.endswith(".link") or not link.exists():
@@ -70,11 +72,11 @@ def remove_strays(folder: Path, added_before: float = 0.0) -> None:
         for path in found:
             if not path.is_symlink() and path.name not in current:
                 shutil.rmtree(path, ignore_errors=True)
-    for part in (folder / "sealed").glob("*.part"):
+    for part in [path for path in (folder / "sealed").glob("*.part") if path.is_file()]:
         part.unlink(missing_ok=True)
-    for part in (folder / "incoming").glob("*/*"):
-        if part.stat().st_mtime < added_before:
-            part.unlink(missing_ok=True)
+    for file in incoming_files(folder / "incoming"):
+        if file.path.stat().st_mtime < added_before:
+            file.path.unlink(missing_ok=True)
 
 
 def remove_folders(base: Path, live: Collection[str], used_before: float) -> int:

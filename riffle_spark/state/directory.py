@@ -26,6 +26,8 @@ __all__ = ["DirectoryStore"]
 _UNFINISHED = ".unfinished"
 _LEFTOVER_SECONDS = 24 * 3600
 _LINK_TRIES = 16
+_FSCKS = "lost+found"
+"""What a mounted disk has at its top, for its owner's eyes alone; no object of ours is named so."""
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _USERS_TO_FIX = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
 _USERS_TO_FIX |= {errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENAMETOOLONG}
@@ -142,7 +144,7 @@ class DirectoryStore:
             self._swept = True
             for leftover in folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    if leftover.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
+                    if leftover.is_file() and leftover.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
                         leftover.unlink()
         return folder
 
@@ -202,7 +204,8 @@ def _names(folder: Path, above: str, prefix: str) -> Iterator[str]:
     """Yield the names below ``folder``, itself named ``above``, that begin with ``prefix``."""
     try:
         with os.scandir(folder) as entries:
-            found = [(above + entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+            ours = (entry for entry in entries if not entry.name.startswith("."))
+            found = [(above + entry.name, entry.is_dir()) for entry in ours if above + entry.name != _FSCKS]
     except _ABSENT:
         return
     for name, is_folder in found:

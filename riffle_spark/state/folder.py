@@ -26,6 +26,7 @@ from pathlib import Path
 from riffle_spark.errors import OutOfDate, UnavailableError
 from riffle_spark.state.abandoned import claims_of, is_free, remove_strays, unless_used
 from riffle_spark.state.localdisk import refuse_network
+from riffle_spark.state.localnames import sealed_files
 
 __all__ = ["Folder", "claim"]
 
@@ -114,9 +115,8 @@ class Folder:
 
     def copies(self) -> list[tuple[str, int]]:
         """Return (store, key-group) of every current copy, sorted."""
-        return sorted(
-            (link.parent.name, int(link.name)) for link in self.path.glob("copies/*/*") if link.name.isdigit()
-        )
+        links = (link for link in self.path.glob("copies/*/*") if link.name.isdecimal() and link.is_symlink())
+        return sorted((link.parent.name, int(link.name)) for link in links)
 
     def fresh(self, store: str, key_group: int) -> Path:
         """Return a new path, never used before, for a copy of a key-group."""
@@ -175,18 +175,16 @@ class Folder:
 
     def sealed_attempts(self) -> tuple[str, ...]:
         """Return the attempts whose sealed deltas lie here, sorted."""
-        files = (path.name for path in self.sealed.glob("*") if not path.suffix)
-        return tuple(sorted(name.split("-", 1)[1] for name in files))
+        return tuple(sorted(file.attempt for file in sealed_files(self.sealed)))
 
     def forget_sealed(self) -> None:
         """Remove the oldest sealed deltas beyond a number and a size; they are in the store."""
-        with suppress(OSError), os.scandir(self.sealed) as found:
-            kept = sorted(found, key=lambda entry: int(entry.name.split("-", 1)[0]), reverse=True)
-            size = 0
-            for number, entry in enumerate(kept):
-                size += entry.stat().st_size
+        size = 0
+        for number, file in enumerate(sealed_files(self.sealed)):
+            with suppress(OSError):
+                size += file.path.stat().st_size
                 if number >= _SEALED_FILES_MAX or size > _SEALED_BYTES_MAX:
-                    Path(entry.path).unlink(missing_ok=True)
+                    file.path.unlink(missing_ok=True)
 
 
 def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.state import codec, paths
+from riffle_spark.state.localnames import incoming_files
 from riffle_spark.state.manifest import Address, Snapshot
 
 __all__ = ["Incoming"]
@@ -25,10 +26,7 @@ class Incoming:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "incoming"
-        found = (path for path in self._path.glob("*/*.*"))
-        self._files = {
-            (path.parent.name, int(path.name.split(".", 1)[0]), path.name.split(".", 1)[1]) for path in found
-        }
+        self._files = {(*file.address, file.snapshot_id) for file in incoming_files(self._path)}
 
     def begun(self, address: Address, snapshot: Snapshot) -> int:
         """Return how many bytes of the snapshot are there. What came of another one of the key-group goes."""

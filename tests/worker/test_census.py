@@ -14,6 +14,7 @@ from test_rack import metadata_service
 
 from riffle_spark.process.aggregates import aggregate, count
 from riffle_spark.state import copy as copy_module
+from riffle_spark.state import paths
 from riffle_spark.state.copy import Copy
 from riffle_spark.state.folder import Folder
 from riffle_spark.testing import home_of
@@ -114,8 +115,9 @@ def test_what_dead_processes_left_half_done_goes(member: Member) -> None:
 
 def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:
     """The next piece of upkeep goes on with them, or nobody ever does."""
-    parts = [folder_of(member.home, "1").path / "incoming" / "totals" / f"000{n}.x" for n in range(2)]
-    parts[0].parent.mkdir(parents=True)
+    store = folder_of(member.home, "1").path / "incoming" / "totals"
+    parts = [store / f"000{n}.{paths.snapshot_id(3, '1-aa')}" for n in range(2)]
+    store.mkdir(parents=True)
     for age, part in zip((120, 20), parts, strict=True):
         part.write_bytes(b"half")
         os.utime(part, (time.time() - age,) * 2)

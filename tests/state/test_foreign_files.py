@@ -1,0 +1,106 @@
+"""What others leave in our folders on disk (desktops, editors, fsck, people) stays, and stops nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.state import folder as folder_module
+from riffle_spark.state.abandoned import remove_folders, remove_strays
+from riffle_spark.state.directory import DirectoryStore
+from riffle_spark.state.folder import Folder, claim
+from riffle_spark.state.incoming import Incoming
+from riffle_spark.state.manifest import Head, Snapshot
+
+FILES = (".DS_Store", "._7-1-aa", "Thumbs.db", "7-1-aa~", ".7-1-aa.swp", "#7-1-aa#", "notes.txt", "0007.old", "²", "-")
+FOLDERS = ("lost+found", ".Trash-0", "8-1-bb", "0008.00000000000000000008-1-aa", "9.part", "m-old")
+
+
+def litter(*folders: Path) -> list[Path]:
+    """Put what is not ours into folders of ours; return it."""
+    left = []
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            (folder / name).write_text("not ours")
+            left.append(folder / name)
+        for name in FOLDERS:
+            (folder / name / "owner").mkdir(parents=True)
+            left.append(folder / name)
+    return left
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """A member's folder with two sealed deltas."""
+    made = claim(tmp_path / "base", "app/1", ["app/1"])
+    for version in (5, 6):
+        assert made.keep_sealed(version, "1-aa", b"x")
+    return made
+
+
+def test_among_sealed_deltas(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deltas are counted and the old ones forgotten as if nothing else were there."""
+    monkeypatch.setattr(folder_module, "_SEALED_FILES_MAX", 1)
+    left = litter(folder.sealed)
+    assert folder.sealed_attempts() == ("1-aa", "1-aa")
+    folder.forget_sealed()
+    assert folder.sealed_attempts() == ("1-aa",)
+    assert folder.sealed_file(6, "1-aa").exists()
+    assert all(path.exists() for path in left)
+
+
+def test_among_copies(folder: Folder) -> None:
+    """Copies are found, switched and discarded as if nothing else were there."""
+    filled, begun = folder.fresh("s", 7), folder.fresh("s", 7)
+    filled.mkdir()
+    begun.mkdir()
+    folder.switch("s", 7, filled)
+    litter(folder.path / "copies", folder.path / "copies" / "s")
+    assert folder.copies() == [("s", 7)]
+    folder.discard("s", begun)
+    assert not begun.exists()
+    assert folder.current("s", 7) == filled
+
+
+def test_among_snapshots_that_come(folder: Folder) -> None:
+    """What came half is gone on with, and forgotten, as if nothing else were there."""
+    address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
+    Incoming(folder.path).add(address, snapshot, b"half")
+    left = litter(folder.path / "incoming", folder.path / "incoming" / "s")
+    assert Incoming(folder.path).begun(address, snapshot) == 4
+    assert Incoming(folder.path).begun(address, snapshot._replace(id="00000000000000000004-1-aa")) == 0
+    assert Incoming(folder.path).begun(("s", 8), snapshot._replace(id="00000000000000000008-1-aa")) == 0
+    assert Incoming(folder.path).begun(address, snapshot) == 0
+    assert all(path.exists() for path in left)
+
+
+def test_a_folder_is_taken_over_and_tidied_around_them(folder: Folder, tmp_path: Path) -> None:
+    """Who comes gets the folder of who went, whatever lies in it or beside it, and nothing beside it is taken."""
+    inside = [folder.path / name for name in ("", "copies", "copies/s", "sealed", "incoming", "incoming/s")]
+    left = litter(tmp_path / "base", *inside[:1])
+    litter(*inside[1:])
+    assert folder.tidy(time.time() + 60)
+    taken = claim(tmp_path / "base", "app/2", ["app/2"])
+    assert taken.path == folder.path
+    remove_strays(taken.path, time.time() + 60)
+    assert remove_folders(tmp_path / "base", ["app/2"], time.time() + 60) == 0
+    assert all(path.exists() for path in left)
+
+
+def test_in_a_root_on_disk(tmp_path: Path) -> None:
+    """A root that is a mounted disk has fsck's folder; what lies among unfinished writes harms no put."""
+    root = tmp_path / "root"
+    (root / "lost+found").mkdir(parents=True)
+    (root / "lost+found" / "#12345").write_text("a piece of something")
+    left = litter(root / ".unfinished")
+    for path in left:
+        os.utime(path, (0, 0))
+    store = DirectoryStore(root)
+    assert store.put_if_absent("log/1", b"x")
+    assert store.list("") == ["log/1"]
+    store.delete(["log/1"])
+    assert store.list("") == []
