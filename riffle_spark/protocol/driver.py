@@ -49,7 +49,8 @@ class Driver:
         self._log = Log(surroundings.objects, home.root)
         around = surroundings
         self._rounds = Rounds(around.cluster, around.background, around.clock)
-        self._upkeep = Upkeep(settings, around.upkeep_objects or around.objects, around.background, self._rounds)
+        upkeep_objects = around.upkeep_objects or around.objects
+        self._upkeep = Upkeep(settings, upkeep_objects, around.background, self._rounds, around.clock)
         self._run_id: str | None = None
         self.operations = Operations(settings.key_groups, settings.dispatch)
         muster = Muster(settings, around.cluster, around.background, around.racks_of)
@@ -140,15 +141,14 @@ class Driver:
                 raise
         else:
             self._caches.forget()  # the batch that was found to be committed told them nothing
-            self._upkeep.start(self._log.first, tail, self._log.manifest, self._clock.wall_ms())
+            self._upkeep.start(self._log.first, tail, self._log.manifest)
 
     def _claim(self, incoming: Incoming) -> None:
-        stamp = Stamp(self._new_id(), self._clock.wall_ms())
-        draft = claim_record(
-            self._log.tail, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp
-        )
+        stamp, before = Stamp(self._new_id(), self._clock.wall_ms()), self._log.tail
+        draft = claim_record(before, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
         tail = self._log.append(draft, self._log.manifest)
-        self._upkeep.start(self._log.first, tail, self._log.manifest, stamp.written_ms)
+        after_claims = before is not None and before.kind == "claim"
+        self._upkeep.start(self._log.first, tail, self._log.manifest, after_claims=after_claims)
 
     def _repeat(self, incoming: Incoming, batch: Measured, work: Work) -> BatchReport:
         with batch.phase("deliver"):

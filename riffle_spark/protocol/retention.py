@@ -4,13 +4,14 @@ Theory of operation. An object is deleted only when no retained record lists it 
 ``versions`` records and all younger than ``for_ms``. The tracker counts, per delta object, the key-groups whose chain
 holds a part of it; when the count falls to zero with record s, the object may go once every retained record is s or
 later. Deletion is by what this driver saw being replaced; what earlier drivers left behind is found by a scan
-(``orphans``, see ``scan``).
+(``orphans``, see ``scan``). Ages are counted by a clock that never goes back, not by what records are stamped with: a
+machine's clock that jumps neither frees what is young nor keeps for ever what is old.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from riffle_spark.state import paths
 from riffle_spark.state.log import FULL_EVERY
@@ -29,7 +30,7 @@ class Retention:
         self._parts: Counter[str] = Counter()
         self._retired: deque[tuple[int, str]] = deque()
         self._records: deque[tuple[int, int, int]] = deque()
-        """Of each retained record: its sequence, when it was written, and from which record on it needs others."""
+        """Of each retained record: its sequence, when it was seen, and from which record on it needs others."""
         self._first_kept = 0
 
     @property
@@ -42,7 +43,8 @@ class Retention:
         self._versions, self._for_ms = versions, for_ms
 
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
-        """Begin with a log whose records are ``first`` to ``tail``.
+        """Begin with a log whose records are ``first`` to ``tail``. ``now_ms`` is of a clock that never goes back, here
+        and below.
 
         Until a scan has read them (``swept``), records of before count as written now, and as needing all that a
         record can need.
@@ -54,9 +56,9 @@ class Retention:
         self._retired.clear()
         self._first_kept = first
 
-    def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
-        """Note what a committed record replaced."""
-        self._records.append((record.sequence, record.written_ms, record.full))
+    def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry], now_ms: int) -> None:
+        """Note what a record replaced that was committed now."""
+        self._records.append((record.sequence, now_ms, record.full))
         added = Counter(link.object for entry in changes.values() for link in entry.chain)
         gone = Counter(link.object for a in changes for link in before.entries.get(a, EMPTY).chain)
         self._parts.update(added)
@@ -96,22 +98,33 @@ class Retention:
         return free
 
     @property
+    def first(self) -> int:
+        """The sequence of the first record that was not given free yet."""
+        return self._first_kept
+
+    @property
     def oldest(self) -> int:
         """The sequence of the oldest retained record."""
         return self._records[0][0] if self._records else 0
 
 
-def orphans(names: Iterable[str], listed: set[str], epoch: int, version: int) -> list[str]:
+def orphans(
+    names: Iterable[str], listed: set[str], epoch: int, version: int, may_be_listed: Collection[str] | None = None
+) -> list[str]:
     """Return the objects among ``names`` that nothing retained lists and that a driver of ``epoch`` may delete.
 
     Those are unlisted objects of older epochs and, of its own, deltas of versions before ``version``: their batch is
-    committed without them. Never a newer epoch's, never what is not named as ours.
+    committed without them; and snapshots but those that ``may_be_listed`` (``None``: any may). Never a newer epoch's,
+    never what is not named as ours.
     """
     free = []
     for name in names:
         said = paths.parse(name)
         if said is None or name in listed:
             continue
-        if said.epoch < epoch or (said.epoch == epoch and said.kind == "delta" and said.version < version):
+        given_up = (
+            said.version < version if said.kind == "delta" else may_be_listed is not None and name not in may_be_listed
+        )
+        if said.epoch < epoch or (said.epoch == epoch and given_up):
             free.append(name)
     return free

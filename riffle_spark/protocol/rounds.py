@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Background, Clock, Cluster
+from riffle_spark.protocol.told import Told
 from riffle_spark.state.manifest import Address
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
 
@@ -33,13 +34,15 @@ _TRY_AGAIN_SECONDS = 0.5
 
 
 class Rounds:
-    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come.
+    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come, ``told`` the snapshots
+    that they name.
 
     ``in_batch`` is set while a batch runs.
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
-        self._cluster = cluster
+        self.told = Told(cluster)
+        self._cluster: Cluster = self.told
         self._background = background
         self._clock = clock
         self._lock = threading.Lock()

@@ -1,11 +1,23 @@
 """What earlier drivers left behind: records grown old, objects that nothing lists. Knows log and names. Does not know
 when it is looked for.
+
+Theory of operation. LIST may lag: it may not show what was just put, and still show what was deleted. So it only tells
+which objects there may be to delete, and where the log may begin. What is retained is read by GET, one record after the
+other by its number; a record that is missing in between, or a LIST that does not show the record the scan began with,
+ends the scan with nothing deleted. Records that were appended meanwhile count, too: one of a newer epoch means that
+another driver decides now.
+
+Ages are told by the clocks of many machines, some of them wrong. A record that claims to be younger than the one the
+scan began with says nothing about its age: it is as old as the one after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.retention import orphans
 from riffle_spark.state import paths
 from riffle_spark.state.log import Log
@@ -16,47 +28,95 @@ __all__ = ["Scanned", "scan"]
 
 _OLD_AT_ONCE = 1_000
 """So many records one scan reads at most only to find that they are too old to be kept."""
+_LATER_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What a scan that a driver of ``epoch`` began at ``at_ms`` found: the ``oldest`` retained record, and from which
-    one on it needs the log; those before are deleted. ``whole``: to the end, so that orphans are deleted too.
+    """What a scan that a driver of ``epoch`` began found: the ``oldest`` retained record, and from which one on it
+    needs the log; those before are deleted. ``whole``: to the end, so that orphans are deleted too.
     """
 
     epoch: int
-    at_ms: int
     oldest: int
     kept_from: int
     whole: bool
 
 
-def scan(objects: ObjectStore, tail: Record, versions: int, for_ms: int) -> Scanned:
+def scan(
+    objects: ObjectStore, tail: Record, versions: int, for_ms: int, *,
+    first: int | None = None, named: Callable[[], Collection[str] | None] = lambda: None,
+) -> Scanned:  # fmt: skip
     """Delete what nothing retained needs and no living driver may still list; ``tail`` is its driver's last record.
 
     Retained are the newest ``versions`` records and, before them, all since the first that is not ``for_ms`` older
-    than ``tail``. Reads the retained records and those that have grown old since the last scan.
+    than ``tail``. Reads the retained records and those that have grown old since the last scan. ``first`` is where the
+    driver knows the log to begin; ``named`` tells which snapshots of its own it may still list (``None``: it cannot
+    tell, and all stay). Raises ``UnavailableError`` where LIST lags, ``FencedError`` where a newer driver has appended
+    and ``CorruptStateError`` where a retained record is missing; in all these cases nothing is deleted.
     """
-    names = [name for name in objects.list("") if not name.startswith(paths.LOG)]
-    log, present = Log(objects, ""), _sequences(objects)
-    oldest, whole = _oldest_retained(log, present, versions, tail.written_ms - for_ms)
-    old = [paths.record(sequence) for sequence in present if sequence < oldest.full]
+    names = objects.list("")
+    may_be_listed = named()  # after the LIST: what is put from here on is not in it
+    log, begin = Log(objects, ""), _beginning(objects, names, tail, first)
+    oldest, whole = _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
+    retained = (log.read(sequence) for sequence in range(oldest.sequence, tail.sequence + 1) if whole)
+    listed = log.listed_in(chain(retained, _later(log, tail)), begin)
+    old = [paths.record(sequence) for sequence in range(begin, oldest.full)]
     if old:
         objects.delete(old)
     if whole:
-        objects.delete(orphans(names, log.listed_since(oldest.sequence), tail.epoch, tail.version))
-    return Scanned(tail.epoch, tail.written_ms, oldest.sequence, oldest.full, whole)
+        objects.delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
+    return Scanned(tail.epoch, oldest.sequence, oldest.full, whole)
 
 
-def _sequences(objects: ObjectStore) -> list[int]:
-    return sorted(s for s in map(paths.record_sequence, objects.list(paths.LOG)) if s is not None)
+def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: int | None) -> int:
+    """Return the number of the first record there is, which LIST may not show (yet), or still show."""
+    records = (name for name in names if name.startswith(paths.LOG))
+    present = [s for s in map(paths.record_sequence, records) if s is not None]
+    if tail.sequence not in present:
+        raise UnavailableError(
+            f"a LIST of the log does not show record {tail.sequence}, which is there",
+            remedy="nothing to do if the store's LIST catches up; if this stays, the root is kept from being swept",
+            where=paths.record(tail.sequence),
+        )
+    begin = min(present if known is None else [known, *present])
+    while begin > 0 and objects.exists(paths.record(begin - 1)):
+        begin -= 1
+    while begin < tail.sequence and not objects.exists(paths.record(begin)):
+        begin += 1
+    return begin
 
 
-def _oldest_retained(log: Log, present: list[int], versions: int, since_ms: int) -> tuple[Record, bool]:
+def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> tuple[Record, bool]:
     """Return the first record that is young enough or one of the newest, and whether it was looked for to the end."""
-    maybe_old = present[:-versions][:_OLD_AT_ONCE]
-    for sequence in maybe_old:
-        record = log.read(sequence)
-        if record.written_ms >= since_ms:
-            return record, True
-    return log.read(present[len(maybe_old)]), len(present) - len(maybe_old) <= versions
+    newest = max(begin, tail.sequence - versions + 1)
+    end = min(newest, begin + _OLD_AT_ONCE)
+    unsure: Record | None = None
+    for sequence in range(begin, end):
+        record = log.find(sequence)
+        if record is None:
+            continue
+        if record.written_ms > tail.written_ms:
+            unsure = unsure or record
+        elif record.written_ms >= since_ms:
+            return unsure or record, True
+        else:
+            unsure = None
+    last = log.read(end)
+    return unsure if unsure and last.written_ms >= since_ms else last, end == newest
+
+
+def _later(log: Log, tail: Record) -> Iterator[Record]:
+    """Yield the records after ``tail``. Raises ``FencedError`` at one of another driver."""
+    for sequence in range(tail.sequence + 1, tail.sequence + _LATER_MAX):
+        record = log.find(sequence)
+        if record is None:
+            return
+        if record.epoch != tail.epoch:
+            raise FencedError(
+                f"record {sequence} was appended by another driver: it decides what is deleted now",
+                remedy="stop this query: a newer driver owns its state",
+                where=paths.record(sequence),
+            )
+        yield record
+    raise UnavailableError("the log grows faster than it is read", remedy="none: a later scan finds the rest")

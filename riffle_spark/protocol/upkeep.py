@@ -14,10 +14,11 @@ from riffle_spark.assign.model import MemberId
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.following import follows
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Background
+from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.retention import Retention
 from riffle_spark.protocol.rounds import Rounds
-from riffle_spark.protocol.scan import Scanned, scan
+from riffle_spark.protocol.scan import Scanned
+from riffle_spark.protocol.scans import Scans
 from riffle_spark.protocol.seating import Seating
 from riffle_spark.protocol.snapshots import Policy, due, listed
 from riffle_spark.settings import Settings
@@ -35,8 +36,6 @@ _SNAPSHOTS_PER_EXECUTOR = 16
 _OVERDUE = 2
 """A chain of so many times the measure at which its snapshot is due has been left behind by drivers of one batch."""
 _SWEEP_EVERY = 16
-_SCAN_AGAIN_MS = 60_000
-"""How long after a scan that did not come to its end the next one begins."""
 _CATCH_UP_SECONDS = 600.0
 
 
@@ -65,7 +64,9 @@ class Facts:
 class Upkeep:
     """What one driver still has to tidy up."""
 
-    def __init__(self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds) -> None:
+    def __init__(
+        self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds, clock: Clock
+    ) -> None:
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention = Retention(*_kept(settings))
@@ -73,7 +74,8 @@ class Upkeep:
         self._objects = objects
         self._background = background
         self._rounds = rounds
-        self._next_scan_ms = 0
+        self._clock = clock
+        self._scans = Scans(objects, background, rounds.told)
         self._next_sweep = 0
         self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
@@ -88,23 +90,32 @@ class Upkeep:
         self._policy = _policy_of(settings)
         self._retention.keep(*_kept(settings))
 
-    def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
-        """Begin with the log as a claim found it. What was taken under an earlier epoch is forgotten."""
-        self._retention.start(first, tail, manifest, now_ms)
+    def start(self, first: int, tail: Record, manifest: Manifest, *, after_claims: bool = False) -> None:
+        """Begin with the log as a claim found it; ``after_claims``: the driver before committed nothing.
+
+        What was taken under an earlier epoch is forgotten.
+        """
+        self._retention.start(first, tail, manifest, self._now_ms)
+        self._scans.start(tail, after_claims=after_claims)
+        self._rounds.told.only_of(tail.epoch)
         self._epoch = tail.epoch
         self._taken.clear()
-        self._next_scan_ms = 0
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
 
     def catch_up(self, place: Place) -> None:
-        """Before the first batch after a start, take at once what is long overdue, to be listed with its commit.
+        """Before the first batch after a start, take at once what is long overdue, to be listed with its commit, and
+        begin the scan that the driver before never came to.
 
         What is taken after a commit is listed by the next one, which a driver of one batch never makes.
         """
-        if self._caught_up or self._background.busy():
-            return
-        self._caught_up = True
+        if not self._caught_up and not self._background.busy():
+            self._caught_up = True
+            self._catch_up(place)
+        interval = self._settings.orphan_scan_interval
+        self._scans.before_first_batch(place.record, self._retention, self._clock.seconds(), interval)
+
+    def _catch_up(self, place: Place) -> None:
         due_now = self._due(self._policy.times(_OVERDUE), place)
         orders = self._orders(place, due_now, {}, {})
         try:
@@ -120,11 +131,16 @@ class Upkeep:
 
     def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
         """Note a commit: what it replaced may go later."""
-        self._retention.committed(record, before, changes)
+        self._retention.committed(record, before, changes, self._now_ms)
         known = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in known]
         self._retention.unlisted(record.sequence, unused)
+        self._rounds.told.settled(paths.snapshot(*a, s.id) for a, s in self._taken)
         self._taken.clear()
+
+    @property
+    def _now_ms(self) -> int:
+        return int(self._clock.seconds() * 1000)
 
     def plan(self, place: Place, now: float) -> None:
         """Submit what is due after a commit; a plan that still runs makes way after its piece."""
@@ -137,12 +153,9 @@ class Upkeep:
         self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
-            self._submit_deletes(self._retention.take_free(record.written_ms))
+            self._submit_deletes(self._retention.take_free(self._now_ms))
             seating.copies.forget_trails(self._retention.oldest)
-        if record.written_ms >= self._next_scan_ms:
-            again, kept = int(self._settings.orphan_scan_interval * 1000), self._retention.kept
-            self._next_scan_ms = record.written_ms + min(_SCAN_AGAIN_MS, again)
-            self._background.submit(lambda: scan(self._objects, record, *kept))
+        self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
 
     def _due(self, policy: Policy, place: Place) -> dict[MemberId, list[SnapshotOrder]]:
         """Return the snapshots that are due, by the owner that takes them."""
@@ -194,9 +207,7 @@ class Upkeep:
             if isinstance(result, BaseException):
                 self._warnings.append(f"upkeep failed and is tried again later: {result}")
             elif isinstance(result, Scanned):
-                self._retention.swept(result.oldest, result.kept_from)
-                if result.whole and result.epoch == self._epoch:
-                    self._next_scan_ms = result.at_ms + int(self._settings.orphan_scan_interval * 1000)
+                self._scans.came(result, self._retention, self._settings.orphan_scan_interval)
         while self._rounds.arrived:
             self._take(self._rounds.arrived.popleft(), seating)
 

@@ -18,7 +18,9 @@ from riffle_spark.state.objects import ObjectStore, written
 
 __all__ = ["Fault", "FaultyStore", "Kind"]
 
-Kind = Literal["answer_lost", "request_lost", "late", "unavailable", "slow", "truncated", "flipped", "missing"]
+Kind = Literal[
+    "answer_lost", "request_lost", "late", "unavailable", "slow", "truncated", "flipped", "missing", "overwrites"
+]
 _ALL = ("put", "get", "head", "list", "delete")
 _METHODS: dict[Kind, tuple[str, ...]] = {
     "answer_lost": ("put", "delete"),
@@ -29,6 +31,7 @@ _METHODS: dict[Kind, tuple[str, ...]] = {
     "truncated": ("get",),
     "flipped": ("get",),
     "missing": ("get",),
+    "overwrites": ("put",),
 }
 Result = TypeVar("Result")
 
@@ -40,7 +43,8 @@ class Fault:
     ``answer_lost``: the call works, then raises ``UnavailableError``. ``request_lost``: it raises and nothing was done.
     ``late``: it raises, and the bytes arrive only when ``FaultyStore.land`` is called. ``unavailable``: it raises.
     ``slow``: ``seconds`` pass, then it works. ``truncated``: a get lacks its second half. ``flipped``: a get has one
-    bit changed, in its middle byte. ``missing``: a get finds nothing.
+    bit changed, in its middle byte. ``missing``: a get finds nothing. ``overwrites``: a put of a name that is taken
+    replaces the object.
     """
 
     kind: Kind
@@ -83,6 +87,9 @@ class FaultyStore:
         self._sleep = sleep
         self.script(*faults)
 
+    def __repr__(self) -> str:
+        return f"FaultyStore({self.inner!r})"
+
     @property
     def requests(self) -> dict[str, int]:
         """What reached the inner store."""
@@ -112,6 +119,8 @@ class FaultyStore:
             with self._lock:
                 self._late.append((name, bytes(data)))
             raise _unavailable(fault, name)
+        if fault and fault.kind == "overwrites":
+            self.inner.delete([name])
         return self._do(fault, name, lambda: self.inner.put_if_absent(name, data))
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:

@@ -10,7 +10,7 @@ Until it is settled nothing else is appended. Each record names the digest of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
@@ -45,13 +45,16 @@ class Log:
     def open(self, *, broken: bool = False) -> Record | None:
         """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
 
-        One list and at most three gets. Raises ``ConflictError`` if a record is missing in between,
-        ``CorruptStateError`` if one is damaged or does not follow the one before (I3), ``ConfigError`` if the root
-        holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a rollback.
+        One list, which may lag, a head and at most three gets. Raises ``ConflictError`` if a record is missing in
+        between, ``CorruptStateError`` if one is damaged or does not follow the one before (I3), ``ConfigError`` if the
+        root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
+        rollback.
         """
         names = self._store.list(paths.LOG)
         sequences = [s for s in map(paths.record_sequence, names) if s is not None]
-        if len(sequences) < len(names) or (not sequences and self._store.list("")):
+        foreign = len(sequences) < len(names)
+        self._find_newer(sequences)
+        if foreign or (not sequences and self._store.list("")):
             raise ConfigError(
                 f"{self._root} holds objects, but not a riffle log",
                 remedy="set `root` to an empty folder or prefix, or to one that riffle wrote",
@@ -68,6 +71,13 @@ class Log:
         self._check_follows(record)
         self._adopt_tail(record, data)
         return record
+
+    def _find_newer(self, sequences: list[int]) -> None:
+        """Add the records that a LIST which lags does not show yet: those after the newest that it shows."""
+        newer = sequences[-1] + 1 if sequences else 0
+        while self._store.exists(paths.record(newer)):
+            sequences.append(newer)
+            newer += 1
 
     def _open_broken(self, sequences: list[int]) -> Record:
         """Take the newest record that can be read, to be followed by one after the newest there is.
@@ -100,7 +110,8 @@ class Log:
 
     def _check_whole(self, sequences: list[int], newest: Record) -> None:
         present = set(sequences)
-        lost = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
+        unseen = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
+        lost = [s for s in unseen if not self._store.exists(paths.record(s))]
         if lost:
             raise ConflictError(
                 f"{self._root} has lost record {lost[0]} of its log"
@@ -125,13 +136,20 @@ class Log:
 
     def read(self, sequence: int) -> Record:
         """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
+        record = self.find(sequence)
+        if record is None:
+            raise CorruptStateError(
+                "a record of the log is missing",
+                remedy="restore it from a backup, or roll back",
+                where=paths.record(sequence),
+            )
+        return record
+
+    def find(self, sequence: int) -> Record | None:
+        """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
         name = paths.record(sequence)
         data = self._store.get(name)
-        if data is None:
-            raise CorruptStateError(
-                "a record of the log is missing", remedy="restore it from a backup, or roll back", where=name
-            )
-        return decode(data, name)
+        return None if data is None else decode(data, name)
 
     def manifest_of(self, record: Record) -> Manifest:
         """Return what ``record`` and the full record it changes say together."""
@@ -139,21 +157,19 @@ class Log:
             return Manifest(record.entries)
         return _joined(record, self.read(record.full).entries)
 
-    def listed_since(self, oldest: int) -> set[str]:
-        """Return the names of all objects that the records from ``oldest`` on list. Reads each of them; for scans.
+    def listed_in(self, records: Iterable[Record], first: int) -> set[str]:
+        """Return the names of all objects that these records list; for scans.
 
-        A record at the old end whose full record is deleted already says nothing any more, and is passed over.
+        A record at the old end whose full record is before ``first``, where the log begins, says nothing any more, and
+        is passed over. Raises ``CorruptStateError`` where another's is missing.
         """
-        present = sorted(s for s in map(paths.record_sequence, self._store.list(paths.LOG)) if s is not None)
-        sequences = [s for s in present if s >= oldest]
         listed: set[str] = set()
         base: Record | None = None
-        for sequence in sequences:
-            record = self.read(sequence)
-            if record.full < present[0]:
+        for record in records:
+            if record.full < first:
                 continue
             if base is None or base.sequence != record.full:
-                base = record if record.full == sequence else self.read(record.full)
+                base = record if record.full == record.sequence else self.read(record.full)
             listed |= _joined(record, base.entries).objects()
             listed |= {link.object for _, link in record.outputs}
         return listed
@@ -167,12 +183,39 @@ class Log:
 
         ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here. Raises ``FencedError``
         if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed
-        before anything else).
+        before anything else). Whatever takes the log over, which every record but a batch's does, finds out a store
+        that overwrites: ``ConfigError``.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         record = self._completed(draft, manifest)
-        self._unclear = (record, encode(record), manifest)
-        return self.settle()
+        data = encode(record)
+        self._unclear = (record, data, manifest)
+        self.settle()
+        if record.kind != "batch":
+            self._check_refused(paths.record(record.sequence), data)
+        return record
+
+    def _check_refused(self, name: str, data: bytes) -> None:
+        """Put a record that is there once more: the same bytes, so that a store that takes them is harmed by nothing.
+
+        All that keeps two drivers apart is that a store refuses the second put of a name.
+        """
+        trouble: UnavailableError | None = None
+        for _ in range(_APPEND_TRIES):
+            try:
+                if not self._store.put_if_absent(name, data):
+                    return
+            except UnavailableError as error:
+                trouble = error
+            else:
+                raise ConfigError(
+                    f"the store overwrites objects: {self._store!r} took a second put of a record that is there",
+                    remedy="use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, "
+                    "and no proxy before it that drops the header: else two drivers overwrite each other's state",
+                    where=f"{self._root} ({name})",
+                )
+        assert trouble is not None
+        raise trouble
 
     def settle(self) -> Record:
         """Settle an unclear append: put the same bytes until the record is known to be ours or another's."""

@@ -52,7 +52,8 @@ class S3Store:
         return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
 
     def __repr__(self) -> str:
-        return f"S3Store({self.bucket!r}, {self.prefix.rstrip('/')!r})"
+        at = f", {self.options.s3_endpoint!r}" if self.options.s3_endpoint else ""
+        return f"S3Store({self.bucket!r}, {self.prefix.rstrip('/')!r}{at})"
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success."""

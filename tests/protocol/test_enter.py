@@ -13,6 +13,7 @@ from riffle_spark.protocol.drafts import Stamp, first_record
 from riffle_spark.protocol.enter import Decision, decide
 from riffle_spark.protocol.ports import Incoming
 from riffle_spark.state import paths
+from riffle_spark.state.faulty import Fault
 from riffle_spark.state.record import Record
 
 ROOT = "s3://bucket/state"
@@ -162,3 +163,15 @@ def _records(world: World) -> list[Record]:
     log = world.log()
     names = world.memory.list(paths.LOG)
     return [log.read(sequence) for sequence in range(len(names))]
+
+
+def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -> None:
+    """Two drivers on it would undo each other's commits: the start says so; once the store is mended, the query runs."""
+    world.store.script(Fault("overwrites", times=None))
+    with pytest.raises(ConfigError, match="overwrites objects"):
+        world.batch(0, rows_of(("a", 1, 0)))
+    assert world.steps == []
+    world.store.heal()
+    world.start()
+    world.batch(0, rows_of(("a", 1, 0)))
+    assert world.state("totals") == {"a": (1, 1)}

@@ -74,7 +74,7 @@ class Model:
         self.manifests.append(before.changed(changes))
         self.written.append(self.now)
         record = self._record(sequence)
-        self.tracker.committed(record, before, changes)
+        self.tracker.committed(record, before, changes, self.now)
         self.tracker.unlisted(sequence, unused)
 
     def _record(self, sequence: int) -> Record:

@@ -89,7 +89,7 @@ def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
     log = opened(store)
     assert log.append(PLAIN, Manifest()).sequence == 0
     assert not log.unclear
-    assert [method for method, _ in store.calls] == ["list", "list", "put", "put", "get"]
+    assert [method for method, _ in store.calls] == ["list", "head", "list", "put", "put", "get", "put"]
 
 
 def test_a_lost_put_is_put_again() -> None:
@@ -120,8 +120,9 @@ def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
 
 def test_nothing_else_is_appended_while_an_append_is_unclear() -> None:
     """A second append before the first is settled is a bug of the caller's, and stops."""
-    store = FaultyStore(MemoryStore(), [Fault("unavailable", name=paths.LOG + "0", times=None)])
+    store = FaultyStore(MemoryStore())
     log = opened(store)
+    store.script(Fault("unavailable", name=paths.LOG + "0", times=None))
     with pytest.raises(UnavailableError):
         log.append(PLAIN, Manifest())
     with pytest.raises(AssertionError, match="unclear"):
@@ -169,6 +170,9 @@ def test_what_records_list_is_told_for_scans() -> None:
     """All objects of all records from one on: of chains, snapshots and outputs, whatever the records are."""
     store = MemoryStore()
     log = grown(store, 40)
-    everything = log.listed_since(0)
+    assert log.tail is not None
+    records = [log.read(sequence) for sequence in range(log.tail.sequence + 1)]
+    everything = log.listed_in(records, 0)
     assert everything == {entry(version).chain[0].object for version in range(39)}
-    assert log.listed_since(39) == log.manifest.objects()
+    assert log.listed_in(records[39:], 0) == log.manifest.objects()
+    assert log.listed_in(records[1:], FULL_EVERY) == log.listed_in(records[FULL_EVERY:], 0)

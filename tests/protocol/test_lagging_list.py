@@ -1,0 +1,178 @@
+"""A store whose LIST lags: whatever it shows, nothing is deleted that would stay if it showed all (I5)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from invariants import History
+from world import World, one, rows_of, totals
+
+from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
+from riffle_spark.protocol.drafts import Stamp, claim_record
+from riffle_spark.protocol.scan import scan
+from riffle_spark.state import paths
+from riffle_spark.state.faulty import FaultyStore
+from riffle_spark.state.lagging import LaggingStore
+from riffle_spark.state.log import Log
+from riffle_spark.state.memory import MemoryStore
+from riffle_spark.state.record import Record
+from riffle_spark.testing import InlineBackground
+
+VERSIONS = 8
+
+
+@dataclass(frozen=True)
+class Root:
+    """Objects of a query, and the last record of the driver that is about to scan them."""
+
+    objects: Mapping[str, bytes]
+    tail: Record
+
+    def store(self) -> LaggingStore:
+        """Return a store that holds them, and shows them."""
+        inner = MemoryStore()
+        for name, data in self.objects.items():
+            inner.put_if_absent(name, data)
+        return LaggingStore(inner)
+
+    def deleted(self, store: LaggingStore, scans: Callable[[], object]) -> set[str]:
+        """Scan; return what was deleted."""
+        before = {*store.inner.list("")}
+        scans()
+        return before - {*store.inner.list("")}
+
+
+@functools.cache
+def grown() -> Root:
+    """Return a root that three drivers left, none of which swept: old records, orphans, snapshots, all in use at some
+    time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder), operators=[totals()], executors=["1"], snapshot_chain_links=3)
+        version = 0
+        for batches in (14, 3, 25):
+            world.start(InlineBackground(deferred=True))
+            for _ in range(batches):
+                world.batch(version, rows_of(("a", 1, 0), (f"k{version}", 1, 0)))
+                run, world.background._waiting = world.background._waiting, []
+                for work in run:
+                    if "scan" not in work.__qualname__ and "deletes" not in work.__qualname__:
+                        work()
+                version += 1
+        tail = world.log().tail
+        assert tail is not None
+        orphan = paths.delta(3, f"1-{7:032x}")
+        return Root({**{name: world.memory.get(name) or b"" for name in world.memory.list("")}, orphan: b"x"}, tail)
+
+
+def scanned(store: LaggingStore, tail: Record) -> None:
+    """Scan, or give it up."""
+    with contextlib.suppress(UnavailableError, FencedError, CorruptStateError):
+        scan(store, tail, VERSIONS, 0)
+
+
+@functools.cache
+def truth(gone: int) -> set[str]:
+    """Return what a scan deletes where LIST shows what is there, of a log whose first records were deleted."""
+    root = grown()
+    store = root.store()
+    store.inner.delete([paths.record(s) for s in range(gone)])
+    found = root.deleted(store, lambda: scan(store, root.tail, VERSIONS, 0))
+    assert len(found) > 10
+    return found
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([0.02, 0.2, 0.9]), st.sampled_from([0, 4, 16]), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_no_lag_of_list_deletes_what_stays_without_it_i5(
+    chance: random.Random, share: float, gone: int, shows_tail: bool
+) -> None:
+    """I5: any objects not shown yet, any records shown that are gone: a scan deletes less, or nothing."""
+    root = grown()
+    store = root.store()
+    store.delete([paths.record(s) for s in range(gone)])
+    tail = paths.record(root.tail.sequence)
+    names = [name for name in sorted(root.objects) if not (shows_tail and name == tail)]
+    store.hide(*(name for name in names if chance.random() < share))
+    store.catch_up(lambda name: name in store._ghosts and chance.random() < share)
+    assert root.deleted(store, lambda: scanned(store, root.tail)) <= truth(gone)
+
+
+def test_a_list_without_the_last_record_ends_the_scan() -> None:
+    """It lags so far that nothing it says is used; the error says that waiting is all there is to do."""
+    root = grown()
+    store = root.store()
+    store.hide(paths.record(root.tail.sequence))
+    with pytest.raises(UnavailableError, match="does not show record") as caught:
+        scan(store, root.tail, VERSIONS, 0)
+    assert caught.value.where == paths.record(root.tail.sequence)
+    assert {*store.inner.list("")} == {*root.objects}
+    store.catch_up()
+    assert root.deleted(store, lambda: scan(store, root.tail, VERSIONS, 0)) == truth(0)
+
+
+def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
+    """They are read by their numbers: what they list stays, and what they do not goes."""
+    root = grown()
+    store = root.store()
+    last = root.tail.sequence
+    store.hide(*(paths.record(sequence) for sequence in range(last - VERSIONS - 12, last)))
+    assert root.deleted(store, lambda: scan(store, root.tail, VERSIONS, 0)) == truth(0)
+
+
+@pytest.mark.parametrize("back", [1, VERSIONS - 1])
+def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
+    """What it listed is not known: it may come back from a backup, and its objects with it must be there."""
+    root = grown()
+    store = root.store()
+    store.inner.delete([paths.record(root.tail.sequence - back)])
+    with pytest.raises(CorruptStateError, match="missing"):
+        scan(store, root.tail, VERSIONS, 0)
+    assert len(store.inner.list("")) == len(root.objects) - 1
+
+
+def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
+    """I4: a record of a newer epoch is found by its number, though LIST does not show it: that driver decides now."""
+    root = grown()
+    store = root.store()
+    log = Log(store, "")
+    tail = log.open()
+    log.append(claim_record(tail, "query", 8, "key_group", Stamp("c", root.tail.written_ms)), log.manifest)
+    with pytest.raises(FencedError):
+        scan(store, root.tail, VERSIONS, 0)
+    assert len(store.inner.list("")) == len(root.objects) + 1
+
+
+@pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, seed: int) -> None:
+    """Starts, sweeps and scans over a LIST that catches up now and then: no driver takes another for the newest, none
+    is refused, and once it has caught up with a record that a scan began with, the root is small.
+    """
+    world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=3, retained_versions=3)
+    chance = random.Random(seed)
+    lagging = LaggingStore(world.memory)
+    world.store = FaultyStore(lagging)
+    history = History(world)
+    world.start()
+    for version in range(40):
+        if chance.random() < 0.3:
+            world.start()
+        world.batch(version, one(1))
+        lagging.catch_up(lambda _: chance.random() < 0.5)
+        history.look()
+    lagging.catch_up()
+    world.clock.advance(61)
+    world.batch(40, one(1))
+    history.look()
+    assert world.state("totals") == {"a": (41, 41)}
+    assert len(world.memory.list("")) < 25
