@@ -166,7 +166,7 @@ def _records(world: World) -> list[Record]:
 
 
 def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -> None:
-    """Two drivers on it would undo each other's commits: the start says so; once the store is mended, the query runs."""
+    """Two drivers on it would undo each other's commits: the start says so. Once the store is mended, it runs."""
     world.store.script(Fault("overwrites", times=None))
     with pytest.raises(ConfigError, match="overwrites objects"):
         world.batch(0, rows_of(("a", 1, 0)))
