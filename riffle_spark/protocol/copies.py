@@ -11,7 +11,7 @@ link that a member sealed itself lies in its folder as a file, so it counts as h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,6 +80,17 @@ class Copies:
         self._heads.clear()
         self._sealed.clear()
         self._trails.clear()
+
+    def only_of(self, members: Collection[str]) -> None:
+        """Forget what slots told of folders that are no member's any more, or never became one's."""
+        for told in (self._heads, self._sealed):
+            for member in told.keys() - members:
+                del told[member]
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Of whom anything is known."""
+        return frozenset({*self._heads, *self._sealed})
 
     def of(self, member: str) -> Mapping[Address, Head]:
         """Return a member's copies."""

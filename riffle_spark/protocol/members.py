@@ -3,7 +3,8 @@ it is told. Does not know tasks or copies.
 
 Theory of operation. A member is a folder of copies, so it outlives its executor: another executor that claims the
 folder is the same member, returned. An executor becomes a member with its census, which runs beside the batches; only a
-query without any member waits for one. Where nobody can be asked (Spark Connect) the executor stands for itself.
+query without any member waits for one. A lost member is remembered for as long as it may be waited for: who comes with
+its folder later joins like any other. Where nobody can be asked (Spark Connect) the executor stands for itself.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ class Members:
         for executor in named:
             self.live[executor.id] = Seat(executor.id, executor, counted=False)
         return Changes(joined=tuple(executor.id for executor in named))
+
+    def forget_lost(self, now: float, delay: float) -> None:
+        """Forget the lost members that are waited for no longer, and those that were taken away as long ago."""
+        self.lost = {name: lost for name, lost in self.lost.items() if now - lost.since < delay}
 
     def awaited(self, now: float, delay: float) -> dict[str, Seat]:
         """Return the lost members that are still waited for."""

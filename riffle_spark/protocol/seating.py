@@ -113,7 +113,9 @@ class Seating:
 
     def _look(self, home: Home, now: float) -> list[Changes]:
         """Take in who left, joined and returned."""
+        self.members.forget_lost(now, self._settings.scheduled_rebalance_max_delay)
         found = self._muster.look(self.executors, self.members, self.copies, home, now)
+        self.copies.only_of(self.members.live)
         for changes in found:
             self._remember_homes(changes.left, now)
         return [changes for changes in found if changes]

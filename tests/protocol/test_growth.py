@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from elastic import Elastic
 from invariants import History
 from world import World, one, rows_of, totals
 
@@ -222,3 +223,24 @@ def test_a_scan_believes_no_record_that_comes_from_the_future(written: list[int]
     """Such a one is as old as the one after it; what may be young stays, and wrong clocks keep nothing for ever."""
     store, tail = stamped(*written)
     assert scan(store, tail, 2, 100_000).oldest == oldest
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
+    """Machines come and go for ever: a lost one is remembered while it is waited for, and told in that assignment."""
+    world = Elastic(tmp_path, key_groups=2, scheduled_rebalance_max_delay=10)
+    world.feed()
+    for number in range(6):
+        name, lost = str(number + 3), world.owned("2" if number == 0 else str(number + 2))
+        world.cluster.lose("2" if number == 0 else str(number + 2), disk=True, planned=number % 2 == 0)
+        report = world.feed()
+        assert {m["key_group"] for m in report.moves if m["from_executor"] and m["role"] == "owner"} >= lost
+        world.cluster.add(name)
+        world.clock.advance(4)
+        world.settle()
+        assert len(world.seating.members.lost) <= 3
+        assert {*world.seating.copies.members} <= {*world.seating.members.live}
+    world.clock.advance(10)
+    world.feed()
+    assert not world.seating.members.lost
+    world.check_state()
