@@ -239,8 +239,22 @@ def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
         world.clock.advance(4)
         world.settle()
         assert len(world.seating.members.lost) <= 3
-        assert {*world.seating.copies.members} <= {*world.seating.members.live}
     world.clock.advance(10)
     world.feed()
     assert not world.seating.members.lost
+    world.check_state()
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp_path: Path) -> None:
+    """Spark may run a slot where nobody was counted yet; if that executor goes again, nothing of it is kept."""
+    world = Elastic(tmp_path, key_groups=2)
+    world.feed()
+    world.cluster.silent = {"9"}
+    world.cluster.add("9")
+    world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
+    assert len(world.seating.copies.members - {*world.seating.members.live}) == 1
+    world.cluster.lose("9")
+    world.feed()
+    assert world.seating.copies.members <= {*world.seating.members.live}
     world.check_state()
