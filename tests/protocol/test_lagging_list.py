@@ -65,7 +65,7 @@ def grown() -> Root:
                 world.batch(version, rows_of(("a", 1, 0), (f"k{version}", 1, 0)))
                 run, world.background._waiting = world.background._waiting, []
                 for work in run:
-                    if "scan" not in work.__qualname__ and "deletes" not in work.__qualname__:
+                    if "Scans" not in work.__qualname__ and "deletes" not in work.__qualname__:
                         work()
                 version += 1
         tail = world.log().tail
