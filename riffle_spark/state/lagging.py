@@ -43,10 +43,10 @@ class LaggingStore:
         return self.inner.requests
 
     def catch_up(self, shows: Callable[[str], bool] = _always) -> None:
-        """Let LIST show the changes so far of all names, or of those that ``shows`` picks."""
+        """Let LIST show the changes so far of all names, or of those that ``shows`` picks; they are asked in order."""
         with self._lock:
-            self._hidden = {name for name in self._hidden if not shows(name)}
-            self._ghosts = {name for name in self._ghosts if not shows(name)}
+            self._hidden = {name for name in sorted(self._hidden) if not shows(name)}
+            self._ghosts = {name for name in sorted(self._ghosts) if not shows(name)}
 
     def hide(self, *names: str) -> None:
         """Let LIST not show these objects, as if they had been put just now."""

@@ -105,7 +105,11 @@ class Log:
         name = paths.record(sequences[-1])
         data = self._store.get(name)
         if data is None:
-            raise CorruptStateError("the newest record vanished while it was read", remedy="try again", where=name)
+            raise UnavailableError(
+                "a LIST of the log shows its newest record, which is gone",
+                remedy="start again: the store's LIST lags far behind, or another driver is sweeping the log",
+                where=name,
+            )
         return decode(data, name), data
 
     def _check_whole(self, sequences: list[int], newest: Record) -> None:
