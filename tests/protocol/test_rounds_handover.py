@@ -25,7 +25,8 @@ class Dropping(SimCluster):
         """Drop all."""
         drops = [drop for order in orders.values() for drop in order.drops]
         self.dropped += [drop.key_group for drop in drops]
-        return [UpkeepReceipt(name, gone=tuple((d.store, d.key_group) for d in drops)) for name in orders]
+        gone = tuple((drop.store, drop.key_group) for drop in drops)
+        return [UpkeepReceipt(name, member=f"m{name}", gone=gone) for name in orders]
 
 
 class Handover:
