@@ -69,7 +69,8 @@ class Rounds:
         """Give up the plan that waits, and that runs after its piece: who is a member, and who needs what, is asked
         anew.
         """
-        self._next = ({}, 0) if self._running else None
+        with self._lock:
+            self._next = ({}, 0) if self._running else None
 
     def now(self, orders: Mapping[str, UpkeepOrder]) -> None:
         """Run one round at once."""
