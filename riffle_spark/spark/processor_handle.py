@@ -19,7 +19,8 @@ from riffle_spark.process.ddl import schema_of_ddl
 from riffle_spark.process.schema_json import schema_of_json
 from riffle_spark.process.session import Session
 from riffle_spark.spark.processor_errors import already_defined, no_timers, no_ttl, wrong_name, wrong_phase
-from riffle_spark.spark.processor_states import CellsState, ListOfCells, MapOfCells, Nowhere, ValueOfCells
+from riffle_spark.spark.processor_nowhere import Deleted, Keyless, Kind, OnDriver
+from riffle_spark.spark.processor_states import CellsState, ListOfCells, MapOfCells, ValueOfCells
 from riffle_spark.spark.row_objects import row_maker
 from riffle_spark.state.variables import TIMER, Variable
 
@@ -28,7 +29,6 @@ __all__ = ["Handle", "Phase"]
 Phase: TypeAlias = Literal["PRE_INIT", "CREATED", "INITIALIZED", "TIMER_PROCESSED", "CLOSED"]
 """Where a processor is, in Spark's words. ``PRE_INIT`` is the driver's, where variables are only declared."""
 Schema: TypeAlias = DataType | str
-Kind: TypeAlias = Literal["value", "list", "map"]
 _State = TypeVar("_State", ValueOfCells, ListOfCells, MapOfCells)
 
 _DECLARING: Final = ("PRE_INIT", "CREATED")
@@ -87,7 +87,7 @@ class Handle(StatefulProcessorHandle):
         self.variables.pop(stateName, None)
         state = self._states.pop(stateName, None)
         if state is not None:
-            _unbind(state)
+            _unbind(state, Deleted)
         self.deleted.append(stateName)
 
     def enter(self, session: Session) -> None:
@@ -134,13 +134,13 @@ class Handle(StatefulProcessorHandle):
         return index(ttl_ms)
 
     def _added(self, state: _State) -> _State:
-        _unbind(state, self.phase if self.phase == "PRE_INIT" else "")
+        _unbind(state, OnDriver if self.phase == "PRE_INIT" else Keyless)
         self._states[state.name] = state
         return state
 
 
-def _unbind(state: CellsState, phase: str = "") -> None:
-    vars(state)["cells"] = Nowhere(state.name, phase)
+def _unbind(state: CellsState, nowhere: type[Deleted | Keyless | OnDriver] = Keyless) -> None:
+    vars(state)["cells"] = nowhere(state.kind, state.name)
 
 
 def _arrow_schema(schema: Schema) -> pa.Schema:

@@ -9,7 +9,7 @@ this process. Before and after there is a key at work, every call raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
@@ -18,35 +18,22 @@ from riffle_spark.process.cells_lists import ListCells
 from riffle_spark.process.cells_maps import MapCells
 from riffle_spark.process.cells_values import ValueCells
 from riffle_spark.process.simple_converters import Misfit
-from riffle_spark.spark.processor_errors import empty_list, misfit, no_key, wrong_phase
+from riffle_spark.spark.processor_errors import empty_list, misfit
+from riffle_spark.spark.processor_nowhere import DOING, Kind
 from riffle_spark.spark.row_objects import RowMaker
 
-__all__ = ["CellsState", "ListOfCells", "MapOfCells", "Nowhere", "ValueOfCells"]
+__all__ = ["CellsState", "ListOfCells", "MapOfCells", "ValueOfCells"]
 
 Fields: TypeAlias = tuple[Any, ...]
-_UPDATING: Final = "updating value state"
-
-
-class Nowhere:
-    """Stands for the cells where no key is at work: before there are any, and on the driver, in ``phase``."""
-
-    def __init__(self, name: str, phase: str = "") -> None:
-        self._name = name
-        self._phase = phase
-
-    def __getattr__(self, operation: str) -> NoReturn:
-        if operation.startswith("_"):
-            raise AttributeError(operation)
-        doing = f"using state {self._name}"
-        if self._phase:
-            raise wrong_phase(doing, f"{self._name}.{operation}", self._phase)
-        raise no_key(doing, self._name)
+_UPDATING: Final = DOING["value"]["update"][1]
+_MAP: Final = DOING["map"]
 
 
 class ValueOfCells(ValueState):
     """A value state."""
 
     cells: ValueCells
+    kind: ClassVar[Kind] = "value"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,6 +62,7 @@ class ListOfCells(ListState):
     """A list state."""
 
     cells: ListCells
+    kind: ClassVar[Kind] = "list"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -122,6 +110,7 @@ class MapOfCells(MapState):
     """A map state. ``row`` makes of a value the row that PySpark returns for one key."""
 
     cells: MapCells
+    kind: ClassVar[Kind] = "map"
 
     def __init__(self, name: str, row: RowMaker) -> None:
         self.name = name
@@ -136,7 +125,7 @@ class MapOfCells(MapState):
         try:
             found = self.cells.get(key)
         except Misfit as wrong:
-            raise misfit("getting value", wrong) from None
+            raise misfit(_MAP["get"][1], wrong) from None
         return None if found is None else self._row(found)
 
     def containsKey(self, key: Fields) -> bool:
@@ -144,14 +133,14 @@ class MapOfCells(MapState):
         try:
             return self.cells.contains(key)
         except Misfit as wrong:
-            raise misfit("checking map state contains key", wrong) from None
+            raise misfit(_MAP["contains"][1], wrong) from None
 
     def updateValue(self, key: Fields, value: Fields) -> None:
         """See PySpark."""
         try:
             self.cells.update(key, value)
         except Misfit as wrong:
-            raise misfit("updating map state value", wrong) from None
+            raise misfit(_MAP["update"][1], wrong) from None
 
     def iterator(self) -> Iterator[tuple[Fields, Fields]]:
         """See PySpark."""
@@ -170,7 +159,7 @@ class MapOfCells(MapState):
         try:
             self.cells.remove(key)
         except Misfit as wrong:
-            raise misfit("removing key from map state", wrong) from None
+            raise misfit(_MAP["remove"][1], wrong) from None
 
     def clear(self) -> None:
         """See PySpark."""
