@@ -78,7 +78,7 @@ def _lists(kind: pa.DataType, record: RecordMaker) -> Converter:
     take_element = nullable(element.take, kind.value_field)
 
     def take(value: object) -> list[object]:
-        if not isinstance(value, list | tuple | np.ndarray):
+        if not isinstance(value, list | tuple | np.ndarray | bytes | bytearray):
             raise Misfit("type", value, kind)
         return [take_element(one) for one in value]
 

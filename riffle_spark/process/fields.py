@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
@@ -58,8 +57,8 @@ class Fields:
         return [self.take(values) for values in taken]
 
     def _checked(self, values: object) -> Values:
-        if not isinstance(values, tuple | list | np.ndarray):
-            raise Misfit("type", values, f"tuple of {len(self._takes)} fields")
+        if not isinstance(values, tuple | list):
+            values = self._iterated(values)
         if len(values) != len(self._takes):
             raise Misfit("length", len(values), len(self._takes))
         taken = tuple(take(value) for take, value in zip(self._takes, values, strict=True))
@@ -67,6 +66,19 @@ class Fields:
         if len(self._shapes) < _SHAPES_MAX and self._is_plain(shape):
             self._shapes.add(shape)
         return taken
+
+    def _iterated(self, values: object) -> Values:
+        """Return what can be gone through as a tuple, as Spark does: the letters of a string, the keys of a dictionary.
+
+        Not those of a dictionary by the names of the fields, for which Spark keeps the names in place of the values.
+        """
+        wanted = f"tuple of {len(self._takes)} fields"
+        if isinstance(values, Mapping) and [*values] == self.schema.names:
+            raise Misfit("type", values, wanted)
+        try:
+            return tuple(values)  # type: ignore[arg-type]  # what is none says so itself
+        except TypeError:
+            raise Misfit("type", values, wanted) from None
 
     def _is_plain(self, shape: tuple[type, ...]) -> bool:
         of_fields = zip(shape, self._converters, self._nullable, strict=True)

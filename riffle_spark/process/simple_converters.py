@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import ROUND_HALF_UP, Context, Decimal, DecimalException
+from math import isfinite, isnan
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 _DIGITS: Final = Context(prec=76)
 _FLOAT32: Final = struct.Struct("<f")
+_PLAIN_FROM: Final = 1e-3
+_PLAIN_BELOW: Final = 1e7
 
 
 class Misfit(Exception):
@@ -150,11 +153,34 @@ def _texts(kind: pa.DataType) -> Converter:
     def take(value: object) -> str:
         if isinstance(value, str):
             return str(value)
-        if type(value) is int:  # as Spark does, which writes down whatever it is given
-            return str(value)
-        raise Misfit("type", value, kind)
+        told = _written_down(value)
+        if told is None:
+            raise Misfit("type", value, kind)
+        return told
 
     return Converter(frozenset({str}), take)
+
+
+def _written_down(value: object) -> str | None:
+    """Return a number or a truth value as Java writes it down, and so Spark; nothing for what has no such text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if type(value) is int or isinstance(value, Decimal):
+        return str(value)
+    return _java_text(value) if isinstance(value, float) else None
+
+
+def _java_text(value: float) -> str:
+    """Return a float as Java has it: with an exponent where it is below 0.001 or from ten millions on."""
+    if not isfinite(value):
+        return "NaN" if isnan(value) else "-Infinity" if value < 0 else "Infinity"
+    if value == 0 or _PLAIN_FROM <= abs(value) < _PLAIN_BELOW:
+        return format(Decimal(repr(value)), "f") if "e" in repr(value) else repr(value)
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int), "it is finite"
+    text = "".join(map(str, digits)).rstrip("0") or "0"
+    shift = exponent + len(digits) - 1
+    return f"{'-' * sign}{text[0]}.{text[1:] or '0'}E{shift}"
 
 
 def _octets(kind: pa.DataType) -> Converter:
@@ -172,7 +198,7 @@ def _dates(kind: pa.DataType) -> Converter:
     def take(value: object) -> date:
         if type(value) is date:
             return value
-        if isinstance(value, datetime) and value.time() == time():
+        if isinstance(value, datetime):  # as Spark does, which looks at its day alone
             return value.date()
         raise Misfit("type", value, kind)
 

@@ -63,11 +63,23 @@ def stored_and_read(kind: str, value: object) -> object:
         ("boolean", np.bool_(True), True),
         ("string", np.str_("x"), "x"),
         ("string", 5, "5"),
+        ("string", True, "true"),
+        ("string", Decimal("1.005"), "1.005"),
+        ("string", 1.5, "1.5"),
+        ("string", -0.0, "-0.0"),
+        ("string", float("nan"), "NaN"),
+        ("string", float("-inf"), "-Infinity"),
+        ("string", 1e300, "1.0E300"),
+        ("string", -12345678.5, "-1.23456785E7"),
+        ("string", 0.00025, "2.5E-4"),
+        ("string", 9999999.0, "9999999.0"),
         ("binary", bytearray(b"ab"), b"ab"),
         ("binary", "ab", b"ab"),
         ("date", date(2024, 1, 2), date(2024, 1, 2)),
         ("date", datetime(2024, 1, 2), date(2024, 1, 2)),
         ("date", pd.Timestamp("2024-01-02"), date(2024, 1, 2)),
+        ("date", NOON, date(2024, 5, 1)),
+        ("array<date>", [NOON], [date(2024, 5, 1)]),
         ("decimal(10,2)", Decimal("1.005"), Decimal("1.01")),
         ("decimal(10,2)", Decimal("7"), Decimal("7.00")),
         ("decimal(10,2)", 7, Decimal("7.00")),
@@ -75,6 +87,7 @@ def stored_and_read(kind: str, value: object) -> object:
         ("interval day to second", np.timedelta64(2, "s"), timedelta(seconds=2)),
         ("array<int>", (1, np.int64(2), None), [1, 2, None]),
         ("array<int>", np.array([1, 2]), [1, 2]),
+        ("array<int>", b"ab", [97, 98]),
         ("map<string,double>", {"a": 1}, {"a": 1.0}),
         ("struct<x:int,y:string>", {"y": "b", "x": 1}, (1, "b")),
         ("struct<x:int,y:string>", [1, None], (1, None)),
@@ -126,8 +139,9 @@ def test_times_below_lists_and_maps_are_converted_too(zone: str) -> None:
         ("double", 10**400, "range"),
         ("double", "1", "type"),
         ("boolean", 1, "type"),
-        ("string", 1.5, "type"),
-        ("date", NOON, "type"),
+        ("string", timedelta(1), "type"),
+        ("string", [1], "type"),
+        ("date", "2024-01-02", "type"),
         ("timestamp", date(2024, 1, 1), "type"),
         ("decimal(3,1)", Decimal("99.95"), "range"),
         ("decimal(3,1)", Decimal("NaN"), "range"),
@@ -156,7 +170,25 @@ def test_a_refusal_names_the_place() -> None:
     assert "'two'" in str(caught.value)
 
 
-@pytest.mark.parametrize("values", [(1,), (1, 2, 3), 5, None, "ab", {"a": 1}], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [(7, 8), [7, 8], np.array([7, 8]), pd.Series([7, 8]), {7: 1, 8: 2}, {7: 1, 8: 2}.keys(), iter([7, 8]), range(7, 9)],
+    ids=lambda values: type(values).__name__,
+)
+def test_whatever_can_be_gone_through_is_a_tuple(values: object) -> None:
+    """As in Spark; a dictionary stands for its keys."""
+    assert Fields(schema_of_ddl("a int, b int")).take(values) == (7, 8)
+
+
+def test_a_string_of_one_letter_is_a_tuple_of_it() -> None:
+    """So a map's key may be given without a tuple around it, as long as it is one letter."""
+    of = Fields(schema_of_ddl("k string"))
+    assert of.take("a") == ("a",)
+    with pytest.raises(Misfit):
+        of.take("ab")
+
+
+@pytest.mark.parametrize("values", [(1,), (1, 2, 3), 5, None, "ab", {"a": 1}, {"a": 1, "b": 2}, iter(())], ids=str)
 def test_a_tuple_of_another_size_or_no_tuple_is_refused(values: object) -> None:
     """A row of state has a value for each field."""
     with pytest.raises(Misfit):

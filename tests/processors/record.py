@@ -23,7 +23,7 @@ from tests.processors.case import Case
 from tests.processors.catalogue import CASES
 from tests.spark.native import CONF, encoded, run_native
 
-__all__ = ["digest", "recorded"]
+__all__ = ["FOLDER", "digest", "environment", "recorded", "session"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "native"
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"}
@@ -65,14 +65,16 @@ def _line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _session() -> SparkSession:
+def session() -> SparkSession:
+    """Return a session that runs cases."""
     builder = SparkSession.builder.master("local[2]").appName("record")
     for name, value in {**CONF, **QUIET}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _environment() -> None:
+def environment() -> None:
+    """Let Python workers be like this process."""
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -87,11 +89,11 @@ def main() -> int:
     parser.add_argument("--form", choices=("pandas", "rows"), default=usual)
     parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
     options = parser.parse_args()
-    _environment()
+    environment()
     FOLDER.mkdir(parents=True, exist_ok=True)
     # Spark looks after old checkpoints until it stops: they go when it has.
     with tempfile.TemporaryDirectory(prefix="riffle-native-") as folder:
-        spark = _session()
+        spark = session()
         failed = [name for name in options.only.split(",") if not _record(spark, name, options.form, Path(folder))]
         spark.stop()
     return len(failed)
