@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -11,6 +11,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.process.compute import Compute, Declared
 from riffle_spark.process.keyed import Keyed
+from riffle_spark.protocol.columns import Column, Input, column_of, found_column, input_of
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import VariablesSchema
@@ -26,6 +27,8 @@ class Operator:
     A store that is not ``durable`` is a cache: it has no objects, and begins empty wherever it is not. ``read_by`` is
     the column with the number of the partition that a row came from, if rows are to be counted by it. ``watermark``
     says by what rows come too late, if they can. ``initial`` are the columns of the initial state ``initial_name``.
+    ``fields`` are columns of its input that are fields of others; ``shown`` are the input's own columns with the names
+    that a processor sees, where they are not simply all.
     """
 
     schema: StoreSchema | VariablesSchema
@@ -38,6 +41,9 @@ class Operator:
     watermark: Watermark | None = None
     initial: pa.Schema | None = None
     initial_name: str = USUAL_INITIAL
+    fields: tuple[Column, ...] = ()
+    shown: Mapping[str, str] = field(default_factory=dict)
+    case_sensitive: bool = False
 
     @property
     def store(self) -> str:
@@ -51,24 +57,39 @@ class Operator:
             return self.input
         event_time = self.watermark and self.watermark.column
         needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by, event_time}
-        return pa.schema([field for field in self.input if field.name in needed])
+        return pa.schema([one for one in self.input if one.name in needed])
 
 
 def operator_of(
-    store: str, key: Sequence[str], compute: Compute | Keyed, order_by: Sequence[str], rows: pa.Schema
-) -> Operator:
+    store: str, key: Sequence[str], compute: Compute | Keyed, order_by: Sequence[str], rows: pa.Schema, *,
+    case_sensitive: bool = False,
+) -> Operator:  # fmt: skip
     """Return the operator for input of schema ``rows``. Raises ``ConfigError`` for missing or unsupported columns."""
     check_store_name(store)
-    for name in (*key, *order_by):
-        if name not in rows.names:
-            raise ConfigError(
-                f"there is no column {name!r} in the input", remedy=f"use one of {', '.join(rows.names)}", where=store
-            )
-    for name in key:
-        check_key_type(name, rows.field(name).type)
-    schema = pa.schema([pa.field(name, rows.field(name).type) for name in key])
-    declared = compute.declare(schema, rows)
-    return Operator(_columns(store, schema, declared), compute, declared, tuple(order_by), rows)
+    keys, orders = (
+        [column_of(name, rows, store, case_sensitive=case_sensitive) for name in names] for names in (key, order_by)
+    )
+    given = input_of(rows).with_fields([*keys, *orders])
+    schema = pa.schema([pa.field(column.name, given.rows.field(column.name).type) for column in keys])
+    for field_of_key in schema:
+        check_key_type(field_of_key.name, field_of_key.type)
+    declared = compute.declare(schema, given.rows)
+    _check_names(store, declared, rows)
+    return Operator(
+        _columns(store, schema, declared), compute, declared, tuple(column.name for column in orders), given.rows,
+        fields=given.fields, shown={} if given.is_plain else given.shown, case_sensitive=case_sensitive,
+    )  # fmt: skip
+
+
+def _check_names(store: str, declared: Declared, rows: pa.Schema) -> None:
+    """Raise ``ConfigError`` where a function on Arrow would get two columns of one name: it could not tell them."""
+    twice = sorted({name for name in rows.names if rows.names.count(name) > 1})
+    if twice and declared.columns is None and declared.variables is None:
+        raise ConfigError(
+            f"the input has more than one column {twice[0]!r}",
+            remedy="rename or drop all but one, or declare the columns that the function needs",
+            where=store,
+        )
 
 
 def _columns(store: str, key: pa.Schema, declared: Declared) -> StoreSchema | VariablesSchema:
@@ -81,12 +102,20 @@ def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
     """Return the operator with a watermark. Raises ``ConfigError`` if its column is no timestamp of the input."""
     if watermark is None:
         return operator
-    name = watermark.column
-    kind = operator.input.field(name).type if name in operator.input.names else None
-    if kind is None or not pa.types.is_timestamp(kind):
+    added = {column.name for column in operator.fields}
+    own = pa.schema([one for one in operator.input if one.name not in added])
+    column = found_column(watermark.column, own, operator.store, case_sensitive=operator.case_sensitive)
+    known = Input(operator.input, {}, operator.fields).with_fields([column] if column else [])
+    kind = known.rows.field(column.name).type if column else None
+    if column is None or not pa.types.is_timestamp(kind):
         raise ConfigError(
-            f"the watermark is on {name!r}, and " + (f"that is {kind}" if kind else "there is no such column"),
+            f"the watermark is on {watermark.column!r}, and "
+            + (f"that is {kind}" if kind else "there is no such column"),
             remedy="name a timestamp column of the input, or cast one",
             where=operator.store,
         )
-    return replace(operator, watermark=watermark)
+    shown = operator.shown or {name: name for name in own.names}
+    watermark = watermark._replace(column=column.name)
+    if known.fields == operator.fields:
+        return replace(operator, watermark=watermark)
+    return replace(operator, watermark=watermark, input=known.rows, fields=known.fields, shown=shown)

@@ -53,5 +53,5 @@ def order_for(run: Run, operator: Operator, layout: Layout) -> Order:
         followed_by=run.seating.followed_by(), durable=operator.durable, read_by=operator.read_by,
         by_key=layout.shards is None, time_mode=operator.declared.time_mode, watermark=operator.watermark,
         late_watermark_ms=tail.late_watermark_ms, last_pass_ms=incoming.last_pass_ms if by_event_time else None,
-        initial=operator.initial if is_due(tail, operator) else None,
+        initial=operator.initial if is_due(tail, operator) else None, shown=operator.shown,
     )  # fmt: skip

@@ -14,6 +14,8 @@ from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, String
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.columns import input_of
+from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Layout
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.worker.order import INITIAL, KEY_GROUP, SLOT, Order
@@ -23,6 +25,7 @@ __all__ = [
     "arrow_schema",
     "partition_columns",
     "partitions_of",
+    "prepared",
     "quoted",
     "routed",
     "spark_schema",
@@ -67,6 +70,17 @@ def routed(batch: DataFrame, order: Order, layout: Layout, columns: Sequence[str
     plain = [F.col(quoted(name)).alias(f"__riffle_{at}") for at, name in enumerate([*order.rows.names, *given])]
     rows = batch.select(F.expr(f"cast({key_group} as int)").alias(KEY_GROUP), *plain)
     return rows.select(_slot(order.total, layout).alias(SLOT), "*")
+
+
+def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
+    """Return the batch with the columns that operators go by: each under a name of its own, and fields of others."""
+    names = list(input_of(pa.schema([(name, pa.null()) for name in batch.columns])).shown)
+    fields = dict.fromkeys(column for operator in operators for column in operator.fields)
+    if names != batch.columns:
+        batch = batch.toDF(*names)
+    if not fields:
+        return batch
+    return batch.select("*", *[F.col(".".join(map(quoted, one.path))).alias(one.name) for one in fields])
 
 
 def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFrame:

@@ -107,7 +107,10 @@ class Running:
         operators = self._operators_for(batch)
         sinks = {part.store: part.sink for part in self._parts}
         initial = {part.store: part.initial for part in self._parts if part.initial is not None}
-        work = SparkWork(batch, operators, sinks, self._frames, self._home, self._settings, initial)
+        initial = {o.store: _keyed_alike(initial[o.store], o) for o in operators if o.store in initial}
+        work = SparkWork(
+            routing.prepared(batch, operators), operators, sinks, self._frames, self._home, self._settings, initial
+        )
         report = self.driver.process(replace(incoming, watermark_policy=self._policy), operators, work)
         self._tell(report)
         return report
@@ -129,10 +132,11 @@ class Running:
 
     def _operators_for(self, batch: DataFrame) -> list[Operator]:
         if self._operators is None or self._operators[0] != batch.schema:
-            _check_collations(batch, [name for part in self._parts for name in part.key])
             rows = routing.arrow_schema(batch)
             read_by = self._read_by(rows)
             built = [replace(_operator(part, batch, rows), read_by=read_by) for part in self._parts]
+            names = [name for operator in built for name in operator.schema.key.names]
+            _check_collations(routing.prepared(batch, built), names)
             self._operators = (batch.schema, built)
         return self._operators[1]
 
@@ -155,12 +159,28 @@ class Running:
 
 def _operator(part: Part, batch: DataFrame, rows: pa.Schema) -> Operator:
     """Return a part's operator. Where its timers go by event time and it names no watermark, it is the batch's own."""
-    operator = replace(operator_of(part.store, part.key, part.compute, part.order_by, rows), durable=part.durable)
+    operator = operator_of(
+        part.store, part.key, part.compute, part.order_by, rows, case_sensitive=_is_case_sensitive(batch.sparkSession)
+    )
+    operator = replace(operator, durable=part.durable)
     watermark = part.watermark
     if watermark is None and operator.declared.time_mode == "EventTime":
         watermark = watermark_in(batch.schema, part.store)
-    initial = None if part.initial is None else routing.arrow_schema(part.initial)
+    initial = None if part.initial is None else routing.arrow_schema(_keyed_alike(part.initial, operator))
     return with_watermark(with_initial(operator, initial, part.initial_name), watermark)
+
+
+def _is_case_sensitive(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def _keyed_alike(initial: DataFrame, operator: Operator) -> DataFrame:
+    """Return an initial state whose key's columns are named as the operator's, where case is all that differs."""
+    if operator.case_sensitive:
+        return initial
+    keys = {name.casefold(): name for name in operator.schema.key.names if name not in initial.columns}
+    names = [keys.get(name.casefold(), name) for name in initial.columns]
+    return initial if names == initial.columns or len(set(names)) < len(names) else initial.toDF(*names)
 
 
 def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.memory import MemoryStore
 from riffle_spark.testing.contents import Contents, Key
 from riffle_spark.testing.faults import Crashed, Faults, Step
-from riffle_spark.testing.simulated_work import SimSink, SimWork
+from riffle_spark.testing.simulated_work import SimSink, SimWork, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 from riffle_spark.worker.order import USUAL_INITIAL, Watermark
 
@@ -56,19 +56,35 @@ class Declared(Protocol):
     durable: bool
 
 
+@runtime_checkable
+class Configured(Protocol):
+    """What goes by settings of Spark's."""
+
+    def with_conf(self, conf: Mapping[str, str]) -> Compute | Keyed:
+        """Return the same under these settings."""
+        ...
+
+
 class Harness:
     """Feeds one operator; a context manager. ``reports`` holds the batches' reports, ``now_ms`` the time of the next.
 
     ``input`` is the schema of the rows, ``executors`` how many there are, ``settings`` those of a query. Nothing passes
     by itself: ``advance`` lets time pass; event time goes on with the operator's watermark, or ``advance_watermark``.
-    ``root`` is where the state is, for whoever runs in the same process.
+    ``root`` is where the state is, for whoever runs in the same process. ``spark_conf`` are Spark's settings that a
+    processor's conversions go by; without them they are the active session's or, if there is none, those of the Spark
+    that is installed.
     """
 
     def __init__(
         self, operator: Declared, input: pa.Schema, *, executors: int = 2, now_ms: int = 1_700_000_000_000,
-        initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL, **settings: object,
+        initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL,
+        spark_conf: Mapping[str, str] | None = None, **settings: object,
     ) -> None:  # fmt: skip
-        built = operator_of(operator.store, operator.key, operator.compute, operator.order_by, input)
+        self._input = input
+        built = operator_of(
+            operator.store, operator.key, _under(spark_conf, operator.compute), operator.order_by, input,
+            case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
+        )  # fmt: skip
         self._operator: Operator = replace(with_watermark(built, operator.watermark), durable=operator.durable)
         self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
@@ -106,9 +122,10 @@ class Harness:
         Raises what the operator raises, ``Aborted`` and ``Crashed``; then the same batch comes again with the next
         call, to be given the same rows. If it was committed it is not run again, and nothing is returned.
         """
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=self._operator.input)
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=self._input)
         work = SimWork(
-            self._cluster, table, {self._operator.store: self._take}, self._faults.perform, initial=self._initial
+            self._cluster, prepared(table, self._operator), {self._operator.store: self._take},
+            self._faults.perform, initial=self._initial,
         )  # fmt: skip
         self._delivered: list[dict[str, object]] = []
         try:
@@ -218,3 +235,10 @@ class Harness:
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:
         self._sink(rows, delivery)
         self._delivered = rows.to_pylist()
+
+
+def _under(conf: Mapping[str, str] | None, compute: Compute | Keyed) -> Compute | Keyed:
+    """Return what is computed under these settings of Spark's, where it goes by any."""
+    if conf is None or not isinstance(compute, Configured):
+        return compute
+    return compute.with_conf(conf)

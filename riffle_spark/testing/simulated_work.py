@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark import keygroups
+from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.manifest import Link
@@ -22,7 +23,7 @@ from riffle_spark.worker.late import newest_ms
 from riffle_spark.worker.order import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
 from riffle_spark.worker.slot import run_slot
 
-__all__ = ["Attempt", "SimSink", "SimWork", "routed"]
+__all__ = ["Attempt", "SimSink", "SimWork", "prepared", "routed"]
 
 Sink = Callable[[pa.Table, Delivery], object]
 
@@ -53,6 +54,17 @@ class SimSink:
         """Take a delivery."""
         self.calls.append(delivery)
         self.by_id[delivery.id] = rows
+
+
+def prepared(rows: pa.Table, operator: Operator) -> pa.Table:
+    """Return the rows with the columns that the operator goes by, as a query's frame would have them."""
+    table = rows.rename_columns(list(operator.shown)) if operator.shown else rows
+    for column in operator.fields:
+        found = table.column(column.path[0])
+        for part in column.path[1:]:
+            found = pc.struct_field(found, part)
+        table = table.append_column(column.name, found)
+    return table
 
 
 def routed(

@@ -61,7 +61,8 @@ def run_keyed(
 
 def _grouped(order: Order, rows: pa.Table, touched: Touched) -> Grouped:
     """Return rows, and rows of initial state, by key."""
-    data, codes = rows.select(order.rows.names), touched.codes
+    shown = order.shown or {name: name for name in order.rows.names}
+    data, codes = rows.select(list(shown)).rename_columns(list(shown.values())), touched.codes
     if order.initial is None:
         return Grouped.of(touched.keys, data, codes)
     given = rows.column(INITIAL).combine_chunks()

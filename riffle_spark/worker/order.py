@@ -110,6 +110,7 @@ class Order:
     late_watermark_ms: int | None = None
     last_pass_ms: int | None = None
     initial: pa.Schema | None = None
+    shown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

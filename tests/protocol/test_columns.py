@@ -1,0 +1,98 @@
+"""Names of columns as users give them: upper and lower case, fields of structs, columns of one name."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.aggregates import aggregate, count, sum_
+from riffle_spark.protocol.columns import Column, column_of, input_of
+from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from riffle_spark.worker.order import Watermark
+
+STRUCT = pa.struct([("x", pa.string()), ("At", pa.timestamp("us", "UTC")), ("in", pa.struct([("y", pa.int64())]))])
+ROWS = pa.schema([("User", pa.string()), ("v", pa.int64()), ("s", STRUCT), ("a.b", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("name", "case_sensitive", "path"),
+    [
+        ("User", True, ("User",)),
+        ("USER", False, ("User",)),
+        ("`user`", False, ("User",)),
+        ("s.x", True, ("s", "x")),
+        ("S.AT", False, ("s", "At")),
+        ("s.in.y", False, ("s", "in", "y")),
+        ("s.`x`", True, ("s", "x")),
+        ("a.b", True, ("a.b",)),
+        ("`a.b`", True, ("a.b",)),
+        ("A.B", False, ("a.b",)),
+    ],
+)
+def test_a_column_is_found_as_spark_finds_it(name: str, case_sensitive: bool, path: tuple[str, ...]) -> None:
+    """By its name in any case, unless case counts, and below structs."""
+    assert column_of(name, ROWS, "store", case_sensitive=case_sensitive) == Column(path[-1], path)
+
+
+@pytest.mark.parametrize("name", ["USER", "S.x", "s.X", "none", "s.none", "v.x", "s.", ".s", "s..x", "`s", ""])
+def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
+    """Where case counts; the error names the columns."""
+    with pytest.raises(
+        ConfigError, match=r"there is no column .*use one of User, v, s, a\.b|there is no column"
+    ) as told:
+        column_of(name, ROWS, "store", case_sensitive=True)
+    assert "User, v, s, a.b" in told.value.remedy
+
+
+def test_a_name_that_may_be_several_columns_is_refused() -> None:
+    """Columns that differ in case alone, or not at all; the one that is written so is meant where there is one."""
+    rows = pa.schema([("v", pa.int64()), ("V", pa.int64()), ("w", pa.int64()), ("w", pa.int64())])
+    assert column_of("V", rows, "store") == Column("V", ("V",))
+    for name, several in (("w", "w, w"), ("W", "w, w")):
+        with pytest.raises(ConfigError, match=f"column '{name}' may be any of {several}"):
+            column_of(name, rows, "store")
+    with pytest.raises(ConfigError, match="column '`Vv`' may be any of vV, VV"):
+        column_of("`Vv`", pa.schema([("vV", pa.int64()), ("VV", pa.int64())]), "store")
+
+
+def test_a_field_does_not_take_the_place_of_a_column() -> None:
+    """Nor of another field."""
+    with pytest.raises(ConfigError, match=r"'s\.x' would be column 'x', and the input has another"):
+        column_of("s.x", pa.schema([*ROWS, ("x", pa.int64())]), "store")
+    twice = pa.schema([("s", STRUCT), ("t", STRUCT)])
+    with pytest.raises(ConfigError, match="two fields of columns would be the column 'x'"):
+        operator_of("totals", ["s.x", "t.x"], aggregate(n=count()), (), twice)
+
+
+def test_columns_of_one_name_have_names_of_their_own_inside() -> None:
+    """None of which is another column's."""
+    rows = pa.schema([("v", pa.int64()), ("k", pa.string()), ("v", pa.string()), ("v (2)", pa.int8())])
+    found = input_of(rows)
+    assert list(found.shown.values()) == rows.names
+    assert len(set(found.rows.names)) == 4
+    assert found.rows.types == rows.types
+    assert not found.is_plain
+    assert input_of(ROWS).is_plain
+
+
+def totals(rows: pa.Schema, key: str = "user", order: tuple[str, ...] = ()) -> Operator:
+    """Return an aggregate by a key."""
+    return operator_of("totals", [key], aggregate(n=count(), total=sum_("v")), order, rows)
+
+
+def test_an_operator_goes_by_the_columns_of_its_input() -> None:
+    """Key, order and event time are named as the input names them."""
+    operator = with_watermark(totals(ROWS, order=("S.IN.Y", "V")), Watermark("s.at", 5))
+    assert operator.schema.key.names == ["User"]
+    assert operator.order_by == ("y", "v")
+    assert operator.watermark == Watermark("At", 5)
+    assert operator.fields == (Column("y", ("s", "in", "y")), Column("At", ("s", "At")))
+    assert operator.rows.names == ["User", "v", "y", "At"]
+
+
+def test_a_column_that_is_there_twice_is_refused_only_where_it_is_asked_for() -> None:
+    """What an aggregate does not need may have any name."""
+    assert totals(pa.schema([*ROWS, ("w", pa.int64()), ("w", pa.int64())])).rows.names == ["User", "v"]
+    with pytest.raises(ConfigError, match="column 'user' may be any of"):
+        totals(pa.schema([("USER", pa.string()), ("User", pa.string()), ("v", pa.int64())]))
