@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
@@ -18,17 +19,21 @@ from riffle_spark.spark.frames_taken import Taken
 
 __all__ = ["PandasForm", "PandasOptions"]
 
+_NO_LIMIT: Final = 0x7FFFFFFF
+
 
 @dataclass(frozen=True, slots=True)
 class PandasOptions:
-    """What Spark's configuration says of pandas: the session's time zone, rows in one frame at most, whether columns
-    are matched by name, whether a conversion may lose something.
+    """What Spark's configuration says of pandas: the session's time zone, rows and bytes in one frame at most, whether
+    columns are matched by name, whether a conversion must lose nothing, whether whole numbers may be decimals.
     """
 
     timezone: str = "UTC"
     rows_max: int = 10_000
     by_name: bool = True
     safe: bool = False
+    bytes_max: int = _NO_LIMIT
+    int_to_decimal: bool = False
 
 
 class PandasForm:
@@ -40,8 +45,11 @@ class PandasForm:
 
     def __init__(self, output: pa.Schema, options: PandasOptions) -> None:
         self._options = options
-        self._rows_max = options.rows_max if options.rows_max > 0 else 2**31 - 1
-        self._taken = Taken(output, timezone=options.timezone, by_name=options.by_name, safe=options.safe)
+        self._rows_max = options.rows_max if options.rows_max > 0 else _NO_LIMIT
+        self._taken = Taken(
+            output, timezone=options.timezone, by_name=options.by_name, safe=options.safe,
+            int_to_decimal=options.int_to_decimal,
+        )  # fmt: skip
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
         """See ``Form``."""
@@ -49,10 +57,16 @@ class PandasForm:
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
         """See ``Form``."""
+        rows_max = self._rows_of(rows)
         for first, end in windows(positions, self._rows_max):
             start, stop = positions[first], positions[end]
-            if stop - start > self._rows_max:
-                yield self._pieces(rows.slice(start, stop - start))
+            if rows_max < self._rows_max:
+                for key in range(first, end):
+                    begin, after = positions[key], positions[key + 1]
+                    yield self._pieces(rows.slice(begin, after - begin), rows_max)
+                continue
+            if stop - start > rows_max:
+                yield self._pieces(rows.slice(start, stop - start), rows_max)
                 continue
             slices = Slices(self._frame(rows.slice(start, stop - start)))
             for key in range(first, end):
@@ -72,10 +86,17 @@ class PandasForm:
         """See ``Form``."""
         return self._taken.table()
 
-    def _pieces(self, rows: pa.Table) -> Iterator[pd.DataFrame]:
+    def _rows_of(self, rows: pa.Table) -> int:
+        """Return how many rows go into one frame at most; by bytes, as Spark does, of rows of average size."""
+        if self._options.bytes_max == _NO_LIMIT or not rows.num_rows:
+            return self._rows_max
+        by_bytes = -(-self._options.bytes_max * rows.num_rows // max(int(rows.nbytes), 1))
+        return min(self._rows_max, max(by_bytes, 1))
+
+    def _pieces(self, rows: pa.Table, rows_max: int) -> Iterator[pd.DataFrame]:
         """Yield the rows of one key, some at a time."""
-        for start in range(0, rows.num_rows, self._rows_max):
-            yield self._frame(rows.slice(start, self._rows_max))
+        for start in range(0, rows.num_rows, rows_max):
+            yield self._frame(rows.slice(start, rows_max))
 
     def _frame(self, rows: pa.Table) -> pd.DataFrame:
         return frame_of(rows, self._options.timezone)

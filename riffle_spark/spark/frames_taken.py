@@ -6,8 +6,9 @@ kept, as arrays, and those of one type are joined and converted together when al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -17,19 +18,25 @@ from pyspark.sql.pandas.types import _create_converter_from_pandas, from_arrow_t
 
 __all__ = ["Taken"]
 
+_COERCION: Final = "int_to_decimal_coercion_enabled"
+_COERCED: Final = {_COERCION: True} if _COERCION in signature(_create_converter_from_pandas).parameters else {}
+"""What says to PySpark's converter, where it knows that, that whole numbers may be decimals."""
 Values: TypeAlias = "np.ndarray[Any, Any] | pd.api.extensions.ExtensionArray"
 
 
 class Taken:
     """Takes frames of the columns that a schema declares: by name, or by place if no label is a string."""
 
-    def __init__(self, schema: pa.Schema, *, timezone: str, by_name: bool, safe: bool) -> None:
+    def __init__(
+        self, schema: pa.Schema, *, timezone: str, by_name: bool, safe: bool, int_to_decimal: bool = False
+    ) -> None:
         self._schema = schema
         self._by_name = by_name
         self._labels: list[object] = []
         self._places: list[int] = []
         self._frames: list[tuple[Sequence[Values], list[int]]] = []
-        self._convert = [_Column(field, timezone, safe=safe) for field in schema]
+        coerced = _COERCED if int_to_decimal else {}
+        self._convert = [_Column(field, timezone, coerced, safe=safe) for field in schema]
 
     def add(self, frame: object) -> None:
         """Take a frame. Raises PySpark's error for what is none, and ``KeyError`` if a column is missing."""
@@ -89,12 +96,12 @@ def _is_in_order(block: Any, columns: int) -> bool:
 class _Column:
     """Converts one column. Frames whose values are of one type are converted together."""
 
-    def __init__(self, field: pa.Field, timezone: str, *, safe: bool) -> None:
+    def __init__(self, field: pa.Field, timezone: str, coerced: Mapping[str, Any], *, safe: bool) -> None:
         self._field = field
         self._safe = safe
         spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)
         self._converter = _create_converter_from_pandas(
-            spark_type, timezone=timezone, error_on_duplicated_field_names=False
+            spark_type, timezone=timezone, error_on_duplicated_field_names=False, **coerced
         )
 
     def __call__(self, arrays: list[Values]) -> pa.Array:

@@ -5,7 +5,7 @@ Does not know any of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Final, TypeAlias, get_args
 
@@ -23,6 +23,7 @@ from riffle_spark.process.processor import Form
 from riffle_spark.process.schema_json import schema_of_json
 from riffle_spark.settings import Settings
 from riffle_spark.spark.forms_rows import RowForm
+from riffle_spark.spark.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.processors import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stream import Stateful
 from riffle_spark.state.variables import VariablesSchema
@@ -33,13 +34,8 @@ __all__ = ["ProcessorCompute", "transform_with_state", "transform_with_state_in_
 OutputType: TypeAlias = str | DataType | pa.Schema
 _STORE: Final = "transform_with_state"
 _OUTPUT_MODES: Final = ("append", "update")
+_METHODS: Final = ("init", "handleInputRows", "close")
 _TIME_MODES: Final[dict[str, TimeMode]] = {mode.lower(): mode for mode in get_args(TimeMode)}
-_PANDAS_CONF: Final = {
-    "timezone": "spark.sql.session.timeZone",
-    "rows_max": "spark.sql.execution.arrow.maxRecordsPerBatch",
-    "by_name": "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName",
-    "safe": "spark.sql.execution.pandas.convertToArrowArraySafely",
-}
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,10 @@ class ProcessorCompute:
         """See ``Keyed``."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(), times, where=where)
+
+    def with_conf(self, conf: Mapping[str, str]) -> ProcessorCompute:
+        """Return the same under other settings of Spark's; those that are not given are as Spark has them."""
+        return self if self.pandas is None else replace(self, pandas=pandas_options(conf))
 
     def _form(self) -> Form:
         if self.pandas is None:
@@ -94,7 +94,7 @@ def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an opera
     >>> visits = transform_with_state(Visits(), key="user", output="user string, visits long")  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(visits.into(write)).start()  # doctest: +SKIP
     """
-    compute = ProcessorCompute(processor, _columns(output), _checked(output_mode, time_mode))
+    compute = ProcessorCompute(_processor(processor), _columns(output), _checked(output_mode, time_mode))
     return Stateful(
         store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
         initial_state_name=initial_state_name,
@@ -113,11 +113,25 @@ def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
     All else is as with ``transform_with_state``. Spark's own settings of conversions to and from pandas hold, as they
     are when this is called.
     """
-    compute = ProcessorCompute(processor, _columns(output), _checked(output_mode, time_mode), _pandas_settings())
+    mode = _checked(output_mode, time_mode)
+    compute = ProcessorCompute(_processor(processor), _columns(output), mode, _pandas_settings())
     return Stateful(
         store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
         initial_state_name=initial_state_name,
     )  # fmt: skip
+
+
+def _processor(processor: StatefulProcessor) -> StatefulProcessor:
+    """Return what is a processor. As in Spark, all that counts are its methods."""
+    missing = [name for name in _METHODS if not callable(getattr(processor, name, None))]
+    if missing or isinstance(processor, type):
+        told = f"the class {processor.__name__}" if isinstance(processor, type) else f"a {type(processor).__name__}"
+        raise ConfigError(
+            f"the processor is {told}" + (f", and has no {', '.join(missing)}" if missing else ", and none is made"),
+            remedy="give an object of a class below pyspark.sql.streaming.StatefulProcessor",
+            where="processor",
+        )
+    return processor
 
 
 def _columns(output: OutputType) -> pa.Schema:
@@ -143,14 +157,7 @@ def _checked(output_mode: str, time_mode: str) -> TimeMode:
 
 
 def _pandas_settings() -> dict[str, object]:
-    """Return what the active session, if there is one, says of conversions to and from pandas."""
+    """Return what the active session says of conversions to and from pandas; without one, what Spark does by itself."""
     spark = SparkSession.getActiveSession()
-    if spark is None:
-        return {}
-    said = {name: str(spark.conf.get(key)) for name, key in _PANDAS_CONF.items()}
-    return {
-        "timezone": said["timezone"],
-        "rows_max": int(said["rows_max"]),
-        "by_name": said["by_name"] == "true",
-        "safe": said["safe"] == "true",
-    }
+    said = {} if spark is None else {setting: spark.conf.get(setting, None) for setting in SETTINGS.values()}
+    return pandas_options({setting: str(value) for setting, value in said.items() if value is not None})

@@ -1,0 +1,54 @@
+"""What Spark's configuration says of conversions to and from pandas. Knows its settings, and their defaults by version.
+Does not know frames.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import pyspark
+
+__all__ = ["SETTINGS", "pandas_options"]
+
+SETTINGS: Final = {
+    "timezone": "spark.sql.session.timeZone",
+    "rows_max": "spark.sql.execution.arrow.maxRecordsPerBatch",
+    "bytes_max": "spark.sql.execution.arrow.maxBytesPerBatch",
+    "by_name": "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName",
+    "safe": "spark.sql.execution.pandas.convertToArrowArraySafely",
+    "int_to_decimal": "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled",
+}
+"""Spark's settings by the names of ``PandasOptions``."""
+_SINCE: Final = {"bytes_max": (4, 1), "int_to_decimal": (4, 1)}
+"""The versions from which on Spark's own operator goes by a setting."""
+_NUMBERS: Final = {"rows_max", "bytes_max"}
+_FLAGS: Final = {"by_name", "safe", "int_to_decimal"}
+_UNITS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_BYTES: Final = re.compile(r"\s*(-?\d+)\s*(?:([kmgtp])?i?b?)\s*", re.IGNORECASE)
+
+
+def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) -> dict[str, object]:
+    """Return the options that these settings say; what they do not say is as this version of Spark has it."""
+    of = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    options: dict[str, object] = {"safe": of >= (4, 1)}
+    for name, setting in SETTINGS.items():
+        if setting in conf and of >= _SINCE.get(name, (4, 0)):
+            options[name] = _value(name, str(conf[setting]))
+    return options
+
+
+def _value(name: str, text: str) -> object:
+    if name in _NUMBERS:
+        return _number(text)
+    return text.lower() == "true" if name in _FLAGS else text
+
+
+def _number(text: str) -> int:
+    """Return a number, of bytes if it has their unit, as Spark reads it."""
+    found = _BYTES.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no number of bytes")
+    number, unit = found.groups()
+    return int(number) << (10 * _UNITS[(unit or "").lower()])

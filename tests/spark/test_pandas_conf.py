@@ -1,0 +1,70 @@
+"""What is read of Spark's configuration for pandas: settings, units, and what holds without any."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark import transform_with_state
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.ddl import schema_of_ddl
+from riffle_spark.spark.forms_pandas import PandasForm, PandasOptions
+from riffle_spark.spark.pandas_conf import SETTINGS, pandas_options
+from tests.processors.visits import Visits
+
+pytestmark = pytest.mark.newer_spark
+
+CONF: dict[str, str] = {}
+BYTES = SETTINGS["bytes_max"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("64", 64), ("64b", 64), ("2k", 2048), ("1 MB", 1 << 20), ("3gib", 3 << 30), ("1T", 1 << 40)]
+)
+def test_bytes_have_units(text: str, number: int) -> None:
+    """As Spark reads them."""
+    assert pandas_options({BYTES: text}, "4.3.0")["bytes_max"] == number
+
+
+def test_settings_are_read_from_the_version_that_has_them() -> None:
+    """Spark 4.0's own operator goes by rows alone, whatever is said of bytes."""
+    conf = {BYTES: "64b", SETTINGS["rows_max"]: "7", SETTINGS["int_to_decimal"]: "true", SETTINGS["safe"]: "TRUE"}
+    assert pandas_options(conf, "4.0.5") == {"safe": True, "rows_max": 7}
+    assert pandas_options(conf, "4.3.0") == {"safe": True, "rows_max": 7, "bytes_max": 64, "int_to_decimal": True}
+
+
+@pytest.mark.spark
+def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkSession) -> None:
+    """On the Spark at hand, for each setting but the time zone, which is the machine's."""
+    said = {setting: spark.conf.get(setting, None) for name, setting in SETTINGS.items() if name != "timezone"}
+    told = pandas_options({setting: value for setting, value in said.items() if value is not None})
+    assert PandasOptions(**told) == PandasOptions(**pandas_options({}))  # type: ignore[arg-type]
+
+
+def test_frames_are_cut_by_bytes() -> None:
+    """By so many rows as the limit holds of average ones, at least one, and never across keys."""
+    rows = pa.table({"n": pa.array(range(10), pa.int64())})
+    sizes = {}
+    for bytes_max in (1, 16, 24, 2**31 - 1):
+        form = PandasForm(schema_of_ddl("n long"), PandasOptions(bytes_max=bytes_max))
+        sizes[bytes_max] = [[frame.n.tolist() for frame in of_key] for of_key in form.rows(rows, [0, 3, 3, 10])]
+    assert sizes[1] == [[[0], [1], [2]], [], [[n] for n in range(3, 10)]]
+    assert sizes[16] == [[[0, 1], [2]], [], [[3, 4], [5, 6], [7, 8], [9]]]
+    assert sizes[24] == [[[0, 1, 2]], [], [[3, 4, 5], [6, 7, 8], [9]]]
+    assert sizes[2**31 - 1] == [[[0, 1, 2]], [], [[3, 4, 5, 6, 7, 8, 9]]]
+
+
+@pytest.mark.parametrize(
+    ("processor", "told"),
+    [
+        (object(), "a object, and has no init, handleInputRows, close"),
+        (None, "a NoneType, and has no"),
+        (Visits, "the class Visits, and none is made"),
+    ],
+    ids=["object", "none", "class"],
+)
+def test_what_is_no_processor_is_refused_at_the_call(processor: object, told: str) -> None:
+    """Not in the first batch."""
+    with pytest.raises(ConfigError, match=told):
+        transform_with_state(processor, key="k", output="k string")  # type: ignore[arg-type]

@@ -1,0 +1,90 @@
+"""A processor's input in a harness: names as Spark finds them, columns twice, Spark's settings of conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark import __version__ as spark_version
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import Stateful, aggregate, count, transform_with_state, transform_with_state_in_pandas
+from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.testing import Harness
+from tests.processors.columns import Columns
+
+pytestmark = pytest.mark.newer_spark
+
+SAFE = "spark.sql.execution.pandas.convertToArrowArraySafely"
+STRUCT = pa.struct([("x", pa.string())])
+ROWS = pa.schema([("user", pa.string()), ("s", STRUCT), ("v", pa.int64()), ("v", pa.int64())])
+
+
+FORMS = {"rows": transform_with_state, "pandas": transform_with_state_in_pandas}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("s.x", "in"), ("S.X", "in")])
+def test_rows_are_as_they_came_whatever_the_key_is(form: str, key: str, found: str) -> None:
+    """With both columns of one name, and without a column for a key that is a field."""
+    operator = FORMS[form](Columns(), key=key, output="key string, told string")
+    rows = pa.Table.from_arrays([["ann"], pa.array([{"x": "in"}], STRUCT), [1], [2]], schema=ROWS)
+    with Harness(operator, ROWS) as query:
+        assert query.feed(rows) == [{"key": found, "told": "['user', 's', 'v', 'v', 1, 2]"}]
+
+
+def test_case_counts_if_spark_is_told_so() -> None:
+    """As with ``spark.sql.caseSensitive``."""
+    operator = Stateful("seen", "USER", aggregate(n=count()))
+    with pytest.raises(ConfigError, match="there is no column 'USER'"):
+        Harness(operator, ROWS, spark_conf={"spark.sql.caseSensitive": "true"})
+
+
+class Gives(StatefulProcessor):
+    """Gives one value."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep nothing."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+        """Give it."""
+        yield pd.DataFrame({"key": [key[0]], "n": [self.value]})
+
+
+def gives(value: object, kind: str, conf: dict[str, str] | None = None) -> object:
+    """Return what becomes of a value."""
+    operator = transform_with_state_in_pandas(Gives(value), key="user", output=f"key string, n {kind}")
+    with Harness(operator, pa.schema([("user", pa.string())]), spark_conf=conf) as query:
+        return query.feed([{"user": "ann"}])[0]["n"]
+
+
+def test_conversions_are_those_of_the_spark_that_is_installed() -> None:
+    """A fraction in a column of whole numbers: cut until 4.0, refused from 4.1 on."""
+    if spark_version.startswith("4.0."):
+        assert gives(1.5, "long") == 1
+    else:
+        with pytest.raises(UserFunctionError, match=r"Cannot convert|truncat"):
+            gives(1.5, "long")
+
+
+def test_conversions_are_those_that_a_harness_is_told() -> None:
+    """Whatever is installed."""
+    assert gives(1.5, "long", {SAFE: "false"}) == 1
+    with pytest.raises(UserFunctionError, match=r"Cannot convert|truncat"):
+        gives(1.5, "long", {SAFE: "true"})
+
+
+@pytest.mark.skipif(spark_version.startswith("4.0."), reason="Spark 4.0 has no such setting")
+def test_whole_numbers_are_decimals_where_spark_is_told_so() -> None:
+    """Of few digits, which Arrow makes of no integer by itself."""
+    told = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
+    assert gives(7, "decimal(1,0)", told) == Decimal(7)
+    with pytest.raises(UserFunctionError):
+        gives(7, "decimal(1,0)")
