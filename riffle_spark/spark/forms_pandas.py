@@ -90,7 +90,7 @@ class PandasForm:
         """Return how many rows go into one frame at most; by bytes, as Spark does, of rows of average size."""
         if self._options.bytes_max == _NO_LIMIT or not rows.num_rows:
             return self._rows_max
-        by_bytes = -(-self._options.bytes_max * rows.num_rows // max(int(rows.nbytes), 1))
+        by_bytes: int = -(-self._options.bytes_max * rows.num_rows // max(int(rows.nbytes), 1))
         return min(self._rows_max, max(by_bytes, 1))
 
     def _pieces(self, rows: pa.Table, rows_max: int) -> Iterator[pd.DataFrame]:
