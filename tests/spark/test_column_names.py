@@ -76,7 +76,12 @@ def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("S.x", "in")])
-def test_so_does_spark(spark: SparkSession, key: str, found: str, tmp_path: Path) -> None:
-    """Its own operator on the same rows."""
-    assert natively(stream(spark, tmp_path), key, tmp_path) == [(found, TOLD)]
+@pytest.mark.parametrize(("key", "column", "found"), [("USER", "USER", "ann"), ("S.x", "x", "in")])
+def test_so_does_spark(spark: SparkSession, key: str, column: str, found: str, tmp_path: Path) -> None:
+    """Its own operator on the same rows; where 4.3 shows such a key as one more column, before the others."""
+    shown = TOLD if FORM == "pandas" else f"['{column}', 'user', 's', 'v', 'v', {{'x': 'in'}}, 1, 1]"
+    told = [
+        (key, text.replace("Row(x='in')", "{'x': 'in'}"))
+        for key, text in natively(stream(spark, tmp_path), key, tmp_path)
+    ]
+    assert told == [(found, shown)]
