@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.errors import FencedError, Misplaced, OutOfDate, UnavailableError
+from riffle_spark.errors import FencedError, Misplaced, OutOfDate
 from riffle_spark.protocol.caches import Caches
 from riffle_spark.protocol.drafts import Stamp, batch_record, claim_record
 from riffle_spark.protocol.enter import Decision, decide
 from riffle_spark.protocol.event_time import with_last_pass
 from riffle_spark.protocol.fixed import check_fixed, shards_of
+from riffle_spark.protocol.lost_place import lost_place
 from riffle_spark.protocol.measured import Measured, Placed
 from riffle_spark.protocol.muster import Muster
 from riffle_spark.protocol.operations import Operations
@@ -196,6 +197,7 @@ class Driver:
         """Steps 1 to 6, again if slots were misplaced or a block was lost; the sink then sees the same batch id
         again.
         """
+        ran_on: set[str] = set()
         for last in range(self._settings.batch_attempts, 0, -1):
             batch.runs += 1
             try:
@@ -205,12 +207,10 @@ class Driver:
                 batch.misplaced += isinstance(error, Misplaced)
                 self.seating.forget_layout()
                 self._check_not_fenced()
+                ran_on |= {executor.id for executor in self.seating.executors}
                 if last == 1:
-                    raise UnavailableError(
-                        f"batch {incoming.version} was run {batch.runs} times and each time lost its place: {error}",
-                        remedy="look at why executors are lost; the query can be restarted, nothing was committed",
-                        where=self._home.root,
-                    ) from error
+                    gone = ran_on - {executor.id for executor in work.executors()}
+                    raise lost_place(incoming.version, batch.runs, error, gone, self._home.root) from error
         raise AssertionError("unreachable: batch_attempts is at least 1")
 
     def _run_once(

@@ -101,7 +101,7 @@ class Delivery:
 
 
 class StaleRows(Exception):
-    """The sink met a row of an attempt that is not the receipts': a block was lost and computed again."""
+    """The sink met a row of an attempt that is not the receipts', or a part of the result that is nowhere any more."""
 
 
 class Work(Protocol):
@@ -136,7 +136,9 @@ class Work(Protocol):
         ...
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
-        """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts'."""
+        """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts',
+        and where a part of the rows was lost.
+        """
         ...
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:

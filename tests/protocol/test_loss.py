@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from elastic import Elastic
 
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.testing import Attempt
 
@@ -98,6 +100,26 @@ def test_the_last_run_may_fetch_what_a_standby_has(tmp_path: Path) -> None:
     assert report.restores > 0
     world.feed(2)
     world.check_state()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_batch_that_never_keeps_its_rows_says_who_must_act(tmp_path: Path, dies: bool) -> None:
+    """Executors are blamed by name where some went while the batch was run, and not where all live."""
+    world = Elastic(tmp_path, executors=THREE, batch_attempts=2)
+    world.feed()
+
+    def sink(_: pa.Table, delivery: Delivery) -> None:
+        if dies and len(world.cluster.executors()) == len(THREE):
+            world.cluster.lose("2")
+        raise StaleRows("a part of it is gone")
+
+    world.sinks["totals"] = sink  # type: ignore[assignment]
+    with pytest.raises(UnavailableError) as caught:
+        world.feed()
+    assert "batch 1 was run 2 times and each time lost rows while its sink read them" in caught.value.problem
+    assert ("no executor was seen to go" in caught.value.problem) is not dies
+    assert ("why executors are lost (2 while the batch was run)" in caught.value.remedy) is dies
+    assert ("what drops what Spark keeps" in caught.value.remedy) is not dies
 
 
 def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: Path) -> None:
