@@ -1,22 +1,28 @@
 """The way to Spark's JVM, behind one getter. Knows whether there is one. Does not know what it is used for.
 
 The one module without types: py4j has none. Objects of the JVM itself are used only in ``placement``, ``inventory``,
-``departures`` and ``kafka_source``.
+``departures``, ``kafka_source`` and ``kept``.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from typing import Any
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.sql import Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["NoJvm", "context", "is_classic", "is_same", "module", "observed", "scala_seq", "session"]
-
-_OBSERVED_TRIES = 100
-_TRY_SECONDS = 0.1
+__all__ = [
+    "NoJvm",
+    "checkpointed",
+    "context",
+    "frame_of",
+    "is_classic",
+    "is_same",
+    "logical_rdd",
+    "module",
+    "observed",
+    "scala_seq",
+    "session",
+]
 
 
 class NoJvm(Exception):
@@ -49,27 +55,36 @@ def session(spark: SparkSession) -> Any:
     return spark._jsparkSession
 
 
-def observed(count: Observation, tries: int = _OBSERVED_TRIES) -> Mapping[str, int] | None:
-    """Return what was observed in an action, or ``None`` if Spark does not tell within a tenth of a second a try.
+def observed(frame: DataFrame, name: str) -> int | None:
+    """Return the number that a frame observed under a name while it was computed, or ``None`` if Spark does not tell.
 
-    It comes over Spark's listener bus, which drops events under load; ``Observation.get`` would then wait for ever.
-    Spark Connect tells nothing of what lies below a kept result.
+    It is read from the plan that ran. What Spark's listener bus tells may be dropped under load. Spark Connect tells
+    nothing of a frame that is kept.
     """
-    answer = getattr(count, "_jo", None)
-    if answer is not None and not any(_is_told(answer) for _ in range(tries)):
+    if not is_classic(frame.sparkSession):
         return None
-    return count.get or None
+    row = frame._jdf.queryExecution().observedMetrics().get(name)
+    return int(row.get().getLong(0)) if row.isDefined() else None
 
 
-def _is_told(answer: Any) -> bool:
-    """Wait a tenth of a second at most for what was observed. Spark 4.1 and newer have a future in place of a wait."""
-    try:
-        return not answer.getOrEmpty().isEmpty()
-    except Py4JError:
-        told = bool(answer.future().isCompleted())
-        if not told:
-            time.sleep(_TRY_SECONDS)
-        return told
+def checkpointed(frame: DataFrame) -> Any:
+    """Return the RDD of a local checkpoint."""
+    return frame._jdf.queryExecution().analyzed().rdd()
+
+
+def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any, stats: Any = None) -> Any:
+    """Return a plan that is an RDD of rows; its constructor gained a tenth parameter in Spark 4.3."""
+    none, nil = module(getattr(jvm.scala, "None$")), scala_seq(jvm, [])
+    told = none if stats is None else jvm.scala.Some(stats)
+    made = jvm.org.apache.spark.sql.execution.LogicalRDD
+    arity = jvm.java.lang.Class.forName(made._fqn).getConstructors()[0].getParameterCount()
+    return made(*[output, rdd, partitioning, nil, False, none, session, told, none, False][:arity])
+
+
+def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
+    """Return a logical plan as a DataFrame."""
+    dataset = module(getattr(context(spark)._jvm.org.apache.spark.sql.classic, "Dataset$"))
+    return DataFrame(dataset.ofRows(session(spark), plan), spark)
 
 
 def module(cls: Any) -> Any:

@@ -34,9 +34,7 @@ def placed(spark: SparkSession, layout: Layout) -> DataFrame:
     types = getattr(jvm.org.apache.spark.sql.catalyst.types, "DataTypeUtils$")
     output = handles.module(types).toAttributes(schema)
     partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning(output, len(layout.slots))
-    session = handles.session(spark)
-    plan = _logical_rdd(jvm, output, rdd, partitioning, session)
-    return DataFrame(handles.module(getattr(jvm.org.apache.spark.sql.classic, "Dataset$")).ofRows(session, plan), spark)
+    return handles.frame_of(spark, handles.logical_rdd(jvm, output, rdd, partitioning, handles.session(spark)))
 
 
 def _located_rdd(context: Any, jvm: Any, layout: Layout) -> Any:
@@ -49,14 +47,6 @@ def _located_rdd(context: Any, jvm: Any, layout: Layout) -> Any:
         pairs.append(jvm.scala.Tuple2(row, handles.scala_seq(jvm, wanted)))
     row_class = jvm.java.lang.Class.forName("org.apache.spark.sql.catalyst.InternalRow")
     return context._jsc.sc().makeRDD(handles.scala_seq(jvm, pairs), jvm.scala.reflect.ClassTag.apply(row_class))
-
-
-def _logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any) -> Any:
-    """Build the plan; its constructor gained a tenth parameter in Spark 4.3."""
-    none, nil = handles.module(getattr(jvm.scala, "None$")), handles.scala_seq(jvm, [])
-    logical_rdd = jvm.org.apache.spark.sql.execution.LogicalRDD
-    arity = jvm.java.lang.Class.forName(logical_rdd._fqn).getConstructors()[0].getParameterCount()
-    return logical_rdd(*[output, rdd, partitioning, nil, False, none, session, none, none, False][:arity])
 
 
 def hashed(spark: SparkSession, layout: Layout) -> DataFrame:

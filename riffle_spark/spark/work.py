@@ -5,13 +5,12 @@ protocol's steps.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 
 import pyarrow as pa
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
@@ -20,8 +19,8 @@ from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark import event_time, inventory, routing
-from riffle_spark.spark import jvm as handles
 from riffle_spark.spark.frames import PlacedFrames
+from riffle_spark.spark.kept import GONE, KeptResult, is_told
 from riffle_spark.spark.sealed import sealed_rows
 from riffle_spark.spark.task import slot_function
 from riffle_spark.state.manifest import Link
@@ -32,7 +31,8 @@ __all__ = ["Sink", "SparkWork", "arity"]
 Sink = Callable[..., object]
 """``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
 _STALE = "riffle: a row of an attempt that was given up"
-_ROWS = "rows"
+_STALE_SIGNS = {_STALE: "it has rows of an attempt that was given up", GONE: "a part of it is gone"}
+_ROWS = "riffle_rows"
 
 
 class SparkWork:
@@ -55,9 +55,8 @@ class SparkWork:
         self._home = home
         self._settings = settings
         self._initial = initial
-        self._results: dict[str, DataFrame] = {}
+        self._results: dict[str, KeptResult] = {}
         self._routed: dict[str, DataFrame] = {}
-        self._counts: dict[str, Observation] = {}
 
     def placed(self) -> bool:
         """Tell whether slots are placed by name, not by hash."""
@@ -78,12 +77,11 @@ class SparkWork:
     def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         several = len({slot.executor for slot in layout.slots}) > 1
-        level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
         receipts: list[Receipt] = []
         for order in orders:
-            result = self._result(layout, order).persist(level)
-            self._results[order.schema.store] = result
-            rows = result.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()
+            result = self._results[order.schema.store] = KeptResult(self._result(layout, order), several=several)
+            rows = result.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()
+            result.tell_size()
             receipts += [Receipt.from_json(row[0]) for row in rows]
         return receipts
 
@@ -92,8 +90,7 @@ class SparkWork:
         if order.initial is not None:
             batch = routing.with_initial(batch, order, self._initial[store])
         routed = self._routed[store] = routing.routed(batch, order, layout, self._settings.dispatch_columns)
-        count = self._counts[store] = Observation(f"riffle_{store}")
-        counted = routed.observe(count, F.count(F.lit(1)).alias(_ROWS)).repartition(len(layout.slots), F.col(SLOT))
+        counted = routed.observe(_ROWS, F.count(F.lit(1)).alias("rows")).repartition(len(layout.slots), F.col(SLOT))
         assignment = self._frames.frame(self._batch.sparkSession, layout)
         answer = routing.spark_schema(result_schema(order.output))
         function = slot_function(order, routing.arrow_of(answer))
@@ -101,8 +98,8 @@ class SparkWork:
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""
-        seen = {store: handles.observed(count) for store, count in self._counts.items()}
-        return {store: self.recount(store) if found is None else found[_ROWS] for store, found in seen.items()}
+        seen = {store: result.observed(_ROWS) for store, result in self._results.items()}
+        return {store: self.recount(store) if found is None else found for store, found in seen.items()}
 
     def recount(self, store: str) -> int:
         """Return how many rows are routed to a store, by reading the input again."""
@@ -112,7 +109,9 @@ class SparkWork:
         """Give each operator's rows to its sink."""
         for store, result in self._results.items():
             attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
-            self._give(store, _rows_of(result, attempts, self._operators[store].declared.output), delivery)
+            rows = _rows_of(result.frame, attempts, self._operators[store].declared.output)
+            with _told_as_stale_rows():
+                self._give(store, rows, delivery)
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""
@@ -124,12 +123,7 @@ class SparkWork:
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
         sink = self._sinks[store]
         arguments = (rows, delivery.batch_id, delivery.id)[: arity(sink)]
-        try:
-            sink(*arguments)
-        except Exception as error:
-            if _STALE in str(error):
-                raise StaleRows(_STALE) from error
-            raise
+        sink(*arguments)
 
     def drain(self) -> None:
         """Read the input to its end, for a batch that is skipped."""
@@ -138,9 +132,20 @@ class SparkWork:
     def release(self) -> None:
         """Drop the kept results. Idempotent."""
         for result in self._results.values():
-            result.unpersist()
+            result.release()
         self._results.clear()
-        self._counts.clear()
+
+
+@contextmanager
+def _told_as_stale_rows() -> Iterator[None]:
+    """Raise ``StaleRows`` where a sink fails since rows are of another attempt, or since a part of them is gone."""
+    try:
+        yield
+    except Exception as error:
+        for told, meant in _STALE_SIGNS.items():
+            if is_told(told, error):
+                raise StaleRows(meant) from error
+        raise
 
 
 def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:

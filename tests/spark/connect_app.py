@@ -19,6 +19,8 @@ def main(folder: Path) -> None:
     out = str(folder / "out")
 
     def sink(rows: DataFrame, batch: int) -> None:
+        spark.catalog.clearCache()
+        assert rows.union(rows).join(rows.select("k"), "k").count() == 2 * rows.count() > 0
         rows.write.mode("overwrite").json(f"{out}/{batch:04d}")
 
     def run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from streaming import Kept, records, rest, settings_in
 
@@ -48,10 +48,9 @@ def test_snapshots_are_taken_beside_the_batches_and_restored_from(spark: SparkSe
     assert again.reports[-1].restores == 8
 
 
-def test_what_spark_does_not_tell_is_not_waited_for(spark: SparkSession) -> None:
-    """An observation whose event never comes is given up after its tries; one that comes is returned."""
-    count = Observation("never")
-    frame = spark.range(3).observe(count, F.count(F.lit(1)).alias("rows"))
-    assert observed(count, tries=2) is None
+def test_what_a_frame_observed_is_read_from_its_plan(spark: SparkSession) -> None:
+    """A number is told once an action is through, and nothing where nothing of that name is observed."""
+    frame = spark.range(3).observe("seen", F.count(F.lit(1)).alias("rows"))
     frame.collect()
-    assert observed(count) == {"rows": 3}
+    assert observed(frame, "seen") == 3
+    assert observed(frame, "other") is None

@@ -1,0 +1,161 @@
+"""What people do with the frame that a sink gets: each idiom takes it and returns what it found. Knows the columns
+``user string, visits long, total long``. Does not know riffle.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import functions as F
+
+__all__ = ["IDIOMS", "found"]
+
+Idiom = Callable[[DataFrame], object]
+
+
+def _view(rows: DataFrame, query: str) -> DataFrame:
+    rows.createOrReplaceTempView("delivered")
+    return rows.sparkSession.sql(query)
+
+
+def _joined_with_own_aggregate(rows: DataFrame) -> DataFrame:
+    sums = rows.groupBy((F.col("total") % 2).alias("odd")).agg(F.sum("visits").alias("all"))
+    return rows.join(sums, rows.total % 2 == sums.odd)
+
+
+def _cached(rows: DataFrame) -> DataFrame:
+    cached = rows.cache()
+    cached.count()
+    cached.unpersist(True)
+    return rows.union(rows)
+
+
+def _persisted_part(rows: DataFrame) -> DataFrame:
+    part = rows.where("total > 1").persist()
+    return part.join(rows, "user").union(part.join(part, "user"))
+
+
+def _cleared(rows: DataFrame) -> DataFrame:
+    rows.count()
+    rows.sparkSession.catalog.clearCache()
+    return rows
+
+
+def _cached_and_cleared(rows: DataFrame) -> DataFrame:
+    rows.cache().count()
+    rows.sparkSession.catalog.clearCache()
+    return rows.join(rows, "user")
+
+
+def _written_twice(rows: DataFrame) -> list[object]:
+    with tempfile.TemporaryDirectory() as folder:
+        counted = rows.count()
+        for name in ("one", "two"):
+            rows.write.parquet(f"{folder}/{name}")
+        return [counted, rows.sparkSession.read.parquet(f"{folder}/one", f"{folder}/two").collect()]
+
+
+def _merged(rows: DataFrame) -> list[Row]:
+    """Update what is there and insert what is not, reading the rows twice, as MERGE does."""
+    spark = rows.sparkSession
+    with tempfile.TemporaryDirectory() as folder:
+        rows.where("total % 2 = 0").selectExpr("user", "0L visits", "0L total").write.parquet(f"{folder}/t")
+        target = spark.read.parquet(f"{folder}/t")
+        updated = target.join(rows, "user").select("user", rows.visits, rows.total)
+        merged = updated.union(rows.join(target, "user", "left_anti"))
+        return merged.union(target.join(rows, "user", "left_anti")).collect()
+
+
+def _in_partitions(rows: DataFrame) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+
+        def keep(part: Iterator[Row]) -> None:
+            for row in part:
+                Path(folder, f"{row.user}-{row.total}").touch()
+
+        rows.foreachPartition(keep)
+        return sorted(path.name for path in Path(folder).iterdir())
+
+
+def _in_pandas(rows: DataFrame) -> DataFrame:
+    def largest(group: pd.DataFrame) -> pd.DataFrame:
+        return group.nlargest(1, "total")
+
+    return rows.union(rows).groupBy((F.col("total") % 2).alias("odd")).applyInPandas(largest, rows.schema)
+
+
+def _with_a_frame_made_of_it(rows: DataFrame) -> DataFrame:
+    made = rows.sparkSession.createDataFrame(rows.collect(), rows.schema)
+    return rows.join(made, ["user", "total"]).exceptAll(made.join(rows, ["user", "total"]).where("total = 3"))
+
+
+IDIOMS: dict[str, Idiom] = {
+    "collect": lambda rows: rows,
+    "union with itself": lambda rows: rows.union(rows),
+    "union of two filters": lambda rows: rows.where("total < 3").union(rows.where("total >= 2")),
+    "union with itself, filtered": lambda rows: rows.union(rows).where("total > 1").union(rows),
+    "self-join": lambda rows: rows.join(rows, "user"),
+    "self-join by alias": lambda rows: rows.alias("a").join(rows.alias("b"), F.expr("a.total = b.total + 1")),
+    "cross join": lambda rows: rows.alias("a").crossJoin(rows.alias("b")),
+    "broadcast self-join": lambda rows: rows.join(F.broadcast(rows), "user"),
+    "join with its own aggregate": _joined_with_own_aggregate,
+    "except all": lambda rows: rows.exceptAll(rows.where("total < 3")),
+    "intersect": lambda rows: rows.intersect(rows.where("total < 3")),
+    "subtract": lambda rows: rows.subtract(rows.where("total = 1")),
+    "window": lambda rows: rows.withColumn(
+        "rank", F.row_number().over(Window.partitionBy(F.col("total") % 2).orderBy("total", "user"))
+    ),
+    "cube": lambda rows: rows.cube("user", "visits").agg(F.sum("total").alias("sum")),
+    "distinct aggregates": lambda rows: rows.agg(F.countDistinct("user"), F.countDistinct("total"), F.sum("total")),
+    "view joined with itself": lambda rows: _view(
+        rows, "select a.user, b.total from delivered a join delivered b using (visits)"
+    ),
+    "view and in (select)": lambda rows: _view(
+        rows, "select * from delivered where user in (select user from delivered where total > 1)"
+    ),
+    "view and scalar subquery": lambda rows: _view(
+        rows, "select * from delivered where total > (select avg(total) from delivered)"
+    ),
+    "view and exists": lambda rows: _view(
+        rows, "select * from delivered a where exists (select 1 from delivered b where b.total = a.total + 1)"
+    ),
+    "common table expression": lambda rows: _view(
+        rows, "with t as (select * from delivered) select * from t union all select * from t where total > 1"
+    ),
+    "count and two writes": _written_twice,
+    "merge": _merged,
+    "for each partition": _in_partitions,
+    "apply in pandas": _in_pandas,
+    "to pandas": lambda rows: rows.union(rows).toPandas().to_dict("records"),
+    "to local iterator": lambda rows: list(rows.union(rows).toLocalIterator()),
+    "rdd": lambda rows: rows.rdd.union(rows.rdd).map(tuple).collect(),
+    "limit and tail": lambda rows: [
+        rows.orderBy("user").limit(2).collect(),
+        rows.orderBy("user").tail(2),
+        len(rows.take(1)),
+    ],
+    "frame made of it": _with_a_frame_made_of_it,
+    "local checkpoint": lambda rows: rows.localCheckpoint().union(rows),
+    "cached, then released": _cached,
+    "part persisted": _persisted_part,
+    "never persisted, released": lambda rows: rows.unpersist(True).union(rows),
+    "cache cleared": _cleared,
+    "cached and cache cleared": _cached_and_cleared,
+}
+
+
+def found(idiom: str, rows: DataFrame) -> str:
+    """Return what an idiom finds in a frame, as text in which the order of rows is of no account."""
+    return _text(IDIOMS[idiom](rows))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, DataFrame):
+        return _text(value.collect())
+    if isinstance(value, list):
+        return "[" + ", ".join(sorted(map(_text, value))) + "]"
+    return str(value)
