@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ __all__ = ["broker_jars", "connector_jars", "ensure_jars", "java_command", "spar
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 FETCH_TIMEOUT_SECONDS = 900
+_FETCHED = "[SUCCESSFUL ]"
 
 
 def spark_home() -> Path:
@@ -78,7 +80,7 @@ def _fetch_into(folder: Path) -> None:
     print(f"Fetching the Kafka jars into {folder} (50 MB, once)", file=sys.stderr)
     expected = _expected()
     with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as fresh:
-        output = _run_ivy(Path(fresh))
+        output = _run_ivy(Path(fresh), len(expected))
         broken = _broken(Path(fresh), expected)
         if broken:
             raise UnavailableError(
@@ -92,15 +94,34 @@ def _fetch_into(folder: Path) -> None:
             shutil.move(Path(fresh) / name, folder / name)
 
 
-def _run_ivy(target: Path) -> str:
+def _run_ivy(target: Path, wanted: int) -> str:
+    """Return what Ivy says, and tell meanwhile which jars have come."""
     pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
     # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
     command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]
     command += ["-ivy", str(REQUIREMENTS / "ivy.xml"), "-retrieve", pattern, "-types", "jar", "bundle"]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FETCH_TIMEOUT_SECONDS, check=False
-    )
-    return done.stdout
+    said: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+        deadline = threading.Timer(FETCH_TIMEOUT_SECONDS, ivy.kill)
+        deadline.start()
+        assert ivy.stdout is not None
+        for line in ivy.stdout:
+            said.append(line)
+            _tell(said, wanted)
+        deadline.cancel()
+    return "".join(said)
+
+
+def _tell(said: Sequence[str], wanted: int) -> None:
+    """Tell what Ivy's newest line means: it looks a module up, or has fetched a jar."""
+    words = said[-1].split()
+    if words[:1] == ["found"] and len(words) > 1:
+        print(f"  looking up {words[1]}", file=sys.stderr, flush=True)
+    elif said[-1].lstrip().startswith(_FETCHED):
+        fetched = sum(line.lstrip().startswith(_FETCHED) for line in said)
+        print(
+            f"  {fetched} of {wanted} jars fetched: {said[-1].split(']', 1)[1].split()[0]}", file=sys.stderr, flush=True
+        )
 
 
 if __name__ == "__main__":
