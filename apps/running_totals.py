@@ -64,6 +64,7 @@ def main() -> None:
     options = arguments()
     spark = riffle.configure(SparkSession.builder.appName("running-totals")).getOrCreate()
     settings = riffle.Settings(root=options.root) if options.root else None
+    riffle.warm_up(spark, settings)
     compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
     job = riffle.Stateful("totals", key="user_id", compute=compute, settings=settings).into(writer(options))
     stream = events(spark, options).writeStream.foreachBatch(job).option("checkpointLocation", options.checkpoint)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from riffle_spark.spark.heartbeat import heartbeat
     from riffle_spark.spark.stream import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
+    from riffle_spark.spark.warm import warm_up
 
 __all__ = [
     "BatchReport",
@@ -47,6 +48,7 @@ __all__ = [
     "together",
     "transform_with_state",
     "transform_with_state_in_pandas",
+    "warm_up",
 ]
 
 __version__ = "0.1.0"
@@ -64,6 +66,7 @@ _HOMES = {
     "spark.heartbeat": ("heartbeat",),
     "spark.stream": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
+    "spark.warm": ("warm_up",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -45,6 +45,13 @@ class Job:
         """Where the job writes each batch's totals."""
         return self.folder / "totals"
 
+    def stage(self) -> str:
+        """How far it is, by what Spark has written into its folders."""
+        planned = [int(file.name) for file in (self.folder / "checkpoint" / "offsets").glob("[0-9]*")]
+        if planned:
+            return f"batch {max(planned)} is under way"
+        return "the query starts" if (self.folder / "checkpoint").exists() else "the driver and the executors start"
+
     def submit(self, broker: KafkaBroker, store: S3Server, cluster: StandaloneCluster) -> Child:
         """Start the job with the connector's jars at hand, so that starting downloads nothing."""
         command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url]

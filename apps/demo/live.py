@@ -26,11 +26,11 @@ class LiveView:
         self._seen = 0
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
-    def show(self, run: Run) -> None:
-        """Show what is new."""
+    def show(self, run: Run) -> bool:
+        """Show what is new, and tell whether anything is."""
         new = run.filled[self._seen :]
         if not new:
-            return
+            return False
         self._seen += len(new)
         for batch in new:
             if not self._live:
@@ -39,6 +39,7 @@ class LiveView:
                 self.say(f"before batch {batch.version}: {count} key-groups, {role}: {reason}")
         if self._live:
             self._live.update(self._table(run), refresh=True)
+        return True
 
     def say(self, text: str) -> None:
         """Tell something that happened."""

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from apps.demo.job import APP, PREFIX, Job, counted_by
 from apps.demo.ledger import Ledger, compare
 from apps.demo.live import LiveView
 from apps.demo.outcome import Outcome, outcome_of
+from apps.demo.producer import produced_by
 from apps.demo.reports import ReportFile, Run
 from apps.demo.servers import Child, KafkaBroker, Launch, S3Server, StandaloneCluster
+from apps.demo.waiting import Waiting
 from riffle_spark.errors import RiffleError, UnavailableError
 
 TOPIC = "events"
@@ -51,33 +54,54 @@ class Demo:
         self._cluster = StandaloneCluster(folder / "cluster", environments=RACKS)
         self._job = Job(folder, TOPIC, self._events, options.app)
         self._ledger_file = folder / "ledger.npz"
+        self._goes_on: Callable[[], str] = str
+        self._waiting = Waiting(self._say, self._what_goes_on)
 
     def run(self) -> Outcome:
         """Start everything, gain a worker, lose another, and compare."""
         started = time.monotonic()
         with ExitStack() as stack:
+            stack.enter_context(self._waiting)
             self._start_servers(stack)
             producer = self._start_producer(stack)
-            self._store.wait_until_ready()
-            self._cluster.wait_until_ready()
+            self._wait_for_servers()
             job = self._job.submit(self._broker, self._store, self._cluster)
             stack.callback(job.stop)
-            self._console.print(f"The job runs on {', '.join(self._cluster.hosts)}; its log: {job.log}", soft_wrap=True)
+            self._tell(f"The job runs on {', '.join(self._cluster.hosts)}; its log: {job.log}")
+            self._goes_on = lambda: f"{self._job.stage()}; {produced_by(producer)} events produced"
             run = self._follow(job, producer)
+            self._goes_on = lambda: "comparing with the ledger, and ending what was started"
             ledger = Ledger.read(self._ledger_file)
             difference = compare(ledger, counted_by(self._job.output, self._keys))
             outcome = outcome_of(run, ledger, difference, time.monotonic() - started)
             outcome.print_on(self._console, self._where_the_state_lies())
         return outcome
 
+    def _what_goes_on(self) -> str:
+        return self._goes_on()
+
+    def _tell(self, text: str) -> None:
+        self._say(text)
+        self._waiting.told()
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
     def _start_servers(self, stack: ExitStack) -> None:
         """Start them side by side, and wait for the broker alone."""
-        self._console.print("Starting a Kafka broker, an S3 server, a Spark master and three workers")
+        self._tell("Starting a Kafka broker, an S3 server, a Spark master and three workers")
+        self._goes_on = lambda: "the Kafka broker starts"
         for server in (self._broker, self._store, self._cluster):
             stack.callback(server.stop)
             server.start()
         self._broker.wait_until_ready()
         self._broker.create_topic(TOPIC, PARTITIONS)
+
+    def _wait_for_servers(self) -> None:
+        self._goes_on = lambda: "the S3 server starts"
+        self._store.wait_until_ready()
+        self._goes_on = lambda: f"{max(self._cluster.registered_workers(), 0)} of 3 Spark workers are registered"
+        self._cluster.wait_until_ready()
 
     def _start_producer(self, stack: ExitStack) -> Child:
         command = [sys.executable, "-m", "apps.demo.producer", self._broker.bootstrap, TOPIC]
@@ -94,7 +118,8 @@ class Demo:
             events = deque([(ADD_AT, self._add_worker), (KILL_AT, self._kill_worker)])
             while run.rows < self._events or not self._ledger_file.exists():
                 rows, run = run.rows, reports.read()
-                view.show(run)
+                if view.show(run):
+                    self._waiting.told()
                 last_news = time.monotonic() if run.rows > rows else last_news
                 while events and run.rows >= events[0][0] * self._events:
                     events.popleft()[1](view)

@@ -25,6 +25,7 @@ class Outcome:
     batches: int
     rows_per_s: int
     requests_per_batch: float
+    first_batch_s: float
     seconds: float
 
     @property
@@ -56,5 +57,6 @@ def outcome_of(run: Run, ledger: Ledger, difference: Difference, seconds: float)
         batches=len(run.filled),
         rows_per_s=round(run.rows_per_second),
         requests_per_batch=round(run.requests_per_batch, 1),
+        first_batch_s=round(run.filled[0].seconds, 1) if run.filled else 0.0,
         seconds=round(seconds, 1),
     )

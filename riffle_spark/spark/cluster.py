@@ -18,8 +18,9 @@ from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.jvm import is_classic
 from riffle_spark.spark.stopping import is_interruption
 from riffle_spark.spark.tagged import TaggedJobs
-from riffle_spark.spark.task import Answering, census_function, upkeep_function
+from riffle_spark.spark.task import Answering, census_function, upkeep_function, warm_function
 from riffle_spark.worker.census import Census, CensusOrder
+from riffle_spark.worker.order import Home
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
 
 __all__ = ["UPKEEP_POOL", "SparkCluster"]
@@ -56,6 +57,11 @@ class SparkCluster:
         """Run each live executor's order on it and return what was done."""
         return self._ask(orders, lambda layout: upkeep_function(_by_slot(orders, layout)), answers.upkeep)
 
+    def warm(self, executors: Sequence[Executor], home: Home) -> None:
+        """Start a Python worker for each core of each live executor, with all that a slot needs imported."""
+        if executors and is_classic(self._spark):
+            self._ask({e.id for e in executors}, lambda _: warm_function(home), str, every_core=True)
+
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
         """Return which of these executors, that are gone, were taken away on purpose."""
         return departures.planned(self._spark, executors)
@@ -65,9 +71,14 @@ class SparkCluster:
         self._jobs.stop(seconds)
 
     def _ask(
-        self, wanted: Collection[str], function: Callable[[Layout], Answering], answer: Callable[[str], T]
+        self,
+        wanted: Collection[str],
+        function: Callable[[Layout], Answering],
+        answer: Callable[[str], T],
+        *,
+        every_core: bool = False,
     ) -> list[T]:
-        """Run the function on each wanted executor that lives, and return the answers."""
+        """Run the function on each wanted executor that lives, or on each of its cores, and return the answers."""
 
         def asked() -> list[T]:
             if not self._is_wanted():
@@ -75,7 +86,7 @@ class SparkCluster:
             live = [executor for executor in inventory.executors(self._spark) if executor.id in wanted]
             if not live:
                 return []
-            layout = _layout(live)
+            layout = _layout([executor for executor in live for _ in range(executor.cores if every_core else 1)])
             rows = self._frame(layout).mapInArrow(function(layout), "answer string").collect()  # type: ignore[arg-type]
             return [answer(row[0]) for row in rows]
 
@@ -93,7 +104,7 @@ class SparkCluster:
 
 
 def _layout(executors: Sequence[Executor]) -> Layout:
-    """Return one slot for each executor."""
+    """Return one slot for each executor that is listed, as often as it is."""
     numbers = slot_numbers(len(executors))
     return Layout(tuple(SlotPlace(n, e.id, e.host, ()) for n, e in zip(numbers, executors, strict=True)))
 

@@ -10,12 +10,13 @@ import pyarrow as pa
 
 from riffle_spark.spark import answers
 from riffle_spark.worker.census import Census, CensusOrder, take_census
-from riffle_spark.worker.order import INITIAL, KEY_GROUP, SLOT, Order
+from riffle_spark.worker.homes import store_of
+from riffle_spark.worker.order import INITIAL, KEY_GROUP, SLOT, Home, Order
 from riffle_spark.worker.place import executor_id
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
 
-__all__ = ["Answering", "census_function", "slot_function", "upkeep_function"]
+__all__ = ["Answering", "census_function", "slot_function", "upkeep_function", "warm_function"]
 
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -55,11 +56,24 @@ def upkeep_function(orders: Mapping[int, UpkeepOrder]) -> Answering:
     return _answering(lambda slot, executor: run_upkeep(orders[slot], executor))
 
 
-def _answering(answer: Callable[[int, str], Census | UpkeepReceipt]) -> Answering:
+def warm_function(home: Home) -> Answering:
+    """Return the function for ``mapInArrow`` on a placed frame that leaves a worker ready: what a slot imports is
+    imported with this module, and the store's client is made.
+    """
+
+    def warm(_: int, executor: str) -> str:
+        store_of(home)
+        return executor
+
+    return _answering(warm)
+
+
+def _answering(answer: Callable[[int, str], Census | UpkeepReceipt | str]) -> Answering:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for slot in batch.column(0).to_pylist():
-                yield pa.record_batch({"answer": [answers.text(answer(slot, executor_id()))]})
+                found = answer(slot, executor_id())
+                yield pa.record_batch({"answer": [found if isinstance(found, str) else answers.text(found)]})
         _forget_zip_directories()
 
     return run

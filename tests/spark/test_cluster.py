@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 from streaming import settings_in, wait_for
 
+from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory
 from riffle_spark.spark.background import Worker
 from riffle_spark.spark.cluster import UPKEEP_POOL, SparkCluster
 from riffle_spark.spark.tagged import TaggedJobs
+from riffle_spark.spark.warm import warm_up
 from riffle_spark.state.options import StoreOptions
 from riffle_spark.worker.census import CensusOrder
 from riffle_spark.worker.order import Home
@@ -136,3 +139,38 @@ def test_a_failure_that_no_stop_caused_is_told(spark: SparkSession) -> None:
     with pytest.raises(ZeroDivisionError):
         jobs.run(lambda: [1 / 0], [])
     assert jobs.run(lambda: [1.0], []) == [1.0]
+
+
+def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """After a warm-up the Python workers of all executors hold a client of the query's store."""
+    settings = settings_in(tmp_path).but(expected_executors=2)
+    root = settings.root
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from riffle_spark.worker import homes, place
+
+        for _ in batches:
+            time.sleep(0.1)
+            holds = any(name == root for name, _ in homes._stores)
+            yield pa.record_batch({"executor": [place.executor_id()], "holds": [holds]})
+
+    def seen() -> set[tuple[str, bool]]:
+        return {
+            tuple(row) for row in spark.range(0, 8, 1, 8).mapInArrow(look, "executor string, holds boolean").collect()
+        }
+
+    names = [executor.id for executor in inventory.executors(spark)]
+    assert seen() == {(name, False) for name in names}
+    thread = warm_up(spark, settings)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert seen() == {(name, True) for name in names}
+
+
+def test_a_warm_up_that_cannot_be_is_no_failure(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a root there is nothing to make ready: the job will say so, the warm-up only at level debug."""
+    with caplog.at_level(logging.DEBUG, logger="riffle_spark"):
+        thread = warm_up(spark, Settings())
+        thread.join(60)
+    assert not thread.is_alive()
+    assert [record.levelname for record in caplog.records if "were not warmed up" in record.message] == ["DEBUG"]

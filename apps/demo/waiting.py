@@ -1,0 +1,45 @@
+"""A line every few seconds while nothing else is told. Knows a clock and who prints. Does not know what is awaited."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+__all__ = ["Waiting"]
+
+SILENT_SECONDS = 4.0
+
+
+class Waiting:
+    """Says ``what()`` and for how long whenever nothing was told for ``seconds``: call ``told`` when something was."""
+
+    def __init__(self, say: Callable[[str], object], what: Callable[[], str], seconds: float = SILENT_SECONDS) -> None:
+        self._say = say
+        self._what = what
+        self._seconds = seconds
+        self._began = self._last = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="waiting", daemon=True)
+
+    def told(self) -> None:
+        """Be silent for as long again."""
+        self._last = time.monotonic()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.0, self._last + self._seconds - time.monotonic())):
+            now = time.monotonic()
+            if now - self._last >= self._seconds:
+                self._say(f"  {now - self._began:.0f} s: {self._what()}")
+                self._last = now
+
+    def __enter__(self) -> Waiting:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
