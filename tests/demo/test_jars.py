@@ -14,6 +14,8 @@ from riffle_spark.errors import UnavailableError
 FETCH = """#!/bin/sh
 while [ "$1" != -retrieve ]; do shift; done
 cp -r "{source}/." "${{2%%/\\[conf\\]*}}"
+echo "    found org.slf4j#slf4j-api;1.7.36 in public"
+echo "    [SUCCESSFUL ] org.slf4j#slf4j-api;1.7.36!slf4j-api.jar (12ms)"
 """
 
 
@@ -54,3 +56,16 @@ def test_an_altered_jar_is_refused(mirror: Path, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=f"connector/{altered.name}"):
         ensure_jars()
     assert not list((tmp_path / "cache").rglob("*.jar"))
+
+
+def test_fetching_tells_what_comes(mirror: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every module that is looked up and every jar that has come is told, and nothing where all is there."""
+    ensure_jars()
+    told = capsys.readouterr()
+    assert not told.out
+    first, *others = told.err.splitlines()
+    assert first.startswith("Fetching the Kafka jars")
+    assert others[0] == "  looking up org.slf4j#slf4j-api;1.7.36"
+    assert others[1].startswith("  1 of 47 jars fetched: org.slf4j#slf4j-api;1.7.36")
+    ensure_jars()
+    assert capsys.readouterr().err == ""
