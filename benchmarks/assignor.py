@@ -1,43 +1,31 @@
 """The assignor's figures beside Kafka Streams': times, growth, moves, imbalance, cross-rack cost, rounds.
 
 Times are the CPU times of one process, the best of a few calls, as the shared results give them for Kafka Streams.
-The scenarios and Kafka Streams' results lie outside the repository: beside it, or where RIFFLE_SHARED points.
+The clusters and Kafka Streams' results are those of `tests/data/kafka_streams`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, Member, Strategy, Task, TaskId, Traffic, View
 from riffle_spark.assign.report import converge_of
-from riffle_spark.assign.scenario import Scenario, read_scenario
+from riffle_spark.assign.scenario import Scenario
 from riffle_spark.assign.simulate import run
+from tests.kafka_streams import Anchor, Family, anchors
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "min_cost", "balance_subtopology")
 SIZES = ((128, 8), (128, 100), (256, 16), (512, 32), (1000, 50), (2000, 100), (4000, 200), (10_000, 1_000))
 RACKS = 6
 GROUPS = 8
 CALLS = 5
-
-
-def anchors() -> Path:
-    """Return the folder of the Kafka Streams anchors."""
-    named = os.environ.get("RIFFLE_SHARED")
-    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared"
-    found = folder / "anchors" / "kafka_streams"
-    if not found.is_dir():
-        raise SystemExit(f"no anchors in {found}: put the shared folder beside the checkout or set RIFFLE_SHARED")
-    return found
 
 
 def scale_out(tasks: int, members: int) -> View:
@@ -101,24 +89,17 @@ def growth(measured: dict[str, dict[str, float]]) -> dict[str, float]:
     return powers
 
 
-def content(path: Path) -> dict[str, Any]:
-    """Return a parsed result file."""
-    data = path.read_bytes()
-    parsed: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    return parsed
-
-
 def phases(scenario: Scenario) -> list[dict[str, Any]]:
     """Return the figures of every phase of a scenario."""
     figures: Any = converge_of(scenario, run(scenario), keep=True, history=False)["phases"]
     return list(figures)
 
 
-def scenarios(family: str, strategy: str | None, **changes: float) -> Iterator[tuple[Path, Scenario]]:
+def scenarios(family: Family, strategy: str | None, **changes: float) -> Iterator[tuple[Anchor, Scenario]]:
     """Read the scenarios of a family, with changed settings."""
-    for path in sorted((anchors() / "scenarios" / family).iterdir()):
-        scenario = read_scenario(path, strategy)
-        yield path, replace(scenario, settings=replace(scenario.settings, **changes))  # type: ignore[arg-type]
+    for anchor in anchors(family):
+        scenario = anchor.scenario(strategy)
+        yield anchor, replace(scenario, settings=replace(scenario.settings, **changes))  # type: ignore[arg-type]
 
 
 def moves() -> dict[str, Any]:
@@ -169,15 +150,15 @@ def grown(phase: dict[str, Any]) -> float:
 def racks() -> dict[str, Any]:
     """Return the cross-rack cost beside Kafka Streams': worst phase without stickiness, and the sum as configured."""
     ours = theirs = broken = 0
-    for path, scenario in (*scenarios("random", None), *scenarios("worked", None)):
-        for phase, other in compared(path, scenario):
+    for anchor, scenario in (*scenarios("random", None), *scenarios("worked", None)):
+        for phase, other in compared(anchor, scenario):
             broken += broken_in(phase)
             ours += phase["cross_rack"]["total_cost"]
             theirs += other["cross_rack"]["total_cost"]
     worst, dearer = 0.0, []
     free = {"rack_aware_assignment_non_overlap_cost": 0}
-    for path, scenario in (*scenarios("random", None, **free), *scenarios("worked", None, **free)):
-        for number, (phase, other) in enumerate(compared(path, scenario)):
+    for anchor, scenario in (*scenarios("random", None, **free), *scenarios("worked", None, **free)):
+        for number, (phase, other) in enumerate(compared(anchor, scenario)):
             mine, cost = phase["cross_rack"]["total_cost"], other["cross_rack"]["total_cost"]
             worst = max(worst, (mine + 10) / (cost + 10))
             if mine > cost:
@@ -190,12 +171,12 @@ def racks() -> dict[str, Any]:
     }
 
 
-def compared(path: Path, scenario: Scenario) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def compared(anchor: Anchor, scenario: Scenario) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Return our phases beside Kafka Streams', where a rack strategy was in force and it finished."""
-    result = content(anchors() / "results" / path.parent.name / path.name)
-    if scenario.settings.rack_aware_assignment_strategy == "none" or "converge" not in result:
+    if scenario.settings.rack_aware_assignment_strategy == "none" or "converge" not in anchor.kafka:
         return
-    for phase, other in zip(phases(scenario), result["converge"]["phases"], strict=False):
+    theirs: Any = anchor.kafka_phases
+    for phase, other in zip(phases(scenario), theirs, strict=False):
         if other["converged"] and "total_cost" in other["cross_rack"]:
             yield phase, other
 

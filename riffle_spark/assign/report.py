@@ -1,4 +1,4 @@
-"""A run as figures, with the field names of the shared results. Knows how each is counted. Decides nothing.
+"""A run as figures, named as those of `tests/data/kafka_streams`. Knows how each is counted. Decides nothing.
 
 All values are plain JSON. ``single`` is one assignment of a file's state, ``converge`` the rounds until it is settled.
 """

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from riffle_spark.assign.model import Member, MemberId, Task, TaskId, View
 
 WHOLE = 150_000
-
-
-def shared() -> Path:
-    """Return the folder of shared anchors; fail with the reason if it is not there."""
-    named = os.environ.get("RIFFLE_SHARED")
-    folder = Path(named) if named else Path(__file__).resolve().parents[3] / "shared"
-    anchors = folder / "anchors" / "kafka_streams"
-    if not (anchors / "scenarios").is_dir():
-        raise AssertionError(
-            f"the Kafka Streams anchors are missing: no folder {anchors / 'scenarios'}. "
-            "Put the shared folder beside the checkout or set RIFFLE_SHARED to it."
-        )
-    return anchors
 
 
 def task(number: int, group: str = "g") -> TaskId:

@@ -1,47 +1,33 @@
-"""All shared scenarios, side by side with Kafka Streams' own results."""
+"""All kept clusters, side by side with Kafka Streams' own results."""
 
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import pytest
-from assign_views import shared
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.report import Json, converge_of, single_of
-from riffle_spark.assign.scenario import Scenario, read_scenario
+from riffle_spark.assign.scenario import Scenario
 from riffle_spark.assign.simulate import group_of, run
+from tests.kafka_streams import Anchor, anchors
 
-FAMILIES = {"random": 100, "worked": 17, "scale": 21}
+REPLAY = "replay: python -m tests.kafka_streams NAME > case.json; riffle plan --scenario case.json --history\n"
 LARGEST_RACKED = 500
 """Tasks times clients. The strategies for racks take seconds over larger groups: those are played where there is time.
 """
 
 
-def _files(family: str) -> list[Path]:
-    found = sorted((shared() / "scenarios" / family).iterdir())
-    assert len(found) == FAMILIES[family], f"expected {FAMILIES[family]} scenarios of {family}, found {len(found)}"
-    return found
-
-
-def _kafka(path: Path) -> Json:
-    data = (shared() / "results" / path.parent.name / path.name).read_bytes()
-    return cast(Json, json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
-
-
-def _phases(path: Path, strategy: str | None = None) -> list[Json]:
-    return _played(path, strategy or read_scenario(path).settings.rack_aware_assignment_strategy)
+def _phases(anchor: Anchor, strategy: str | None = None) -> list[Json]:
+    return _played(anchor, strategy or anchor.scenario().settings.rack_aware_assignment_strategy)
 
 
 @functools.cache
-def _played(path: Path, strategy: str) -> list[Json]:
-    scenario = read_scenario(path, strategy)
+def _played(anchor: Anchor, strategy: str) -> list[Json]:
+    scenario = anchor.scenario(strategy)
     return cast("list[Json]", converge_of(scenario, run(scenario), keep=True, history=False)["phases"])
 
 
@@ -54,14 +40,14 @@ def _number(figures: Json, *names: str) -> float:
 @pytest.fixture(scope="module")
 def plain() -> dict[str, list[Json]]:
     """Every random scenario's phases without a rack strategy."""
-    return {path.name: _phases(path, "none") for path in _files("random")}
+    return {anchor.name: _phases(anchor, "none") for anchor in anchors("random")}
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("all", marks=pytest.mark.long)])
-def filed(request: pytest.FixtureRequest) -> list[Path]:
-    """The random and worked scenarios that are played with the strategy of the file."""
-    files = [*_files("random"), *_files("worked")]
-    return [path for path in files if request.param == "all" or _is_small(read_scenario(path))]
+def filed(request: pytest.FixtureRequest) -> list[Anchor]:
+    """The random and worked scenarios that are played with a strategy of their own."""
+    every = [*anchors("random"), *anchors("worked")]
+    return [anchor for anchor in every if request.param == "all" or _is_small(anchor.scenario())]
 
 
 def _is_small(scenario: Scenario) -> bool:
@@ -70,9 +56,9 @@ def _is_small(scenario: Scenario) -> bool:
 
 
 @pytest.fixture(scope="module")
-def as_filed(filed: list[Path]) -> dict[str, list[Json]]:
+def as_filed(filed: list[Anchor]) -> dict[str, list[Json]]:
     """Their phases."""
-    return {path.name: _phases(path) for path in filed}
+    return {anchor.name: _phases(anchor) for anchor in filed}
 
 
 def _sound(name: str, number: int, phase: Json) -> list[str]:
@@ -91,7 +77,7 @@ def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_fil
         for number, phase in enumerate(phases)
         for each in _sound(name, number, phase)
     ]
-    assert not broken, "replay with `riffle plan --scenario <file> --history`:\n" + "\n".join(broken[:20])
+    assert not broken, REPLAY + "\n".join(broken[:20])
 
 
 def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
@@ -106,10 +92,9 @@ def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
 
 def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(plain: dict[str, list[Json]]) -> None:
     """Our own count of the fewest moves equals the one of the shared results."""
-    for path in _files("random"):
-        theirs = cast("list[Json]", cast(Json, _kafka(path)["converge"])["phases"])[0]
-        ours = plain[path.name][0]
-        assert ours["fewest_stateful_active_moves"] == theirs["fewest_stateful_active_moves"], path.name
+    for anchor in anchors("random"):
+        ours, theirs = plain[anchor.name][0], anchor.kafka_phases[0]
+        assert ours["fewest_stateful_active_moves"] == theirs["fewest_stateful_active_moves"], anchor.name
 
 
 def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
@@ -125,77 +110,73 @@ def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
 
 def test_rounds_are_bounded_by_the_copies_to_warm(plain: dict[str, list[Json]]) -> None:
     """A phase takes at most as many rounds as its warm-ups fill, and two more."""
-    for path in _files("random"):
-        most = read_scenario(path).settings.max_warmup_replicas
-        for phase in plain[path.name]:
+    for anchor in anchors("random"):
+        most = anchor.scenario().settings.max_warmup_replicas
+        for phase in plain[anchor.name]:
             warm = sum(cast("list[int]", phase["warmups_by_round"]))
-            assert cast(int, phase["rounds"]) <= math.ceil(warm / most) + 2, path.name
+            assert cast(int, phase["rounds"]) <= math.ceil(warm / most) + 2, anchor.name
 
 
-def test_racks_cost_less_than_kafkas_in_sum(filed: list[Path], as_filed: dict[str, list[Json]]) -> None:
+def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
     """Both rack strategies read less across racks than Kafka Streams does, and groups are spread as `none` does."""
     ours = theirs = 0.0
-    for path in filed:
-        kafka = _kafka(path)
-        if kafka["strategy"] == "none":
+    for anchor in filed:
+        if anchor.kafka["strategy"] == "none":
             continue
-        for phase, other in zip(
-            as_filed[path.name], cast("list[Json]", cast(Json, kafka["converge"])["phases"]), strict=False
-        ):
+        for phase, other in zip(as_filed[anchor.name], anchor.kafka_phases, strict=False):
             if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
                 ours += _number(phase, "cross_rack", "total_cost")
                 theirs += _number(other, "cross_rack", "total_cost")
     assert ours < theirs
 
 
-def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed: list[Path]) -> None:
+def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed: list[Anchor]) -> None:
     """With a non-overlap cost of 0 every settled phase costs at most what Kafka Streams' does."""
-    for path in filed:
-        kafka, scenario = _kafka(path), read_scenario(path)
-        if kafka["strategy"] == "none" or "converge" not in kafka:
+    for anchor in filed:
+        scenario = anchor.scenario()
+        if anchor.kafka["strategy"] == "none" or "converge" not in anchor.kafka:
             continue
         free = replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_non_overlap_cost=0))
         ours = cast("list[Json]", converge_of(free, run(free), keep=True, history=False)["phases"])
-        for number, (phase, other) in enumerate(
-            zip(ours, cast("list[Json]", cast(Json, kafka["converge"])["phases"]), strict=False)
-        ):
+        for number, (phase, other) in enumerate(zip(ours, anchor.kafka_phases, strict=False)):
             if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
                 costs = [_number(each, "cross_rack", "total_cost") for each in (phase, other)]
-                assert costs[0] <= costs[1], f"{path.name} phase {number}"
+                assert costs[0] <= costs[1], f"{anchor.name} phase {number}"
 
 
 def test_net_moves_are_the_fewest_without_store_balance() -> None:
     """With store balance off exactly as many owners move in every phase as instance balance needs."""
-    for path in _files("random"):
-        scenario = read_scenario(path, "none")
+    for anchor in anchors("random"):
+        scenario = anchor.scenario("none")
         bare = replace(scenario, settings=replace(scenario.settings, store_balance=0.0))
         for phase in cast("list[Json]", converge_of(bare, run(bare), keep=True, history=False)["phases"]):
-            assert phase["net_stateful_active_moves"] == phase["fewest_stateful_active_moves"], path.name
+            assert phase["net_stateful_active_moves"] == phase["fewest_stateful_active_moves"], anchor.name
 
 
-def test_balance_subtopology_spreads_as_well_as_none(filed: list[Path], as_filed: dict[str, list[Json]]) -> None:
+def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
     """With one-thread clients no group is spread wider than one."""
-    for path in (path for path in filed if path.parent.name == "random"):
-        scenario = read_scenario(path)
+    for anchor in (each for each in filed if each in anchors("random")):
+        scenario = anchor.scenario()
         slots = {client.member.slots for client in scenario.clients}
         slots |= {client.member.slots for event in scenario.events for client in event.add}
         if scenario.settings.rack_aware_assignment_strategy == "balance_subtopology" and slots == {1}:
-            for phase in as_filed[path.name]:
-                assert _number(phase, "balance", "subtopology_active_worst") <= 1, path.name
+            for phase in as_filed[anchor.name]:
+                assert _number(phase, "balance", "subtopology_active_worst") <= 1, anchor.name
 
 
 @pytest.mark.parametrize("largest_converged", [256, pytest.param(512, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 def test_scale_scenarios_are_sound(strategy: str, largest_converged: int) -> None:
     """One assignment of every size is sound; up to so many tasks the group also converges."""
-    for path in _files("scale"):
-        if not path.name.endswith(f"_{strategy}.json.gz"):
+    for anchor in anchors("scale"):
+        if anchor.kafka["strategy"] != strategy:
             continue
-        scenario = read_scenario(path)
+        scenario = anchor.scenario()
         if len(scenario.tasks) <= largest_converged:
-            found = [each for number, phase in enumerate(_phases(path)) for each in _sound(path.name, number, phase)]
+            phases = enumerate(_phases(anchor))
+            found = [each for number, phase in phases for each in _sound(anchor.name, number, phase)]
             assert not found, found[:10]
         else:
             group = group_of(scenario)
             figures = single_of(scenario, group, assign(group.view(), scenario.settings))
-            assert figures["broken"] == [], path.name
+            assert figures["broken"] == [], anchor.name

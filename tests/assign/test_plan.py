@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def test_history_adds_every_round_with_the_lags_before_it(folder: Path) -> None:
     assert second["lags_before"]["I3"]["0_0"] == 0
     assert second["assignment"]["I3"]["active"] == ["0_0"]
     assert {move["goal"] for move in first["moves"]} == {"balance", "standby"}
+
+
+def test_a_compressed_file_is_read_as_it_is(folder: Path) -> None:
+    """`.json.gz` gives what `.json` gives."""
+    plain = folder / "kip441_scale_out.json"
+    packed = folder / "packed.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert _run("--scenario", packed, "--json").output == _run("--scenario", plain, "--json").output
 
 
 def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
