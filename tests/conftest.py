@@ -12,10 +12,12 @@ import pytest
 
 from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
+from tests.in_order import InOrder
 from tests.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
 
 os.environ["SPARK_HOME"] = str(spark_home())
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -31,6 +33,12 @@ SLOW_MARKS = ("spark", "cluster", "long")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what is fast first, and one after the other what can share a session."""
     items.sort(key=lambda item: (_rank(item), _kind(item)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InOrder:
+    """Keep that order where several processes share the tests."""
+    return InOrder(config, log)
 
 
 def _rank(item: pytest.Item) -> int:
