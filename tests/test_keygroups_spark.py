@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.keygroups import key_groups, key_hashes, murmur3_int, slot_numbers, spark_expression
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 CONF = {"spark.sql.timeType.enabled": "true"}
 VECTORS = json.loads(Path(__file__).with_name("data").joinpath("key_group_vectors.json").read_text())["vectors"]

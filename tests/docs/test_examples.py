@@ -90,7 +90,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("block", RUNNABLE, ids=str)
 def test_runnable_examples_run_as_written(
     spark: SparkSession, folder: Path, block: Block, capfd: pytest.CaptureFixture[str]

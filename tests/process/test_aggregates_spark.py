@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 ROWS, KEYS, BATCH = 400, 60, 90
 SPECIAL_FLOATS = [float("nan"), float("inf"), -float("inf"), 0.1, 0.7, -1.5, 3e30]

@@ -24,7 +24,7 @@ from riffle_spark.worker.census import CensusOrder
 from riffle_spark.worker.order import Home
 from riffle_spark.worker.upkeep import UpkeepOrder
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 MASTER = "local-cluster[2,1,600]"
 LONG_SECONDS = 60

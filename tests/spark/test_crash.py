@@ -16,7 +16,7 @@ from crashing_app import RETURNED, running_totals
 from pyspark.sql import SparkSession
 from streaming import Feed, committed, records, run_to_end
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 APP = Path(__file__).with_name("crashing_app.py")
 STEPS = ("before run", "after seal", "after sink", "after record", RETURNED)

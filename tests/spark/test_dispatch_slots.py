@@ -10,7 +10,7 @@ from streaming import Kept, settings_in
 
 from riffle_spark import Stateful, aggregate, count
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 MASTER = "local[32]"
 DISPATCHES = {"partition": range(16, 17), "hashed": range(2, 17), "key_group": range(32, 33)}

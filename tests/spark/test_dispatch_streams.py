@@ -16,7 +16,7 @@ from streaming import Feed, Kept, records, run_to_end, settings_in, start
 
 from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, last, sum_, switch_dispatch
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 SCHEMA = "k string, v long, topic string, partition int, at long"
 PARTITIONS = 5

@@ -11,7 +11,7 @@ from streaming import settings_in, wait_for
 from riffle_spark.errors import UnavailableError
 from riffle_spark.spark import departures, inventory
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 MASTER = "local-cluster[1,1,600]"
 IDLE_SECONDS = 3

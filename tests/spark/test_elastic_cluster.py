@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from apps.demo.servers import StandaloneCluster
 from riffle_spark.spark import inventory
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 CONF = {
     **live.CONF,

@@ -19,7 +19,7 @@ from streaming import Kept, executor_processes, settings_in, wait_for
 from riffle_spark import Stateful, StatefulJob, arrow_function
 from riffle_spark.spark import inventory
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 MASTER = "local-cluster[2,1,600]"

@@ -16,7 +16,7 @@ from streaming import Feed, Kept, rest, run_to_end, settings_in
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.spark import placement
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 APP = Path(__file__).with_name("connect_app.py")
 TIMEOUT_SECONDS = 240

@@ -16,7 +16,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.shards import HEARTBEAT
 from riffle_spark.spark.heartbeat import Beats, Heartbeat
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 EVERY = "200 milliseconds"
 

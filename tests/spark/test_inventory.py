@@ -20,7 +20,7 @@ from riffle_spark.spark import departures, inventory
 from riffle_spark.spark.cluster import SparkCluster
 from riffle_spark.worker.place import executor_id
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 MASTER = "local-cluster[2,1,600]"
 CONF = {

@@ -18,7 +18,7 @@ from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
 from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
 from riffle_spark.spark.work import arity
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 COUNTED = aggregate(rows=count())

@@ -19,7 +19,7 @@ from streaming import Feed, Kept, committed, run_to_end, settings_in
 import riffle_spark
 from riffle_spark import Settings, Stateful, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 

@@ -11,7 +11,7 @@ from streaming import Kept, rest, settings_in
 from riffle_spark import Stateful, aggregate, count
 from tests.shared_session import SharedSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 
 def test_a_job_outlives_its_session(shared_session: SharedSession, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from riffle_spark import Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.running import settings_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 
 @contextmanager

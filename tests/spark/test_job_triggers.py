@@ -16,7 +16,7 @@ from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, records, run
 from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
 from riffle_spark.spark import placement
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 TOTALS = aggregate(rows=count(), total=sum_("v"))

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from apps.demo.servers import StandaloneCluster
 from riffle_spark.protocol.report import BatchReport
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 CONF = live.CONF
 RACKS = ["a", "b"]

@@ -14,7 +14,7 @@ from streaming import Feed, Kept, settings_in, start
 from riffle_spark import RebalanceListener, Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.errors import ConfigError
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 SOON = 60.0
 
 

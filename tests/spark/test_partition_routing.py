@@ -18,7 +18,7 @@ from riffle_spark.spark import routing
 from riffle_spark.testing import home_of
 from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 MASTER = "local[1]"
 COLUMNS = ("topic", "partition")

@@ -23,7 +23,7 @@ from riffle_spark.spark.running import home_of
 from riffle_spark.spark.work import SparkWork
 from riffle_spark.worker.order import Order, Receipt
 
-pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 MASTER = "local-cluster[3,1,600]"
 MOST_BATCHES = 20
 TOTAL, ROWS = 32, 500

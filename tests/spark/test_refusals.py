@@ -15,7 +15,7 @@ from streaming import Feed, Kept, committed, records, run_to_end, settings_in
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count, sum_
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 BATCHES = 4
 OLDER = 2

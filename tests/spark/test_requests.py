@@ -17,7 +17,7 @@ from apps.demo.servers.child import free_port
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.errors import ConfigError, UnavailableError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 KEYS = 200
 WARM_UP, STEADY = 2, 4

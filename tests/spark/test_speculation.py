@@ -18,7 +18,7 @@ from apps.demo.servers import StandaloneCluster
 from riffle_spark import Stateful, arrow_function
 from riffle_spark.spark import inventory
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 CONF = {

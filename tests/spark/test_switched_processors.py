@@ -14,7 +14,7 @@ from streaming import Feed, Kept, records, run_to_end, settings_in
 from riffle_spark import switch_dispatch, transform_with_state
 from tests.processors.visits import Idle, Visits
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 OUTPUT = "user string, visits long, total long"
 PARTITIONS = 3

@@ -13,7 +13,7 @@ from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.spark import inventory
 from riffle_spark.spark.jvm import observed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 MASTER = "local-cluster[2,1,600]"
 KEYS = 24

@@ -23,7 +23,7 @@ from riffle_spark.process.compute import Batch, Compute, Declared, Update
 from riffle_spark.spark.intervals import interval_ms
 from riffle_spark.state.record import Record
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 CONF = {

@@ -12,7 +12,7 @@ from streaming import Feed, Kept, records, settings_in, start
 from riffle_spark import Stateful, aggregate, count, together
 from riffle_spark.spark.event_time import policy_in
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 TIMES = [(5, None), (5, 9), (60, None), (60, 30), (61, 90)]
