@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from connect_session import connect_session
+from pyspark.sql import DataFrame
 
 from riffle_spark import Settings, Stateful, aggregate, count, sum_
 
 
 def main(folder: Path) -> None:
     """Run three batches, lose Spark's last commit, and run on as a new query would."""
-    spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = connect_session("local[2]")
     settings = Settings(
         root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8, report_file=f"{folder}/reports.jsonl"
     )
