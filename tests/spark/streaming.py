@@ -23,7 +23,7 @@ from riffle_spark.state.log import Log
 from riffle_spark.state.record import Record
 from riffle_spark.state.root import open_store
 
-QUERY_TIMEOUT_SECONDS = 60
+QUERY_TIMEOUT_SECONDS = 180
 PATIENCE_SECONDS = 90.0
 """How long a busy machine may take over what a test waits for."""
 
