@@ -1,0 +1,1 @@
+"""Roots that earlier versions left behind, and the query that wrote them."""
