@@ -30,6 +30,7 @@ def main() -> None:
     """Look after the state of riffle_spark queries."""
 
 
+_TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
 _checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
 
 
@@ -55,8 +56,8 @@ def adopt(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, 
 @main.command()
 @of_a_root
 @_checkpoint
-@click.option("--to", type=int, required=True, help="The batch to go back to; -1 is before the first.")
-def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, to: int) -> None:
+@click.option("--to", required=True, metavar="BATCH|record:N", help=_TO)
+def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, to: str) -> None:
     """Take a query's state and Spark's offsets back to a retained batch, together."""
     from riffle_spark.protocol import recovery
     from riffle_spark.worker.homes import options_of

@@ -42,12 +42,13 @@ class Checkpoint:
             return planned[-1]
         return committed[-1] + 1 if committed else 0
 
-    def restore(self, version: int, offsets: str | None) -> list[str]:
+    def restore(self, version: int, offsets: str | None, before: str | None = None) -> list[str]:
         """Make ``version`` the last committed batch, with the offset-log entry ``offsets``; return what was done.
 
         Entries after it are removed, newest first, so that a crash in between leaves a gap that is seen. What is
         there already and right is left alone; a commit that has to be written says the watermark that Spark noted
-        with the offsets.
+        with the offsets. Spark reads the entry of the batch ``before`` too: where the checkpoint goes forward by
+        several batches, that is written as well.
         """
         files, base = self._files()
         done = []
@@ -56,6 +57,9 @@ class Checkpoint:
                 self._remove(files, f"{base}/{folder}", batch)
                 done.append(f"removed {folder}/{batch}")
         if version >= 0 and offsets is not None:
+            if version > 0 and self._read(files, f"{base}/offsets/{version - 1}") is None:
+                self._write(files, f"{base}/offsets", version - 1, before or offsets)
+                done.append(f"wrote offsets/{version - 1}")
             if self._read(files, f"{base}/offsets/{version}") != offsets:
                 self._write(files, f"{base}/offsets", version, offsets)
                 done.append(f"wrote offsets/{version}")

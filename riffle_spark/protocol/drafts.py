@@ -56,6 +56,7 @@ def batch_record(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
         time_ms=incoming.time_ms, schemas=schemas, owners=owners, standbys=standbys,
+        members=tuple(seat.recorded() for _, seat in sorted(seating.members.live.items())),
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
         initial_states=loaded(tail, operators), **committed(tail, incoming, operators, receipts),
     )  # fmt: skip

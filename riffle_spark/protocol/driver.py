@@ -147,7 +147,8 @@ class Driver:
     def _claim(self, incoming: Incoming) -> None:
         stamp, before = Stamp(self._new_id(), self._clock.wall_ms()), self._log.tail
         draft = claim_record(before, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
-        tail = self._log.append(draft, self._log.manifest)
+        promised = self._upkeep.promise_after(self._log.first, before) if before else 0
+        tail = self._log.append(replace(draft, promised=promised), self._log.manifest)
         after_claims = before is not None and before.kind == "claim"
         self._upkeep.start(self._log.first, tail, self._log.manifest, after_claims=after_claims)
 
@@ -283,7 +284,8 @@ class Driver:
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
         after = self._settings.deliver_after_commit
         draft = batch_record(tail, incoming, operators, receipts, self.seating, stamp, after_commit=after)
-        record = self._log.append(draft, manifest)
+        promised = self._upkeep.promise(tail.sequence + 1)
+        record = self._log.append(replace(draft, promised=promised), manifest)
         self._upkeep.committed(record, before, changes)
         self.seating.committed(record, before, changes, durable)
         self._caches.committed(receipt for receipt in receipts if receipt.store in caches)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from riffle_spark.assign.model import Member
 from riffle_spark.protocol.ports import Executor
+from riffle_spark.state.recorded_member import RecordedMember
 from riffle_spark.worker.census import Census
 
 __all__ = ["Changes", "Lost", "Members", "Seat"]
@@ -35,6 +36,11 @@ class Seat:
         """Return it as the assignor knows it."""
         tags = {name: value for name, value in self.tags.items() if name not in ("id", "rack")}
         return Member(self.id, slots=self.executor.cores, rack=self.rack, tags=tags)
+
+    def recorded(self) -> RecordedMember:
+        """Return it as a full record tells it."""
+        at = self.executor
+        return RecordedMember(self.id, at.id, at.host, at.cores, self.rack, dict(sorted(self.tags.items())))
 
 
 @dataclass(frozen=True, slots=True)

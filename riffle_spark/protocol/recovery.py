@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.protocol.checkpoint import Checkpoint
 from riffle_spark.protocol.drafts import Stamp, first_record
-from riffle_spark.state import paths
+from riffle_spark.protocol.targets import offsets_before, target_of
 from riffle_spark.state.log import Log
 from riffle_spark.state.manifest import Manifest
 from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.record import Record
 from riffle_spark.state.root import StoreOptions, open_store
 
 __all__ = ["Plan", "adopt", "rollback"]
@@ -70,13 +68,15 @@ def adopt(
 
 
 def rollback(
-    root: str, to: int, checkpoint: str, *, options: StoreOptions | None = None, execute: bool = False
+    root: str, to: int | str, checkpoint: str, *, options: StoreOptions | None = None, execute: bool = False
 ) -> Plan:
     """Take the state below ``root`` and Spark's ``checkpoint`` back (or the checkpoint forward) to committed batch
     ``to``.
 
-    -1 is the state before the first batch. Does nothing unless ``execute``. Raises ``ConfigError`` if no retained
-    record is of that batch, ``CorruptStateError`` if objects that it needs are gone.
+    -1 is the state before the first batch. ``record:17`` names a record of the log instead, also one of a line that
+    a rollback has given up. Does nothing unless ``execute``. Raises ``ConfigError`` if no retained record is of that
+    batch, or the newest one does not promise it any more (``Record.promised``), ``CorruptStateError`` if objects that
+    it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root), Checkpoint(checkpoint)
@@ -84,58 +84,31 @@ def rollback(
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
     query_id = spark.query_id()
-    target = _record_of(log, objects, tail, to)
+    target = target_of(log, objects, tail, to)
     manifest = log.manifest_of(target)
     _check_present(objects, manifest)
     stamp = _stamp()
     draft = replace(
         target, kind="rollback", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=tail.epoch + 1,
         query_id=query_id, rollbacks=tail.rollbacks + 1, target=target.sequence,
+        promised=tail.promised, members=tail.members, orders=tail.orders,
     )  # fmt: skip
-    steps = [f"append a rollback of {root} from batch {tail.version} to batch {to} (record {target.sequence})"]
+    steps = [
+        f"append a rollback of {root} from batch {tail.version} (record {tail.sequence}) to batch {target.version} "
+        f"(record {target.sequence}); --to record:{tail.sequence} leads back as long as that is retained"
+    ]
     if execute:
+        before = offsets_before(log, objects, target)
         log.append(draft, manifest)
         _check_present(objects, manifest)
-        steps += spark.restore(to, target.offsets)
+        steps += spark.restore(target.version, target.offsets, before)
     else:
-        steps.append(f"make batch {to} the last one of the checkpoint {checkpoint}")
-    return Plan(tuple(steps), execute, to, target.offsets)
+        steps.append(f"make batch {target.version} the last one of the checkpoint {checkpoint}")
+    return Plan(tuple(steps), execute, target.version, target.offsets)
 
 
 def _stamp() -> Stamp:
     return Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)
-
-
-def _record_of(log: Log, objects: ObjectStore, tail: Record, version: int) -> Record:
-    """Return the newest record of ``version`` on the present line: a rollback leads on to where it went back to."""
-    seen = []
-    for record in _line(log, objects, tail):
-        if record.version == version:
-            return record
-        seen.append(record.version)
-    known = f"{min(seen)} to {max(seen)}" if seen else "none"
-    raise ConfigError(
-        f"no intact record of batch {version} is retained; there are: {known}",
-        remedy="choose one of these, or raise retained_versions for the future",
-        where="--to",
-    )
-
-
-def _line(log: Log, objects: ObjectStore, tail: Record) -> Iterator[Record]:
-    """Return the intact records from the newest back, without those that a rollback left behind."""
-    names = objects.list(paths.LOG)
-    left = sorted((s for s in map(paths.record_sequence, names) if s is not None), reverse=True)
-    below = tail.sequence + 1
-    for sequence in left:
-        if sequence >= below:
-            continue
-        try:
-            record = log.read(sequence)
-            log.manifest_of(record)
-        except CorruptStateError:
-            continue
-        yield record
-        below = record.target + 1 if record.target is not None else sequence
 
 
 def _check_present(objects: ObjectStore, manifest: Manifest) -> None:

@@ -1,11 +1,12 @@
 """Which objects may go. Knows records and what they list, from one driver's commits. Does not know stores or clocks.
 
 Theory of operation. An object is deleted only when no retained record lists it (I5). Retained are the last
-``versions`` records and all younger than ``for_ms``. The tracker counts, per delta object, the key-groups whose chain
-holds a part of it; when the count falls to zero with record s, the object may go once every retained record is s or
-later. Deletion is by what this driver saw being replaced; what earlier drivers left behind is found by a scan
-(``orphans``, see ``scan``). Ages are counted by a clock that never goes back, not by what records are stamped with: a
-machine's clock that jumps neither frees what is young nor keeps for ever what is old.
+``versions`` records and all younger than ``for_ms``; which is the oldest of them each record promises
+(``Record.promised``), and nothing is free before the record that says so is committed. The tracker counts, per delta
+object, the key-groups whose chain holds a part of it; when the count falls to zero with record s, the object may go
+once the promise is s or later. Deletion is by what this driver saw being replaced; what earlier drivers left behind is
+found by a scan (``orphans``, see ``scan``). Ages are counted by a clock that never goes back, not by what records are
+stamped with: a machine's clock that jumps neither frees what is young nor keeps for ever what is old.
 """
 
 from __future__ import annotations
@@ -84,13 +85,24 @@ class Retention:
             self._records.popleft()
         self._first_kept = max(self._first_kept, kept_from)
 
-    def take_free(self, now_ms: int) -> list[str]:
-        """Return names that may be deleted now; they are not returned again."""
-        while len(self._records) > self._versions and now_ms - self._records[0][1] > self._for_ms:
+    def promise(self, sequence: int, now_ms: int) -> int:
+        """Return the oldest record that is retained once record ``sequence`` is written: what that one may promise."""
+        newer = len(self._records) + 1
+        for known, seen_ms, _ in self._records:
+            if newer <= self._versions or now_ms - seen_ms <= self._for_ms:
+                return known
+            newer -= 1
+        return sequence
+
+    def take_free(self, promised: int) -> list[str]:
+        """Return names that may be deleted now that a record with this promise is committed; they are not returned
+        again.
+        """
+        while self._records and self._records[0][0] < promised:
             self._records.popleft()
         oldest, _, needed = self._records[0] if self._records else (0, 0, 0)
         free: list[str] = []
-        while self._retired and self._retired[0][0] <= oldest:
+        while self._retired and self._retired[0][0] <= min(oldest, promised):
             free.append(self._retired.popleft()[1])
         keep_from = max(self._first_kept, needed)
         free += [paths.record(sequence) for sequence in range(self._first_kept, keep_from)]

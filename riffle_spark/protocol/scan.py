@@ -24,7 +24,7 @@ from riffle_spark.state.log import Log
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
 
-__all__ = ["Scanned", "scan"]
+__all__ = ["Looked", "Scanned", "look", "scan"]
 
 _OLD_AT_ONCE = 1_000
 """So many records one scan reads at most only to find that they are too old to be kept."""
@@ -43,6 +43,20 @@ class Scanned:
     whole: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The ``oldest`` retained record that a driver of ``epoch`` found; nothing was deleted."""
+
+    epoch: int
+    oldest: int
+
+
+def look(objects: ObjectStore, first: int, tail: Record, versions: int, for_ms: int) -> Looked:
+    """Find the oldest retained record of a log from ``first`` to ``tail``, to be promised by the next one."""
+    oldest, _ = _oldest_retained(Log(objects, ""), first, tail, versions, tail.written_ms - for_ms)
+    return Looked(tail.epoch, oldest.sequence)
+
+
 def scan(
     objects: ObjectStore, tail: Record, versions: int, for_ms: int, *,
     first: int | None = None, named: Callable[[], Collection[str] | None] = lambda: None,
@@ -50,23 +64,26 @@ def scan(
     """Delete what nothing retained needs and no living driver may still list; ``tail`` is its driver's last record.
 
     Retained are the newest ``versions`` records and, before them, all since the first that is not ``for_ms`` older
-    than ``tail``. Reads the retained records and those that have grown old since the last scan. ``first`` is where the
-    driver knows the log to begin; ``named`` tells which snapshots of its own it may still list (``None``: it cannot
-    tell, and all stay). Raises ``UnavailableError`` where LIST lags, ``FencedError`` where a newer driver has appended
+    than ``tail``, and whatever else ``tail`` promises (``deletes``). Reads the retained records and those that have
+    grown old since the last scan. ``first`` is where the driver knows the log to begin; ``named`` tells which snapshots
+    of its own it may still list (``None``: it cannot tell, and all stay). Raises ``UnavailableError`` where LIST lags,
+    ``FencedError`` where a newer driver has appended
     and ``CorruptStateError`` where a retained record is missing; in all these cases nothing is deleted.
     """
     names = objects.list("")
     may_be_listed = named()  # after the LIST: what is put from here on is not in it
     log, begin = Log(objects, ""), _beginning(objects, names, tail, first)
     oldest, whole = _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
-    retained = (log.read(sequence) for sequence in range(oldest.sequence, tail.sequence + 1) if whole)
+    kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
+    retained = (log.read(sequence) for sequence in range(kept.sequence, tail.sequence + 1) if whole)
     listed = log.listed_in(chain(retained, _later(log, tail)), begin)
-    old = [paths.record(sequence) for sequence in range(begin, oldest.full)]
+    old = [paths.record(sequence) for sequence in range(begin, kept.full)]
     if old:
         objects.delete(old)
     if whole:
         objects.delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
-    return Scanned(tail.epoch, oldest.sequence, oldest.full, whole)
+    whole = whole and kept is oldest  # what a promise keeps longer is for another scan soon
+    return Scanned(tail.epoch, oldest.sequence, kept.full, whole)
 
 
 def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: int | None) -> int:

@@ -7,17 +7,18 @@ Nothing here can fail a batch: what does not get done is done later. A snapshot 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from riffle_spark.assign.model import MemberId
 from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.deletes import Deletes
 from riffle_spark.protocol.following import follows
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.retention import Retention
 from riffle_spark.protocol.rounds import Rounds
-from riffle_spark.protocol.scan import Scanned
+from riffle_spark.protocol.scan import Looked, Scanned, look
 from riffle_spark.protocol.scans import Scans
 from riffle_spark.protocol.seating import Seating
 from riffle_spark.protocol.snapshots import Policy, due, listed
@@ -70,6 +71,9 @@ class Upkeep:
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention = Retention(*_kept(settings))
+        self._deletes = Deletes(objects)
+        self._promised = self._found = 0
+        self._look: Callable[[], object] | None = None
         self._caught_up = False
         self._objects = objects
         self._background = background
@@ -96,6 +100,9 @@ class Upkeep:
         What was taken under an earlier epoch is forgotten.
         """
         self._retention.start(first, tail, manifest, self._now_ms)
+        self._deletes.committed(tail)
+        self._promised = self._found = tail.promised
+        self._look = lambda: look(self._objects, first, tail, *self._retention.kept)
         self._scans.start(tail, after_claims=after_claims)
         self._rounds.told.only_of(tail.epoch)
         self._epoch = tail.epoch
@@ -107,11 +114,15 @@ class Upkeep:
         """Before the first batch after a start, take at once what is long overdue, to be listed with its commit, and
         begin the scan that the driver before never came to.
 
-        What is taken after a commit is listed by the next one, which a driver of one batch never makes.
+        What is taken after a commit is listed by the next one, which a driver of one batch never makes. For its sake,
+        too, the old end of the log is looked at beside that batch: its commit then promises what is retained.
         """
         if not self._caught_up and not self._background.busy():
             self._caught_up = True
             self._catch_up(place)
+        if self._look:
+            self._background.submit(self._look)
+            self._look = None
         interval = self._settings.orphan_scan_interval
         self._scans.before_first_batch(place.record, self._retention, self._clock.seconds(), interval)
 
@@ -129,8 +140,25 @@ class Upkeep:
         changes, _ = listed(manifest, self._taken)
         return changes
 
+    def promise_after(self, first: int, tail: Record) -> int:
+        """Return what a claim is to promise after ``tail``: where that is a claim too, no batch came to raise it."""
+        if tail.kind != "claim":
+            return tail.promised
+        return max(tail.promised, look(self._objects, first, tail, *self._retention.kept).oldest)
+
+    def promise(self, sequence: int) -> int:
+        """Return how far back record ``sequence`` is to promise a rollback.
+
+        That is raised with records that deletes follow, and to what a scan has found: so much longer what is old can be
+        gone back to.
+        """
+        due = self._retention.promise(sequence, self._now_ms) if sequence >= self._next_sweep else 0
+        return max(self._promised, self._found, due)
+
     def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
         """Note a commit: what it replaced may go later."""
+        self._deletes.committed(record)
+        self._promised = record.promised
         self._retention.committed(record, before, changes, self._now_ms)
         known = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in known]
@@ -153,7 +181,7 @@ class Upkeep:
         self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
-            self._submit_deletes(self._retention.take_free(self._now_ms))
+            self._submit_deletes(self._retention.take_free(record.promised))
             seating.copies.forget_trails(self._retention.oldest)
         self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
 
@@ -199,14 +227,18 @@ class Upkeep:
 
     def _submit_deletes(self, names: list[str]) -> None:
         if names:
-            self._background.submit(lambda: self._objects.delete(names))
+            self._background.submit(lambda: self._deletes.run(names))
 
     def gather(self, seating: Seating) -> None:
         """Take what has come from beside the batches."""
         for result in self._background.collect():
             if isinstance(result, BaseException):
                 self._warnings.append(f"upkeep failed and is tried again later: {result}")
+            elif isinstance(result, Looked):
+                self._found = max(self._found, result.oldest)
+                self._retention.swept(result.oldest, self._retention.first)
             elif isinstance(result, Scanned):
+                self._found = max(self._found, result.oldest)
                 self._scans.came(result, self._retention, self._settings.orphan_scan_interval)
         while self._rounds.arrived:
             self._take(self._rounds.arrived.popleft(), seating)

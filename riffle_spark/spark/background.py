@@ -61,11 +61,16 @@ class Worker:
         self._stopped.wait(seconds)
 
     def stop(self) -> None:
-        """Drop the work that waits and end the thread after the piece that runs. Idempotent; does not wait for it."""
+        """Drop the work that waits and end the thread after the piece that runs. Idempotent; ``ended`` waits for it."""
         with self._changed:
             self._stopped.set()
             self._work.clear()
             self._changed.notify_all()
+
+    def ended(self, seconds: float) -> bool:
+        """Wait, after ``stop``, for the piece that runs; tell whether it ended in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, seconds)
 
     def stopped(self) -> bool:
         """Tell whether no more work is taken."""
@@ -80,6 +85,7 @@ class Worker:
             with self._changed:
                 self._results.append(result)
                 self._running = False
+                self._changed.notify_all()
 
     def _next(self) -> Callable[[], object] | None:
         """Wait for the next piece of work; return ``None`` once stopped."""

@@ -40,6 +40,7 @@ __all__ = ["Part", "Running"]
 _logger = logging.getLogger("riffle_spark")
 _TOML = Path("conf/riffle.toml")
 _BINARY = "UTF8_BINARY"
+_STOP_SECONDS = 5.0
 _PARTITION = "partition"
 
 
@@ -93,9 +94,14 @@ class Running:
         return self._home.application == inventory.application_id(spark)
 
     def stop(self) -> None:
-        """Begin no upkeep any more and cancel what runs. Idempotent."""
+        """Begin no upkeep any more, cancel what runs and wait a while for its end. Idempotent.
+
+        Deletes that wait are dropped: the next driver's scan finds what they were of.
+        """
         self._background.stop()
         self._cluster.stop()
+        if not self._background.ended(_STOP_SECONDS):
+            _logger.warning("a piece of upkeep has not ended %g s after the stop; it changes nothing", _STOP_SECONDS)
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and tell its report."""

@@ -18,6 +18,7 @@ from riffle_spark.state import paths
 from riffle_spark.state.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record, decode, digest, encode
+from riffle_spark.state.recorded_member import RecordedMember
 
 __all__ = ["FULL_EVERY", "Log"]
 
@@ -37,6 +38,7 @@ class Log:
         self._root = root
         self._digest = ""
         self._base: Mapping[Address, Entry] = {}
+        self._members: tuple[RecordedMember, ...] = ()
         self._unclear: tuple[Record, bytes, Manifest] | None = None
         self.tail: Record | None = None
         self.manifest = Manifest()
@@ -89,11 +91,13 @@ class Log:
         for sequence in reversed(sequences):
             try:
                 record = self.read(sequence)
-                manifest = self.manifest_of(record)
+                full = record if record.full == sequence else self.read(record.full)
+                manifest = _joined(record, full.entries)
             except CorruptStateError:
                 continue
             self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
             self.manifest, self._base, self._digest = manifest, manifest.entries, digest(raw)
+            self._members = full.members
             return self.tail
         raise CorruptStateError(
             "no record of the log can be read",
@@ -135,7 +139,8 @@ class Log:
             )
 
     def _adopt_tail(self, record: Record, data: bytes) -> None:
-        self._base = record.entries if record.full == record.sequence else self.read(record.full).entries
+        full = record if record.full == record.sequence else self.read(record.full)
+        self._base, self._members = full.entries, full.members
         self.tail, self.manifest, self._digest = record, _joined(record, self._base), digest(data)
 
     def read(self, sequence: int) -> Record:
@@ -185,7 +190,8 @@ class Log:
     def append(self, draft: Record, manifest: Manifest) -> Record:
         """Append ``draft`` with ``manifest`` as what it says; return the record as written.
 
-        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here. Raises ``FencedError``
+        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here, and the members stay in
+        full records only: there those of the one before stand where the draft names none. Raises ``FencedError``
         if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed
         before anything else). Whatever takes the log over, which every record but a batch's does, finds out a store
         that overwrites: ``ConfigError``.
@@ -230,7 +236,7 @@ class Log:
         self._put(record, data)
         self._unclear = None
         if record.full == record.sequence:
-            self._base = manifest.entries
+            self._base, self._members = manifest.entries, record.members
         self.tail, self.manifest, self._digest = record, manifest, digest(data)
         return record
 
@@ -279,6 +285,7 @@ class Log:
             previous=self._digest,
             full=sequence if full or tail is None else tail.full,
             entries=manifest.entries if full else changed,
+            members=(draft.members or self._members) if full else (),
         )
 
 

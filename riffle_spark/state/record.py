@@ -1,7 +1,8 @@
 """One record of the log, and its bytes. Knows the format of docs/formats.md. Does not know where records are kept.
 
-A record is one line of JSON (magic, format version, checksum) followed by a zstd frame of JSON. Entries are columns of
-plain numbers and a table of attempts, so that a record of 128 key-groups stays small and quick to write.
+A record is one line of JSON (magic, format version, checksum, size) followed by a zstd frame of JSON. Entries are
+columns of plain numbers and a table of attempts, so that a record of 128 key-groups stays small and quick to write.
+Fields that are reserved are read and written as they came, so that a later version's are not lost.
 """
 
 from __future__ import annotations
@@ -10,21 +11,28 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state.manifest import Address, Entry, Head, Link, Snapshot
+from riffle_spark.state.entry_rows import entries_from_json, entries_to_json, link_from_json, link_to_json
+from riffle_spark.state.manifest import Address, Entry, Link
+from riffle_spark.state.record_body import check_body
+from riffle_spark.state.recorded_member import RecordedMember
 
-__all__ = ["FORMAT", "Kind", "Record", "decode", "digest", "encode"]
+__all__ = ["FORMAT", "OLDEST_FORMAT", "Kind", "Record", "decode", "digest", "encode"]
 
-FORMAT = 1
-"""Version of the record format. A reader of version N reads N - 1 too."""
+FORMAT = 2
+"""Version of the record format that is written."""
+OLDEST_FORMAT = 1
+"""The oldest that is read."""
 _MAGIC = "riffle-log"
+_BODY_BYTES_MAX = 1 << 30
+"""A record that says it is larger unpacked is not unpacked."""
 
-Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch"]
+Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,10 @@ class Record:
     gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
     ``late_watermark_ms`` are late. By store, ``event_times`` are the newest event times seen and
     ``initial_states`` the names of the initial states that were loaded.
+
+    ``promised`` is the oldest sequence that a rollback may go back to: no delete that was sent, or is sent before a
+    newer record says otherwise, is of an object that it or a later one lists. ``members`` are the live ones, in full
+    records. ``weights``, ``watermarks`` and ``orders`` are reserved, and kept as they are.
     """
 
     sequence: int
@@ -70,6 +82,14 @@ class Record:
     late_watermark_ms: int | None = None
     event_times: Mapping[str, int] = field(default_factory=dict)
     initial_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    promised: int = 0
+    members: tuple[RecordedMember, ...] = ()
+    weights: Mapping[str, object] = field(default_factory=dict)
+    watermarks: Mapping[str, object] = field(default_factory=dict)
+    orders: Mapping[str, object] = field(default_factory=dict)
+
+
+_SINCE_2 = ("promised", "members", "weights", "watermarks", "orders")
 
 
 def digest(data: bytes) -> str:
@@ -80,10 +100,13 @@ def digest(data: bytes) -> str:
 def encode(record: Record) -> bytes:
     """Return the bytes of a record."""
     body: dict[str, object] = {f.name: getattr(record, f.name) for f in fields(record)}
-    body["entries"] = _entries_to_json(record.entries)
-    body["outputs"] = [[store, *_link_to_json(link)] for store, link in record.outputs]
-    packed = cast(bytes, pa.compress(json.dumps(body, separators=(",", ":")).encode(), codec="zstd", asbytes=True))
-    header = {"magic": _MAGIC, "format": FORMAT, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
+    body["entries"] = entries_to_json(record.entries)
+    body["outputs"] = [[store, *link_to_json(link)] for store, link in record.outputs]
+    body["members"] = [member.to_json() for member in record.members]
+    plain = json.dumps(body, separators=(",", ":")).encode()
+    packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
+    checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
+    header = {"magic": _MAGIC, "format": FORMAT, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
 
 
@@ -98,82 +121,54 @@ def decode(data: bytes, name: str) -> Record:
         assert header["magic"] == _MAGIC
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
         raise CorruptStateError("this object is not a riffle log record", remedy=_REMEDY_FOREIGN, where=name) from None
-    if header.get("format") != FORMAT:
+    found = header.get("format")
+    if type(found) is not int or not OLDEST_FORMAT <= found <= FORMAT:
         raise CorruptStateError(
-            f"the record has format {header.get('format')}, this version reads {FORMAT}",
+            f"the record has format {found}, this version reads {OLDEST_FORMAT} to {FORMAT}",
             remedy="run the version of riffle-spark that wrote it, or a newer one",
             where=name,
         )
     if header.get("xxh3") != f"{xxhash.xxh3_64_intdigest(packed):016x}":
         raise CorruptStateError("the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name)
     try:
-        body = json.loads(pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
-        body["entries"] = _entries_from_json(body["entries"])
-        for lists in ("standbys", "initial_states"):
-            body[lists] = {key: tuple(values) for key, values in body.get(lists, {}).items()}
-        body["outputs"] = tuple((store, _link_from_json(rest)) for store, *rest in body["outputs"])
-        body["shards"] = tuple((topic, partition) for topic, partition in body.get("shards", ()))
-        return Record(**body)
+        return _record(json.loads(_unpacked(packed, header)), found)
     except (ValueError, KeyError, TypeError, IndexError, OSError, RecursionError) as error:
         raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
+
+
+def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
+    """Return the body, in no more memory than the header allows for."""
+    if header["format"] == 1:
+        return cast(bytes, pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
+    length = header["length"]
+    if type(length) is not int or not 0 < length <= _BODY_BYTES_MAX:
+        raise ValueError(f"a body of {length!r} bytes")
+    return cast(bytes, pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
+
+
+def _record(body: dict[str, object], found: int) -> Record:
+    """Return the record of a body of format ``found``. Raises what is wrong with it as Python does."""
+    known = [f.name for f in fields(Record) if found > 1 or f.name not in _SINCE_2]
+    check_body(body, known, get_args(Kind))
+    read: dict[str, object] = dict(body)
+    read["entries"] = entries_from_json(cast("dict[str, object]", body["entries"]))
+    for lists in ("standbys", "initial_states"):
+        read[lists] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(lists, {})).items()}
+    outputs = cast("list[list[object]]", body.get("outputs", []))
+    read["outputs"] = tuple((cast(str, store), link_from_json(rest)) for store, *rest in outputs)
+    read["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
+    read["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
+    return Record(**read)  # type: ignore[arg-type]
+
+
+def _shard(row: list[object]) -> tuple[str, int]:
+    topic, number = row
+    if type(topic) is not str or type(number) is not int:
+        raise TypeError(f"no partition: {row!r}")
+    return topic, number
 
 
 _REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
 _REMEDY_FOREIGN = (
     "point `root` at an empty folder or prefix, or at one that riffle wrote; restore the object if it was ours"
 )
-
-
-_Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int | None"]
-"""Key-group, timer, snapshot, chain as five numbers a link, and where the entry is cut."""
-
-
-def _link_to_json(link: Link) -> list[object]:
-    return [link.head.version, link.head.attempt, link.start, link.length, f"{link.checksum:016x}", link.rows]
-
-
-def _link_from_json(row: list[object]) -> Link:
-    version, attempt, start, length, checksum, rows = cast("tuple[int, str, int, int, str, int]", tuple(row))
-    return Link(Head(version, attempt), start, length, int(checksum, 16), rows)
-
-
-def _entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
-    heads: dict[Head, int] = {}
-
-    def number(head: Head) -> int:
-        return heads.setdefault(head, len(heads))
-
-    rows: dict[str, list[object]] = {}
-    for (store, key_group), entry in sorted(entries.items()):
-        snapshot = entry.snapshot
-        chain = [v for k in entry.chain for v in (number(k.head), k.start, k.length, f"{k.checksum:016x}", k.rows)]
-        taken = snapshot and [
-            snapshot.id, number(snapshot.head), snapshot.length, f"{snapshot.checksum:016x}", snapshot.rows,
-        ]  # fmt: skip
-        cut = None if entry.cut is None else number(entry.cut)
-        rows.setdefault(store, []).append([key_group, entry.timer_ms, taken, chain, cut])
-    return {"heads": [[head.version, head.attempt] for head in heads], "stores": rows}
-
-
-def _entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
-    heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
-
-    def links(flat: list[int | str]) -> tuple[Link, ...]:
-        fives = zip(*[iter(flat)] * 5, strict=True)
-        return tuple(
-            Link(heads[cast(int, h)], cast(int, s), cast(int, n), int(cast(str, c), 16), cast(int, r))
-            for h, s, n, c, r in fives
-        )
-
-    def snapshot(row: list[object] | None) -> Snapshot | None:
-        if row is None:
-            return None
-        taken, head, length, checksum, count = cast("tuple[str, int, int, str, int]", tuple(row))
-        return Snapshot(taken, heads[head], length, int(checksum, 16), count)
-
-    stores = cast("dict[str, list[_Row]]", columns["stores"])
-    return {
-        (store, key_group): Entry(snapshot(taken), links(chain), timer, None if cut is None else heads[cut])
-        for store, rows in stores.items()
-        for key_group, timer, taken, chain, cut in rows
-    }

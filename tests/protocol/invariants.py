@@ -57,6 +57,7 @@ class History:
 
     def _check_follows(self, old: Record, before: Manifest, new: Record, after: Manifest) -> None:
         assert new.previous == digest(self.bytes[old.sequence]), "I3: the record does not name the one before"
+        assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
         if new.kind == "claim":
             assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
             assert after.entries == before.entries, "I3: a claim changed the state"
@@ -72,6 +73,10 @@ class History:
     def check_listed_objects(self) -> None:
         """I5: what a retained record lists is there and is what was written."""
         newest = max(self.records, default=-1)
+        present = set(self.world.memory.list(""))
+        for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
+            gone = self.manifests[sequence].objects() - present if sequence in self.manifests else set()
+            assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
         for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
             for (store, key_group), entry in self.manifests[sequence].entries.items():
                 for link in entry.chain:

@@ -7,7 +7,7 @@ import functools
 import random
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from riffle_spark.state.faulty import FaultyStore
 from riffle_spark.state.lagging import LaggingStore
 from riffle_spark.state.log import FULL_EVERY, Log
 from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.record import Record
+from riffle_spark.state.record import Record, encode
 from riffle_spark.testing import InlineBackground
 
 VERSIONS = 8
@@ -70,8 +70,16 @@ def grown() -> Root:
                 version += 1
         tail = world.log().tail
         assert tail is not None
+        promising = replace(tail, promised=tail.sequence)  # as far as the rule of retention allows
         orphan = paths.delta(3, f"1-{7:032x}")
-        return Root({**{name: world.memory.get(name) or b"" for name in world.memory.list("")}, orphan: b"x"}, tail)
+        return Root(
+            {
+                **{name: world.memory.get(name) or b"" for name in world.memory.list("")},
+                paths.record(tail.sequence): encode(promising),
+                orphan: b"x",
+            },
+            promising,
+        )
 
 
 def scanned(store: LaggingStore, tail: Record) -> None:

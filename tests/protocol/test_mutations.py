@@ -64,11 +64,11 @@ def sweep_too_early(patch: pytest.MonkeyPatch) -> None:
     """What a commit replaced is deleted at once."""
     original = Retention.take_free
 
-    def early(self: Retention, now_ms: int) -> list[str]:
+    def early(self: Retention, _: int) -> list[str]:
         newest = self._records[-1] if self._records else (0, 0, 0)
         self._records.clear()
         self._records.append(newest)
-        return original(self, now_ms)
+        return original(self, newest[0])
 
     patch.setattr(Retention, "take_free", early)
 

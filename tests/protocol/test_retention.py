@@ -36,6 +36,7 @@ class Model:
         self.manifests = [Manifest()]
         self.written = [0]
         self.present: set[str] = set()
+        self.promised = 0
         self.epoch = 1
         self.tracker = Retention(versions, for_ms)
         self.start()
@@ -71,6 +72,7 @@ class Model:
                     changes[address] = entry.extended(Link(head, key_group, 1, 0, 1))
                     self.present.add(paths.delta(*head))
         self.now += self.chance.choice([0, 1, 50])
+        self.promised = max(self.promised, self.tracker.promise(sequence, self.now))
         self.manifests.append(before.changed(changes))
         self.written.append(self.now)
         record = self._record(sequence)
@@ -91,9 +93,11 @@ class Model:
 
     def sweep(self) -> None:
         """Delete what the tracker gives free; it must be retained by nothing."""
-        free = self.tracker.take_free(self.now)
+        free = self.tracker.take_free(self.promised)
         objects = {name for name in free if not name.startswith(paths.LOG)}
         assert not objects & self.retained(), "I5: an object that a retained record lists would be deleted"
+        promised = set().union(*(m.objects() for m in self.manifests[self.promised :]))
+        assert not objects & promised, "an object that a record lists which a rollback may go back to would be deleted"
         assert objects <= self.present, "what is gone is given free again, or was never there"
         self.present -= objects
         records = [paths.record_sequence(name) for name in free if name.startswith(paths.LOG)]

@@ -20,8 +20,8 @@ from riffle_spark.state.faulty import FaultyStore
 from riffle_spark.state.fold import Keeper
 from riffle_spark.state.folder import claim
 from riffle_spark.state.log import Log
-from riffle_spark.state.memory import MemoryStore
 from riffle_spark.state.parts import Reader
+from riffle_spark.state.root import open_store
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
@@ -102,15 +102,14 @@ class World:
 
     def __init__(
         self, local_dir: Path, *, executors: Sequence[str] = ("1", "2"), operators: Sequence[Operator] = (),
-        seed: int = 0, **settings: object,
+        seed: int = 0, root: str = "", **settings: object,
     ) -> None:  # fmt: skip
         self.chance = random.Random(seed)
         self.local_dir = local_dir
         self.settings = Settings(**{**SETTINGS, **settings})  # type: ignore[arg-type]
-        name = uuid.uuid4().hex
-        self.memory = MemoryStore(name)
+        self.home = home_of(root or f"memory://{uuid.uuid4().hex}", local_dir)
+        self.memory = open_store(self.home.root)
         self.store = FaultyStore(self.memory, sleep=lambda _: None)
-        self.home = home_of(f"memory://{name}", local_dir)
         self.cluster = SimCluster(self.home, self.store, self.chance.randbytes)
         for name in executors:
             self.cluster.add(name)

@@ -71,6 +71,26 @@ def test_the_thread_ends_with_the_stop() -> None:
     assert threading.active_count() == before
 
 
+def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
+    """What is being deleted when a query is stopped has been deleted when ``ended`` says so."""
+    worker, began, go_on, done = Worker(), threading.Event(), threading.Event(), []
+
+    def delete() -> None:
+        began.set()
+        assert go_on.wait(SOON_SECONDS)
+        done.append("deleted")
+
+    worker.submit(delete)
+    worker.submit(lambda: done.append("queued"))
+    assert began.wait(SOON_SECONDS)
+    worker.stop()
+    assert not worker.ended(0.05)
+    threading.Timer(0.05, go_on.set).start()
+    assert worker.ended(SOON_SECONDS)
+    assert done == ["deleted"]
+    assert Worker().ended(0)
+
+
 def test_a_rest_takes_its_time_when_nobody_stops_it() -> None:
     """A rest lasts as long as was asked."""
     began = time.monotonic()

@@ -10,6 +10,7 @@ from riffle_spark.state.log import Log
 from riffle_spark.state.manifest import Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
+from riffle_spark.state.recorded_member import RecordedMember
 
 NUMBERS = st.integers(0, 2**40)
 CHECKSUMS = st.integers(0, 2**64 - 1)
@@ -22,8 +23,18 @@ ENTRIES = st.builds(
     Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=4).map(tuple), st.none() | st.integers(-(2**62), 2**62)
 )
 ADDRESSES = st.tuples(st.sampled_from(["totals", "tails"]), st.integers(0, 32_767))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False, allow_infinity=False) | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6,
+)  # fmt: skip
+RESERVED = st.dictionaries(NAMES, JSON, max_size=3)
+"""What a later version may keep where this one only carries it on."""
+MEMBERS = st.builds(
+    RecordedMember, NAMES, NAMES, NAMES, NUMBERS, st.none() | NAMES, st.dictionaries(NAMES, NAMES, max_size=2), RESERVED
+)
+KINDS = ["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 RECORDS = st.builds(
-    Record, NUMBERS, st.sampled_from(["batch", "claim", "rollback", "adopt", "dispatch"]), NAMES, NAMES, NAMES, NUMBERS,
+    Record, NUMBERS, st.sampled_from(KINDS), NAMES, NAMES, NAMES, NUMBERS,
     NAMES,
     st.integers(-1, 2**40), NUMBERS, NUMBERS, st.integers(1, 32_768), NAMES, NUMBERS,
     entries=st.dictionaries(ADDRESSES, ENTRIES, max_size=6), target=st.none() | NUMBERS, offsets=st.none() | NAMES,
@@ -34,6 +45,9 @@ RECORDS = st.builds(
     shards=st.lists(st.tuples(NAMES, st.integers(0, 99_999)), max_size=3).map(tuple),
     late_watermark_ms=st.none() | NUMBERS, event_times=st.dictionaries(NAMES, st.integers(-(2**62), 2**62), max_size=3),
     initial_states=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
+    standbys=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
+    delivers_after_commit=st.booleans(), promised=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple),
+    weights=RESERVED, watermarks=RESERVED, orders=RESERVED,
 )  # fmt: skip
 
 ROOT = "memory://root"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import fields
 
 import pyarrow as pa
 import pytest
@@ -52,13 +53,75 @@ def test_foreign_bytes_are_no_record(data: bytes) -> None:
         decode(data, "log/0")
 
 
+def packed(body: object, found: int = 2, **header: object) -> bytes:
+    """Return a record's bytes with any body, its checksum and length right unless said otherwise."""
+    plain = body if isinstance(body, bytes) else json.dumps(body).encode()
+    data = pa.compress(plain, codec="zstd", asbytes=True)
+    told = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
+    told |= {"length": len(plain)} if found > 1 else {}
+    return json.dumps({**told, **header}).encode() + b"\n" + data
+
+
+def body_of(record: Record) -> dict[str, object]:
+    """Return the body that a record is written with."""
+    body: dict[str, object] = json.loads(
+        pa.input_stream(pa.BufferReader(encode(record).split(b"\n", 1)[1]), compression="zstd").read()
+    )
+    return body
+
+
+@pytest.mark.parametrize("found", [1, 2])
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"1", b'{"entries": 1}', b"\xff\xff"])
-def test_a_body_that_is_no_record_is_damage(body: bytes) -> None:
+def test_a_body_that_is_no_record_is_damage(body: bytes, found: int) -> None:
     """A right checksum over a wrong body raises nothing but our error."""
-    packed = pa.compress(body, codec="zstd", asbytes=True)
-    header = {"magic": "riffle-log", "format": 1, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
     with pytest.raises(CorruptStateError, match="cannot be read"):
-        decode(json.dumps(header).encode() + b"\n" + packed, "log/0")
+        decode(packed(body, found), "log/0")
+
+
+SINCE_2 = {"promised", "members", "weights", "watermarks", "orders"}
+WRONG = [True, 1, 1.5, "x", None, [1], [[1]], {"x": 1}, {"x": [1, "y"]}, {"x": {"y": 1}}]
+
+
+@pytest.mark.parametrize("name", sorted(field.name for field in fields(Record)))
+def test_a_field_of_another_type_is_damage_or_what_it_says(name: str) -> None:
+    """Whatever stands in a field, our error or a record that is written as it was read."""
+    body, refused = body_of(PLAIN), 0
+    for wrong in WRONG:
+        try:
+            read = decode(packed({**body, name: wrong}), "log/0")
+        except CorruptStateError:
+            refused += 1
+        else:
+            assert body_of(read) == {**body, name: wrong}
+    assert refused >= len(WRONG) - (3 if name in SINCE_2 | {"schemas"} else 2)
+
+
+def test_a_record_of_format_1_is_read() -> None:
+    """It promises no more than its records do, and knows nothing of what came later."""
+    record = PLAIN
+    older = {name: value for name, value in body_of(record).items() if name not in SINCE_2}
+    assert decode(packed(older, 1), "log/0") == record
+    for name in SINCE_2:
+        with pytest.raises(CorruptStateError, match=f"unknown fields {name}"):
+            decode(packed({**older, name: body_of(record)[name]}, 1), "log/0")
+
+
+def test_an_unknown_field_or_kind_is_named() -> None:
+    """What this version cannot keep it does not drop in silence, nor a key that it lacks."""
+    body = body_of(PLAIN)
+    with pytest.raises(CorruptStateError, match="unknown fields later"):
+        decode(packed({**body, "later": 1}), "log/0")
+    with pytest.raises(CorruptStateError, match="unknown kind 'later'"):
+        decode(packed({**body, "kind": "later"}), "log/0")
+    with pytest.raises(CorruptStateError, match=r"entries hold keys.*newer"):
+        decode(packed({**body, "entries": {"heads": [], "stores": {}, "keys": ["k1"]}}), "log/0")
+
+
+@pytest.mark.parametrize("length", [0, -1, 1, 10**6, 1 << 40, None, "7", True])
+def test_a_wrong_length_is_damage_before_anything_is_unpacked(length: object) -> None:
+    """The header bounds the memory that a body takes."""
+    with pytest.raises(CorruptStateError, match="cannot be read"):
+        decode(packed(body_of(PLAIN), length=length), "log/0")
 
 
 def test_a_header_of_nested_lists_is_no_record() -> None:
@@ -69,20 +132,17 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":1', b'"format":2', 1)
-    with pytest.raises(CorruptStateError, match="has format 2, this version reads 1") as caught:
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":3', 1)
+    with pytest.raises(CorruptStateError, match="has format 3, this version reads 1 to 2") as caught:
         decode(newer, "log/0")
     assert "newer" in caught.value.remedy
 
 
 def test_a_record_from_before_initial_states_had_names_is_read() -> None:
     """It lists none."""
-    header, packed = encode(PLAIN).split(b"\n", 1)
-    body = json.loads(pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
+    body = body_of(PLAIN)
     del body["initial_states"]
-    older = pa.compress(json.dumps(body).encode(), codec="zstd", asbytes=True)
-    told = {**json.loads(header), "xxh3": f"{xxhash.xxh3_64_intdigest(older):016x}"}
-    assert decode(json.dumps(told).encode() + b"\n" + older, "log/0") == PLAIN
+    assert decode(packed({k: v for k, v in body.items() if k not in SINCE_2}, 1), "log/0") == PLAIN
 
 
 def test_a_digest_tells_records_apart() -> None:
