@@ -57,6 +57,7 @@ class Driver:
         self.seating = Seating(settings, muster, self.operations)
         self._fenced: FencedError | None = None
         self._caches = Caches()
+        self._asked = 0
 
     def process(self, incoming: Incoming, operators: Sequence[Operator], work: Work) -> BatchReport:
         """Run one micro-batch to its commit, or skip it if it was committed before; return what was done.
@@ -101,8 +102,13 @@ class Driver:
             self.seating.copies.wiped(member)
 
     def _obey(self) -> None:
-        """Take live settings that were changed since the last batch."""
-        changed = self.operations.orders.settings
+        """Take live settings that were changed since the last batch. Whoever asks for anything wants what upkeep gave up
+        tried again, too.
+        """
+        changed, asked = self.operations.orders.settings, self.operations.orders.requests
+        if asked != self._asked:
+            self._asked = asked
+            self._rounds.setbacks.start_over()
         if changed is not None and changed is not self._settings:
             self._settings = changed
             self.seating.obey(changed)
