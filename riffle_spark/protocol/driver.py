@@ -95,14 +95,14 @@ class Driver:
         Raises ``UnavailableError`` if a member does not come to it.
         """
         live = self.seating.members.live
-        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True)
+        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout=self._settings.upkeep_timeout)
         self._rounds.at_once({seat.executor.id: order for seat in live.values()})
         self._upkeep.gather(self.seating)
         for member in live:
             self.seating.copies.wiped(member)
 
     def _obey(self) -> None:
-        """Take live settings that were changed since the last batch. Whoever asks for anything wants what upkeep gave up
+        """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
         tried again, too.
         """
         changed, asked = self.operations.orders.settings, self.operations.orders.requests

@@ -50,7 +50,9 @@ class Muster:
         left = members.leave(gone, now, planned)
         for seat in gone:
             copies.wiped(seat.id)
-        order = CensusOrder(home, self._settings.ec2_metadata, self._settings.folder_cleanup_delay)
+        order = CensusOrder(
+            home, self._settings.ec2_metadata, self._settings.folder_cleanup_delay, self._settings.upkeep_timeout
+        )
         found = [handed_on, left, self._take(self._roll.answers(), executors, members, copies)]
         if not members.live:
             found.append(self._take(self._ask_now(executors, order), executors, members, copies))

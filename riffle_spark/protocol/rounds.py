@@ -96,6 +96,8 @@ class Rounds:
             left = {executor: order for executor, order in left.items() if executor not in done}
             if not left:
                 return
+            if any(receipt.overdue for receipt in receipts):
+                break
             self._background.rest(_TRY_AGAIN_SECONDS)
         raise UnavailableError(
             f"executors {', '.join(sorted(left))} did not come to it", remedy="look at their warnings, and ask again"
@@ -168,9 +170,12 @@ def _without_taken(orders: Mapping[str, UpkeepOrder], taken: set[Address]) -> di
 def _left(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
     """Return what is left of the orders of those executors that got on with theirs and have not come to the end.
 
-    What failed is not left; so every round fetches, folds or shortens the plan.
+    What failed is not left; so every round fetches, folds or shortens the plan. Where a piece did not end in its time,
+    the answers of others are lost with it: they go on.
     """
-    left: dict[str, UpkeepOrder] = {}
+    answered = {receipt.executor for receipt in receipts}
+    lost = any(receipt.overdue for receipt in receipts)
+    left = {executor: order for executor, order in orders.items() if lost and executor not in answered}
     for receipt in receipts:
         order = orders.get(receipt.executor)
         if order is None or not (_got_on(order, receipt) or receipt.failed):

@@ -24,6 +24,9 @@ __all__ = ["Setbacks"]
 
 _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 300.0
+_OVERDUE_SECONDS = 60.0
+_LONGEST_OVERDUE_SECONDS = 900.0
+"""A piece that does not end holds all others up until its deadline, so its executor is left alone for longer."""
 _TRIES = 10
 _NAMED = 5
 
@@ -45,6 +48,7 @@ class Setbacks:
         self._pieces: Delays[_Piece] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
         self._heads: dict[_Piece, Head] = {}
         self._executors: Delays[str] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
+        self._overdue: Delays[str] = Delays(_OVERDUE_SECONDS, _LONGEST_OVERDUE_SECONDS)
         self._owed: dict[str, tuple[Drop, ...]] = {}
         self._warnings: list[str] = []
 
@@ -53,13 +57,15 @@ class Setbacks:
         with self._lock:
             self._pieces.clear()
             self._executors.clear()
+            self._overdue.clear()
 
     def only_of(self, live: Mapping[str, str]) -> None:
         """Forget what others than the live members failed at, whose executors these are: who returns begins anew."""
         executors = set(live.values())
         with self._lock:
             self._pieces.forget_but(lambda piece: piece.member in live)
-            self._executors.forget_but(lambda executor: executor in executors)
+            for delays in (self._executors, self._overdue):
+                delays.forget_but(lambda executor: executor in executors)
             self._heads = {piece: head for piece, head in self._heads.items() if piece.member in live}
             self._owed = {executor: drops for executor, drops in self._owed.items() if executor in executors}
 
@@ -71,7 +77,7 @@ class Setbacks:
 
     def _kept(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
         drops = (*self._owed.pop(executor, ()), *order.drops)
-        if self._executors.holds(executor, now):
+        if self._executors.holds(executor, now) or self._overdue.holds(executor, now):
             self._owed[executor] = drops
             return replace(order, drops=(), follows=(), snapshots=())
         member = order.member or executor
@@ -90,9 +96,10 @@ class Setbacks:
                 order = orders.get(receipt.executor)
                 if order is not None and receipt.ran:
                     self._executors.forget(receipt.executor)
+                    self._overdue.forget(receipt.executor)
                     self._note(order, receipt, now)
                 elif order is not None:
-                    self._executors.failed(receipt.executor, now)
+                    (self._overdue if receipt.overdue else self._executors).failed(receipt.executor, now)
                     self._owed[receipt.executor] = (*self._owed.get(receipt.executor, ()), *order.drops)
 
     def _note(self, order: UpkeepOrder, receipt: UpkeepReceipt, now: float) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from riffle_spark.assign.model import MemberId
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.following import follows
+from riffle_spark.protocol.long_chains import TIMES, LongChains
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.retention import Retention
@@ -82,6 +83,7 @@ class Upkeep:
         self._requests: Counter[str] = Counter()
         self._sent_before: Counter[str] = Counter(objects.requests)
         self._warnings: Counter[str] = Counter()
+        self._long_chains = LongChains()
         self._done: Counter[str] = Counter()
 
     def obey(self, settings: Settings) -> None:
@@ -102,6 +104,7 @@ class Upkeep:
         self._epoch = tail.epoch
         self._taken.clear()
         self._rounds.setbacks.start_over()
+        self._long_chains.forget()
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
 
@@ -152,6 +155,7 @@ class Upkeep:
         stores = [operator.store for operator in place.operators]
         wanted = follows(seating, place.manifest, stores)
         orders = self._orders(place, self._due(self._policy, place), wanted, drops)
+        self._warnings.update(self._long_chains.seen(self._too_long(place), record))
         self._rounds.setbacks.only_of({name: seat.executor.id for name, seat in seating.members.live.items()})
         self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         if record.sequence >= self._next_sweep:
@@ -179,6 +183,12 @@ class Upkeep:
             for member, mine in wanted.items()
         }
 
+    def _too_long(self, place: Place) -> list[Address]:
+        """Return the addresses whose chains are several times longer than they should be."""
+        policy, stores = self._policy.times(TIMES), {operator.store for operator in place.operators}
+        entries = place.manifest.entries.items()
+        return [a for a, entry in entries if a[0] in stores and due(policy, a, entry, place.record.version)]
+
     def _orders(
         self, place: Place, snapshots: Mapping[MemberId, list[SnapshotOrder]],
         wanted: Mapping[MemberId, list[Follow]], drops: Mapping[MemberId, list[Drop]],
@@ -197,6 +207,7 @@ class Upkeep:
                 place.home, member if seat.counted else "", place.record.epoch, place.record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
+                timeout=self._settings.upkeep_timeout,
             )  # fmt: skip
         return orders
 

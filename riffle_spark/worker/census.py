@@ -25,12 +25,14 @@ __all__ = ["Census", "CensusOrder", "take_census"]
 @dataclass(frozen=True)
 class CensusOrder:
     """What to look for. ``ec2_metadata`` asks the instance metadata service for the zone where nothing else tells;
-    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed.
+    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed. Who has not answered
+    after ``timeout`` seconds is given up.
     """
 
     home: Home
     ec2_metadata: bool = False
     folder_cleanup_seconds: float = 86_400.0
+    timeout: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

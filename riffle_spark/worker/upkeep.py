@@ -23,7 +23,7 @@ from riffle_spark.worker.homes import folder_of, manifest_at, store_of
 from riffle_spark.worker.order import Home
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
 
-__all__ = ["Drop", "Follow", "UpkeepOrder", "UpkeepReceipt", "run_upkeep"]
+__all__ = ["Drop", "Follow", "UpkeepOrder", "UpkeepReceipt", "given_up", "run_upkeep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class UpkeepOrder:
     ``member`` is the folder that is meant (empty: whichever the executor has). The piece begins nothing new after
     ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
     the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
-    that the entries are of. ``wipe`` removes all copies and files of the member before anything else.
+    that the entries are of. ``wipe`` removes all copies and files of the member before anything else. A piece that
+    has not ended ``timeout`` after its ``seconds`` is given up.
     """
 
     home: Home
@@ -70,6 +71,7 @@ class UpkeepOrder:
     fetch_bytes: int | None = None
     disk_limit: float = 1.0
     wipe: bool = False
+    timeout: float = 60.0
 
     @property
     def asks(self) -> bool:
@@ -83,7 +85,8 @@ class UpkeepReceipt:
     ``gone`` those that are not there (any more), ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of
     those it did not come to the end of or did not come to; ``taken`` are snapshots put. ``failed`` are those of the
     unfinished that something is wrong with or that may not be begun, ``failed_snapshots`` those that could not be
-    taken. ``ran``: it came to its work; else ``errors`` say what kept it from its folder.
+    taken. ``ran``: it came to its work; else ``errors`` say what kept it from its folder, or it is ``overdue``: it did
+    not end in its time, and what became of it is not known.
     """
 
     executor: str
@@ -95,6 +98,7 @@ class UpkeepReceipt:
     failed: tuple[tuple[str, int], ...] = ()
     failed_snapshots: tuple[tuple[str, int], ...] = ()
     ran: bool = False
+    overdue: bool = False
     snapshots_left: int = 0
     snapshot_bytes: int = 0
     delta_bytes: int = 0
@@ -103,6 +107,15 @@ class UpkeepReceipt:
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     errors: tuple[str, ...] = ()
+
+
+def given_up(executor: str, seconds: float) -> UpkeepReceipt:
+    """Return what stands for the receipt of a piece that had not ended after so many seconds."""
+    trouble = (
+        f"a piece of upkeep had not ended after {seconds:g} s and was given up\n"
+        "  What to do: look at that executor's disk and processes; if they are merely slow, raise `upkeep_timeout`"
+    )
+    return UpkeepReceipt(executor, errors=(trouble,), overdue=True)
 
 
 def run_upkeep(
