@@ -21,15 +21,21 @@ class _Failed:
 
 
 class Delays(Generic[What]):
-    """Delays of ``first_seconds`` after the first failure, and of ``longest_seconds`` at most."""
+    """Delays of ``first_seconds`` after the first failure, and of ``longest_seconds`` at most. A failure more than
+    ``forgotten_after`` seconds after a delay was over begins a new row (``None``: never).
+    """
 
-    def __init__(self, first_seconds: float, longest_seconds: float) -> None:
+    def __init__(self, first_seconds: float, longest_seconds: float, forgotten_after: float | None = None) -> None:
         self._first_seconds = first_seconds
         self._longest_seconds = longest_seconds
+        self._forgotten_after = forgotten_after
         self._failed: dict[What, _Failed] = {}
 
     def failed(self, what: What, now: float) -> float:
         """Note one more failure; return for how many seconds it is not to be tried."""
+        found = self._failed.get(what)
+        if found and self._forgotten_after is not None and now > found.until + self._forgotten_after:
+            self.forget(what)
         tries = self.tries(what) + 1
         seconds = float(min(self._first_seconds * 2 ** min(tries - 1, 32), self._longest_seconds))
         self._failed[what] = _Failed(tries, now + seconds)

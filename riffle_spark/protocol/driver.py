@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.errors import FencedError, Misplaced, OutOfDate, UnavailableError
+from riffle_spark.errors import FencedError, LocalDiskError, Misplaced, OutOfDate, UnavailableError
 from riffle_spark.protocol.caches import Caches
 from riffle_spark.protocol.drafts import Stamp, batch_record, claim_record
 from riffle_spark.protocol.enter import Decision, decide
@@ -199,18 +199,22 @@ class Driver:
     def _run_and_deliver(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
     ) -> tuple[Layout, Sequence[Receipt]]:
-        """Steps 1 to 6, again if slots were misplaced or a block was lost; the sink then sees the same batch id
-        again.
+        """Steps 1 to 6, again if slots were misplaced, an executor's disk refused or a block was lost; the sink then
+        sees the same batch id again.
         """
         for last in range(self._settings.batch_attempts, 0, -1):
             batch.runs += 1
             try:
                 return self._run_once(incoming, operators, work, batch)
-            except (StaleRows, Misplaced, OutOfDate) as error:
+            except (StaleRows, Misplaced, OutOfDate, LocalDiskError) as error:
                 work.release()
                 batch.misplaced += isinstance(error, Misplaced)
                 self.seating.forget_layout()
                 self._check_not_fenced()
+                if isinstance(error, LocalDiskError):
+                    self._check_others_are_left(error)
+                    if last == 1:
+                        raise
                 if last == 1:
                     raise UnavailableError(
                         f"batch {incoming.version} was run {batch.runs} times and each time lost its place: {error}",
@@ -218,6 +222,15 @@ class Driver:
                         where=self._home.root,
                     ) from error
         raise AssertionError("unreachable: batch_attempts is at least 1")
+
+    def _check_others_are_left(self, error: LocalDiskError) -> None:
+        """Raise the error of a disk that refused if there is no other executor to run the batch on."""
+        if not self.seating.others_are_left(self._clock.seconds()):
+            raise LocalDiskError(
+                f"no executor is left whose local disk does not refuse: {error.problem}",
+                remedy=f"{error.remedy}; or add an executor. Then start the query again, nothing was committed",
+                where=error.where,
+            ) from error
 
     def _run_once(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
@@ -230,7 +243,7 @@ class Driver:
             self._upkeep.catch_up(self._place(operators))
         with batch.phase("run"):
             receipts = work.run(layout, orders)
-            self.seating.answered(receipts)
+            self.seating.answered(receipts, self._clock.seconds())
             check_receipts(receipts, orders)
             check_counts(receipts, work)
         self._reached("after seal")

@@ -1,0 +1,85 @@
+"""Disks that really refuse: a member's folder gets a small file system of its own, which is filled or made read-only.
+Knows mounts. Does not know what a test expects.
+
+Where a process may not mount, a regular file stands where the folder of copies was: the system refuses every copy with
+"Not a directory", and a directory stands where a census tries the disk. ``RefusingDisk.how`` says which it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["RefusingDisk", "on_a_disk_of_its_own"]
+
+Way = Literal["full", "read-only"]
+_SIZE = "24m"
+_BLOCK = bytes(4096)
+
+
+class RefusingDisk:
+    """A folder that can be made to refuse what is written to it, and to take it again. ``how`` tells the means."""
+
+    def __init__(self, folder: Path, way: Way, *, mounted: bool) -> None:
+        self.folder = folder
+        self.how = f"a tmpfs that is {way}" if mounted else "a regular file in place of the folder of copies"
+        self._mounted = mounted
+        self._way = way
+
+    def refuse(self) -> None:
+        """Refuse every write from now on."""
+        if not self._mounted:
+            (self.folder / "copies").rename(self.folder / "away")
+            (self.folder / "copies").touch()
+            (self.folder / "probe").mkdir()
+        elif self._way == "full":
+            with suppress(OSError), (self.folder / "ballast").open("ab", buffering=0) as file:
+                while True:
+                    file.write(_BLOCK)
+        else:
+            _run("mount", "-o", "remount,ro", str(self.folder))
+
+    def recover(self) -> None:
+        """Take writes again."""
+        if not self._mounted:
+            (self.folder / "probe").rmdir()
+            (self.folder / "copies").unlink()
+            (self.folder / "away").rename(self.folder / "copies")
+        elif self._way == "full":
+            (self.folder / "ballast").unlink()
+        else:
+            _run("mount", "-o", "remount,rw", str(self.folder))
+
+
+@contextmanager
+def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDisk]:
+    """Give a folder, with what is in it, a file system of its own for the length of the block, if that is allowed."""
+    kept = folder.with_name(f".{folder.name}.kept")
+    shutil.copytree(folder, kept, symlinks=True)
+    mounted = _may(_run, "mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "riffle-test", str(folder))
+    disk = RefusingDisk(folder, way, mounted=mounted)
+    print(f"{folder} is made to refuse by {disk.how}")
+    try:
+        if mounted:
+            shutil.copytree(kept, folder, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(kept)
+        yield disk
+    finally:
+        if mounted:
+            _run("umount", "-l", str(folder))
+
+
+def _may(run: object, *command: str) -> bool:
+    try:
+        run(*command)  # type: ignore[operator]
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
