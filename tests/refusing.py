@@ -1,8 +1,8 @@
 """Disks that really refuse: a member's folder gets a small file system of its own, which is filled or made read-only.
 Knows mounts. Does not know what a test expects.
 
-Where a process may not mount, a regular file stands where the folder of copies was: the system refuses every copy with
-"Not a directory", and a directory stands where a census tries the disk. ``RefusingDisk.how`` says which it is.
+Where a process may not mount, a directory takes the place of the folder's ``owner`` file: the system refuses to open it
+with "Is a directory" at every use. ``RefusingDisk.how`` says which it is.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["RefusingDisk", "on_a_disk_of_its_own"]
+__all__ = ["RefusingDisk", "Way", "on_a_disk_of_its_own", "unmount_below"]
 
 Way = Literal["full", "read-only"]
+_NAME = "riffle-test"
 _SIZE = "24m"
 _BLOCK = bytes(4096)
 
@@ -26,16 +27,15 @@ class RefusingDisk:
 
     def __init__(self, folder: Path, way: Way, *, mounted: bool) -> None:
         self.folder = folder
-        self.how = f"a tmpfs that is {way}" if mounted else "a regular file in place of the folder of copies"
+        self.how = f"a tmpfs that is {way}" if mounted else "a directory in place of its owner file"
         self._mounted = mounted
         self._way = way
 
     def refuse(self) -> None:
         """Refuse every write from now on."""
         if not self._mounted:
-            (self.folder / "copies").rename(self.folder / "away")
-            (self.folder / "copies").touch()
-            (self.folder / "probe").mkdir()
+            (self.folder / "owner").rename(self.folder / "away")
+            (self.folder / "owner").mkdir()
         elif self._way == "full":
             with suppress(OSError), (self.folder / "ballast").open("ab", buffering=0) as file:
                 while True:
@@ -46,9 +46,8 @@ class RefusingDisk:
     def recover(self) -> None:
         """Take writes again."""
         if not self._mounted:
-            (self.folder / "probe").rmdir()
-            (self.folder / "copies").unlink()
-            (self.folder / "away").rename(self.folder / "copies")
+            (self.folder / "owner").rmdir()
+            (self.folder / "away").rename(self.folder / "owner")
         elif self._way == "full":
             (self.folder / "ballast").unlink()
         else:
@@ -60,7 +59,7 @@ def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDi
     """Give a folder, with what is in it, a file system of its own for the length of the block, if that is allowed."""
     kept = folder.with_name(f".{folder.name}.kept")
     shutil.copytree(folder, kept, symlinks=True)
-    mounted = _may(_run, "mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "riffle-test", str(folder))
+    mounted = _is_mounted(folder)
     disk = RefusingDisk(folder, way, mounted=mounted)
     print(f"{folder} is made to refuse by {disk.how}")
     try:
@@ -69,13 +68,21 @@ def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDi
         shutil.rmtree(kept)
         yield disk
     finally:
-        if mounted:
-            _run("umount", "-l", str(folder))
+        unmount_below(folder)
 
 
-def _may(run: object, *command: str) -> bool:
+def unmount_below(folder: Path) -> None:
+    """Take away the file systems of a folder and below it, those of a process that was killed, too."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        name, point = line.split()[:2]
+        if name == _NAME and Path(point).is_relative_to(folder.resolve()):
+            _run("umount", "-l", point)
+
+
+def _is_mounted(folder: Path) -> bool:
+    """Mount a small file system, and tell whether that was allowed."""
     try:
-        run(*command)  # type: ignore[operator]
+        _run("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", _NAME, str(folder))
     except (OSError, subprocess.CalledProcessError):
         return False
     return True

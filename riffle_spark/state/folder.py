@@ -180,7 +180,7 @@ class Folder:
             try:
                 probe.write_bytes(bytes(_PROBE_BYTES))
             finally:
-                with suppress(FileNotFoundError, IsADirectoryError):
+                with suppress(FileNotFoundError):
                     probe.unlink()
 
     def sealed_file(self, version: int, attempt: str) -> Path:

@@ -16,7 +16,7 @@ from riffle_spark.state.copy import Copy
 from riffle_spark.state.faulty import Fault
 from riffle_spark.worker.order import KEY_GROUP, Receipt
 from riffle_spark.worker.slot import run_slot
-from tests.refusing import on_a_disk_of_its_own
+from tests.refusing import on_a_disk_of_its_own, unmount_below
 
 
 @pytest.fixture
@@ -157,7 +157,10 @@ def test_a_disk_without_any_room_is_answered_as_such(tmp_path: Path, begun: bool
     """Not a byte is left, for a new copy or for one that grows: the slot's process lives on and says so, and the same
     slot works once there is room.
     """
-    assert in_another_process(filled_up, tmp_path, begun) == 0
+    try:
+        assert in_another_process(filled_up, tmp_path, begun) == 0
+    finally:
+        unmount_below(tmp_path)
 
 
 def filled_up(folder: Path, begun: bool) -> None:
