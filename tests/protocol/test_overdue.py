@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from elastic import Elastic
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.report import BatchReport
+from riffle_spark.testing import SimCluster
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -68,6 +71,23 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     assert warnings(after[2:], "longer than they should be") == []
     assert all(copy.warm for copy in world.seating.readiness)
     world.check_state()
+
+
+def test_whose_answers_are_lost_go_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round that was given up is followed by one of all the others, in the same plan."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(3)
+    rounds: list[set[str]] = []
+    run = SimCluster.upkeep
+
+    def upkeep(cluster: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        rounds.append(set(orders))
+        return run(cluster, orders)
+
+    monkeypatch.setattr(SimCluster, "upkeep", upkeep)
+    world.cluster.frozen.add("2")
+    world.feed()
+    assert rounds == [{"1", "2"}, {"1"}]
 
 
 def test_who_asks_for_a_clean_up_is_told_of_the_one_that_does_not_answer(tmp_path: Path) -> None:
