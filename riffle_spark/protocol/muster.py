@@ -58,14 +58,13 @@ class Muster:
         return any(not self._aside.holds(executor.id, now) for executor in executors)
 
     def forget(self) -> None:
-        """Forget who failed at what: the next try is a fresh one."""
-        self._aside.clear()
-        self._unanswered.clear()
-
-    def forget(self) -> None:
-        """Take no answer to what was asked before: one that comes late would stand for all there are."""
+        """Take no answer to what was asked before: one that comes late would stand for all there are. Forget who
+        failed: the next try is a fresh one.
+        """
         self._roll = Roll(self._cluster, self._background)
         self._answerable = True
+        self._aside.clear()
+        self._unanswered.clear()
 
     def look(
         self, executors: Sequence[Executor], members: Members, copies: Copies, home: Home, now: float

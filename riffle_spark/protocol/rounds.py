@@ -75,6 +75,7 @@ class Rounds:
         """
         with self._lock:
             self._next = ({}, 0) if self._running else None
+        self.setbacks.forget()
 
     def now(self, orders: Mapping[str, UpkeepOrder]) -> None:
         """Run one round at once."""

@@ -76,7 +76,6 @@ class Seating:
         """Begin with what the newest record says of owners and standbys; another driver may have been at work."""
         self._muster.forget()
         self.members.forget()
-        self._muster.forget()
         self.copies.forget()
         self.cleaner.forget()
         self._homes.clear()

@@ -59,6 +59,12 @@ class Setbacks:
             self._executors.clear()
             self._overdue.clear()
 
+    def forget(self) -> None:
+        """Forget all, what is still to be removed, too: another run asks anew."""
+        self.start_over()
+        with self._lock:
+            self._owed.clear()
+
     def only_of(self, live: Mapping[str, str]) -> None:
         """Forget what others than the live members failed at, whose executors these are: who returns begins anew."""
         executors = set(live.values())

@@ -103,7 +103,6 @@ class Upkeep:
         self._rounds.told.only_of(tail.epoch)
         self._epoch = tail.epoch
         self._taken.clear()
-        self._rounds.setbacks.start_over()
         self._long_chains.forget()
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
