@@ -1,8 +1,8 @@
 """Disks that really refuse: a member's folder gets a small file system of its own, which is filled or made read-only.
 Knows mounts. Does not know what a test expects.
 
-Where a process may not mount, a directory takes the place of the folder's ``owner`` file: the system refuses to open it
-with "Is a directory" at every use. ``RefusingDisk.how`` says which it is.
+Where a process may not mount, the folder's ``owner`` file becomes a link to one that the system answers an I/O error for,
+at every use. ``RefusingDisk.how`` says which it is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ Way = Literal["full", "read-only"]
 _NAME = "riffle-test"
 _SIZE = "24m"
 _BLOCK = bytes(4096)
+_UNREADABLE = "/proc/self/mem"
+"""A regular file whose first bytes are no memory of anybody's: reading them is an I/O error, to root too."""
 
 
 class RefusingDisk:
@@ -27,7 +29,7 @@ class RefusingDisk:
 
     def __init__(self, folder: Path, way: Way, *, mounted: bool) -> None:
         self.folder = folder
-        self.how = f"a tmpfs that is {way}" if mounted else "a directory in place of its owner file"
+        self.how = f"a tmpfs that is {way}" if mounted else "an owner file that cannot be read (EIO)"
         self._mounted = mounted
         self._way = way
 
@@ -35,7 +37,7 @@ class RefusingDisk:
         """Refuse every write from now on."""
         if not self._mounted:
             (self.folder / "owner").rename(self.folder / "away")
-            (self.folder / "owner").mkdir()
+            (self.folder / "owner").symlink_to(_UNREADABLE)
         elif self._way == "full":
             with suppress(OSError), (self.folder / "ballast").open("ab", buffering=0) as file:
                 while True:
@@ -46,7 +48,7 @@ class RefusingDisk:
     def recover(self) -> None:
         """Take writes again."""
         if not self._mounted:
-            (self.folder / "owner").rmdir()
+            (self.folder / "owner").unlink()
             (self.folder / "away").rename(self.folder / "owner")
         elif self._way == "full":
             (self.folder / "ballast").unlink()
