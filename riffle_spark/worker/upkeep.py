@@ -97,7 +97,7 @@ class UpkeepReceipt:
     taken: tuple[tuple[str, int, Snapshot], ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
     failed_snapshots: tuple[tuple[str, int], ...] = ()
-    ran: bool = False
+    ran: bool = True
     overdue: bool = False
     snapshots_left: int = 0
     snapshot_bytes: int = 0
@@ -115,7 +115,7 @@ def given_up(executor: str, seconds: float) -> UpkeepReceipt:
         f"a piece of upkeep had not ended after {seconds:g} s and was given up\n"
         "  What to do: look at that executor's disk and processes; if they are merely slow, raise `upkeep_timeout`"
     )
-    return UpkeepReceipt(executor, errors=(trouble,), overdue=True)
+    return UpkeepReceipt(executor, errors=(trouble,), ran=False, overdue=True)
 
 
 def run_upkeep(
@@ -145,7 +145,7 @@ class _Piece:
 
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
         self.errors: list[str] = []
-        self.facts: dict[str, object] = {}
+        self.facts: dict[str, object] = {"ran": False}
         self._order = order
         self._executor = executor
         self._random_bytes = random_bytes
