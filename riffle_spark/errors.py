@@ -8,6 +8,7 @@
     |   +-- OutOfDate      an attempt is behind its own copies (internal, retried)
     +-- FencedError        a newer driver owns the state: stop
     +-- UnavailableError   something outside did not answer in time: retry later
+    |   +-- LocalDiskError an executor's own disk refuses: its work goes elsewhere for a while (internal, retried)
     +-- CorruptStateError  stored bytes are missing or are not what was written: an operator must look
 
 Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
@@ -20,6 +21,7 @@ __all__ = [
     "ConflictError",
     "CorruptStateError",
     "FencedError",
+    "LocalDiskError",
     "Misplaced",
     "OutOfDate",
     "RiffleError",
@@ -80,6 +82,10 @@ class FencedError(RiffleError):
 
 class UnavailableError(RiffleError):
     """A store or service did not answer within its bounded retries."""
+
+
+class LocalDiskError(UnavailableError):
+    """The disk that local copies lie on refuses: it is full, read-only, over its quota or broken. Nothing is lost."""
 
 
 class CorruptStateError(RiffleError):

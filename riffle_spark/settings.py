@@ -29,7 +29,7 @@ LIVE = frozenset(
         "acceptable_recovery_lag", "num_standbys", "max_warmup_replicas", "probing_rebalance_interval",
         "scheduled_rebalance_max_delay", "balance_band", "rack_aware_assignment_strategy",
         "rack_aware_assignment_traffic_cost", "rack_aware_assignment_non_overlap_cost", "rack_aware_assignment_tags",
-        "retained_versions", "retained_for", "state_cleanup_delay", "upkeep_bandwidth",
+        "retained_versions", "retained_for", "state_cleanup_delay", "upkeep_bandwidth", "upkeep_timeout",
     }
 )  # fmt: skip
 """Settings that can change while a query runs; the others take a restart, and some never change."""
@@ -59,6 +59,7 @@ _CHECKS: dict[str, values.Check] = {
     "state_cleanup_delay": values.seconds(0),
     "folder_cleanup_delay": values.seconds(0),
     "upkeep_bandwidth": values.whole(0),
+    "upkeep_timeout": values.seconds(1),
     "member_racks": values.pairs,
     "topology_script": values.optional(values.text),
     "ec2_metadata": values.flag,
@@ -113,6 +114,7 @@ class Settings:
     state_cleanup_delay: float = 600.0
     folder_cleanup_delay: float = 86_400.0
     upkeep_bandwidth: int = 50_000_000
+    upkeep_timeout: float = 60.0
     member_racks: tuple[tuple[str, str], ...] = ()
     topology_script: str | None = None
     ec2_metadata: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.errors import FencedError, Misplaced, OutOfDate
+from riffle_spark.errors import FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.protocol.caches import Caches
 from riffle_spark.protocol.drafts import Stamp, batch_record, claim_record
 from riffle_spark.protocol.enter import Decision, decide
@@ -58,6 +58,7 @@ class Driver:
         self.seating = Seating(settings, muster, self.operations)
         self._fenced: FencedError | None = None
         self._caches = Caches()
+        self._asked = 0
 
     def process(self, incoming: Incoming, operators: Sequence[Operator], work: Work) -> BatchReport:
         """Run one micro-batch to its commit, or skip it if it was committed before; return what was done.
@@ -95,15 +96,20 @@ class Driver:
         Raises ``UnavailableError`` if a member does not come to it.
         """
         live = self.seating.members.live
-        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True)
+        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout=self._settings.upkeep_timeout)
         self._rounds.at_once({seat.executor.id: order for seat in live.values()})
         self._upkeep.gather(self.seating)
         for member in live:
             self.seating.copies.wiped(member)
 
     def _obey(self) -> None:
-        """Take live settings that were changed since the last batch."""
-        changed = self.operations.orders.settings
+        """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
+        tried again, too.
+        """
+        changed, asked = self.operations.orders.settings, self.operations.orders.requests
+        if asked != self._asked:
+            self._asked = asked
+            self._rounds.setbacks.start_over()
         if changed is not None and changed is not self._settings:
             self._settings = changed
             self.seating.obey(changed)
@@ -195,24 +201,37 @@ class Driver:
     def _run_and_deliver(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
     ) -> tuple[Layout, Sequence[Receipt]]:
-        """Steps 1 to 6, again if slots were misplaced or a block was lost; the sink then sees the same batch id
-        again.
+        """Steps 1 to 6, again if slots were misplaced, an executor's disk refused or a block was lost; the sink then
+        sees the same batch id again.
         """
         ran_on: set[str] = set()
         for last in range(self._settings.batch_attempts, 0, -1):
             batch.runs += 1
             try:
                 return self._run_once(incoming, operators, work, batch)
-            except (StaleRows, Misplaced, OutOfDate) as error:
+            except (StaleRows, Misplaced, OutOfDate, LocalDiskError) as error:
                 work.release()
                 batch.misplaced += isinstance(error, Misplaced)
                 self.seating.forget_layout()
                 self._check_not_fenced()
                 ran_on |= {executor.id for executor in self.seating.executors}
-                if last == 1:
+                if isinstance(error, LocalDiskError):
+                    self._check_others_are_left(error)
+                    if last == 1:
+                        raise
+                elif last == 1:
                     gone = ran_on - {executor.id for executor in work.executors()}
                     raise lost_place(incoming.version, batch.runs, error, gone, self._home.root) from error
         raise AssertionError("unreachable: batch_attempts is at least 1")
+
+    def _check_others_are_left(self, error: LocalDiskError) -> None:
+        """Raise the error of a disk that refused if there is no other executor to run the batch on."""
+        if not self.seating.others_are_left(self._clock.seconds()):
+            raise LocalDiskError(
+                f"no executor is left whose local disk does not refuse: {error.problem}",
+                remedy=f"{error.remedy}; or add an executor. Then start the query again, nothing was committed",
+                where=error.where,
+            ) from error
 
     def _run_once(
         self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
@@ -225,7 +244,7 @@ class Driver:
             self._upkeep.catch_up(self._place(operators))
         with batch.phase("run"):
             receipts = work.run(layout, orders)
-            self.seating.answered(receipts)
+            self.seating.answered(receipts, self._clock.seconds())
             check_receipts(receipts, orders)
             check_counts(receipts, work)
         self._reached("after seal")

@@ -2,6 +2,10 @@
 
 An executor that is not a member yet is asked beside the batches. Only where no member is left the batch waits for the
 answer; where nobody can be asked, executors stand for themselves.
+
+An executor whose local disk refuses is set aside: it leaves as if it were lost, and is asked again after a delay, which
+doubles each time. Its census tries the disk, so it comes back when that is well and costs no batch before. One whose
+census failed is asked again later and later, too.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.copies import Copies
+from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.members import Changes, Members
 from riffle_spark.protocol.ports import Background, Cluster, Executor
 from riffle_spark.protocol.roll import Roll
@@ -19,6 +24,9 @@ from riffle_spark.worker.order import Home
 
 __all__ = ["Muster", "RacksOf"]
 
+_ASIDE_SECONDS = 10.0
+_LONGEST_ASIDE_SECONDS = 600.0
+_UNANSWERED_SECONDS = 1.0
 RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str | None"]]
 """From (member, host, rack by its own account) of each to the rack of each member."""
 
@@ -34,11 +42,29 @@ class Muster:
         self._racks_of = racks_of
         self._warnings: dict[str, str] = {}
         self._answerable = True
+        self._aside: Delays[str] = Delays(_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS)
+        self._unanswered: Delays[str] = Delays(_UNANSWERED_SECONDS, _LONGEST_ASIDE_SECONDS)
+
+    def refused(self, executor: str, why: str, now: float) -> None:
+        """Set an executor aside whose local disk refused."""
+        seconds = self._aside.failed(executor, now)
+        self._warnings[executor] = (
+            f"executor {executor} is set aside for {seconds:g} s, its tasks run elsewhere: {why}\n"
+            "  What to do: free space on its disk or mend it; it comes back by itself"
+        )
+
+    def are_left(self, executors: Iterable[Executor], now: float) -> bool:
+        """Tell whether an executor is not set aside."""
+        return any(not self._aside.holds(executor.id, now) for executor in executors)
 
     def forget(self) -> None:
-        """Take no answer to what was asked before: one that comes late would stand for all there are."""
+        """Take no answer to what was asked before: one that comes late would stand for all there are. Forget who
+        failed: the next try is a fresh one.
+        """
         self._roll = Roll(self._cluster, self._background)
         self._answerable = True
+        self._aside.clear()
+        self._unanswered.clear()
 
     def look(
         self, executors: Sequence[Executor], members: Members, copies: Copies, home: Home, now: float
@@ -47,19 +73,30 @@ class Muster:
         handed_on = members.hand_on(executors)
         gone = members.departed(executors)
         planned = self._cluster.planned([seat.executor.id for seat in gone]) if gone else frozenset()
-        left = members.leave(gone, now, planned)
-        for seat in gone:
-            copies.wiped(seat.id)
-        order = CensusOrder(home, self._settings.ec2_metadata, self._settings.folder_cleanup_delay)
-        found = [handed_on, left, self._take(self._roll.answers(), executors, members, copies)]
+        here = {executor.id for executor in executors}
+        for delays in (self._aside, self._unanswered):
+            delays.forget_but(lambda executor: executor in here)
+        shut = [seat for seat in members.live.values() if self._aside.holds(seat.executor.id, now)]
+        left = members.leave([*gone, *(seat for seat in shut if seat not in gone)], now, planned)
+        for name in left.left:
+            copies.wiped(name)
+        order = CensusOrder(
+            home, self._settings.ec2_metadata, self._settings.folder_cleanup_delay, self._settings.upkeep_timeout
+        )
+        found = [handed_on, left, self._take(self._roll.answers(), executors, members, copies, now)]
         if not members.live:
-            found.append(self._take(self._ask_now(executors, order), executors, members, copies))
-        if not members.live:
-            found.append(members.stand_in(executors))
+            able = [executor for executor in executors if not self._aside.holds(executor.id, now)] or executors
+            found.append(self._take(self._ask_now(able, order), executors, members, copies, now))
+            if not members.live:
+                found.append(members.stand_in(able))
         if self._answerable:
-            self._roll.ask(members.strangers(executors), order)
-            found.append(self._take(self._roll.answers(), executors, members, copies))
+            strangers = [executor for executor in members.strangers(executors) if not self._waits(executor.id, now)]
+            self._roll.ask(strangers, order)
+            found.append(self._take(self._roll.answers(), executors, members, copies, now))
         return found
+
+    def _waits(self, executor: str, now: float) -> bool:
+        return self._aside.holds(executor, now) or self._unanswered.holds(executor, now)
 
     def _ask_now(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask and wait. Who cannot be asked now stands for itself, and is asked again beside the batches; where nobody
@@ -68,18 +105,19 @@ class Muster:
         try:
             answers = self._cluster.census(executors, order)
         except UnavailableError as error:
-            self._warnings.update({executor.id: str(error) for executor in executors})
+            self._warnings.update({e.id: f"executor {e.id} cannot take part yet: {error}" for e in executors})
             return []
         self._answerable = bool(answers)
         return answers
 
     def _take(
-        self, censuses: Sequence[Census], executors: Sequence[Executor], members: Members, copies: Copies
+        self, censuses: Sequence[Census], executors: Sequence[Executor], members: Members, copies: Copies, now: float
     ) -> Changes:
         """Take in the members that were counted."""
         hosts = {executor.id: executor.host for executor in executors}
         named = [census for census in censuses if census.member and census.executor in hosts]
-        self._warnings.update({c.executor: c.error for c in censuses if c.error})
+        for census in censuses:
+            self._heard(census, now)
         racks = self._racks_of([(c.member, hosts[c.executor], c.rack) for c in named]) if named else {}
         changes = members.enter(named, executors, racks)
         taken = {*changes.joined, *changes.returned}
@@ -88,8 +126,16 @@ class Muster:
                 copies.counted(census)
         return changes
 
+    def _heard(self, census: Census, now: float) -> None:
+        """Note whether an executor may take part; one that was set aside and may not is left alone for longer."""
+        if census.error is None:
+            self._unanswered.forget(census.executor)
+            return
+        self._warnings[census.executor] = f"executor {census.executor} cannot take part yet: {census.error}"
+        (self._aside if self._aside.tries(census.executor) else self._unanswered).failed(census.executor, now)
+
     def take_warnings(self) -> Iterable[str]:
-        """Return what censuses failed with since the last call."""
-        told = [f"executor {executor} cannot take part yet: {why}" for executor, why in sorted(self._warnings.items())]
+        """Return what executors failed with since the last call."""
+        told = [warning for _, warning in sorted(self._warnings.items())]
         self._warnings.clear()
         return told

@@ -160,13 +160,15 @@ class Cluster(Protocol):
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask each executor what it finds on its machine; return the answers of those that answered.
 
-        Raises ``UnavailableError`` if they cannot be asked now.
+        Who has not answered after the order's ``timeout`` says so as an error. Raises ``UnavailableError`` if they
+        cannot be asked now.
         """
         ...
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep on it, beside or between the batches, and return what was done.
 
+        A piece that has not ended by its deadline is given up: its receipt is ``overdue``, and others' may be missing.
         Raises ``UnavailableError`` if that cannot be done now.
         """
         ...

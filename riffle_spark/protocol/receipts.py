@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 
 from riffle_spark import errors
-from riffle_spark.errors import ConflictError, RiffleError
+from riffle_spark.errors import ConflictError, LocalDiskError, RiffleError
 from riffle_spark.protocol.ports import Work
 from riffle_spark.state.manifest import Address, Entry, Link, Manifest
 from riffle_spark.worker.order import Order, Part, Receipt
 
-__all__ = ["changes_of", "check_counts", "check_receipts", "outputs_of"]
+__all__ = ["changes_of", "check_counts", "check_receipts", "error_of", "is_refused", "outputs_of"]
 
 
 def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None:
-    """Raise what a slot failed with, and ``ConflictError`` unless every slot of every order answered exactly once."""
-    failed = [receipt for receipt in receipts if receipt.error]
+    """Raise what a slot failed with, and ``ConflictError`` unless every slot of every order answered exactly once.
+
+    A disk that refuses comes last: nothing else would be mended by running the slot elsewhere.
+    """
+    failed = sorted((receipt for receipt in receipts if receipt.error), key=is_refused)
     if failed:
         raise error_of(failed[0])
     answered = Counter((receipt.store, receipt.slot) for receipt in receipts)
@@ -27,6 +30,11 @@ def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None
             f"the slots' receipts are not complete: missing {missing[:5]}, not asked for {extra[:5]}",
             remedy="restart the query; nothing was committed",
         )
+
+
+def is_refused(receipt: Receipt) -> bool:
+    """Tell whether a slot failed because its executor's local disk refused."""
+    return receipt.error is not None and receipt.error[0] == LocalDiskError.__name__
 
 
 def error_of(receipt: Receipt) -> RiffleError:

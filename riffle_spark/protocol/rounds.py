@@ -3,9 +3,10 @@ copy is wanted.
 
 Theory of operation. Nothing in Spark pre-empts a task, so work beside the batches is cut into short pieces: at most one
 an executor at a time, each bounded in time and in bytes. A plan goes on, round after round, while pieces say that they
-have not come to their end and get on with it; a newer plan ends it after the piece that runs. While a batch runs,
-pieces are shorter and rest between. The driver makes plans, the background takes them up: under one lock, so that a
-plan is either seen by the run that is ending or begins the next one.
+have not come to their end and get on with it; a newer plan ends it after the piece that runs. What failed is not
+progress: it leaves the plan, and the plans to come for a while (``setbacks``). While a batch runs, pieces are shorter
+and rest between. The driver makes plans, the background takes them up: under one lock, so that a plan is either seen by
+the run that is ending or begins the next one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Background, Clock, Cluster
+from riffle_spark.protocol.setbacks import Setbacks
 from riffle_spark.protocol.told import Told
 from riffle_spark.state.manifest import Address
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
@@ -48,6 +50,7 @@ class Rounds:
         self._lock = threading.Lock()
         self._next: tuple[dict[str, UpkeepOrder], int] | None = None
         self._running = False
+        self.setbacks = Setbacks()
         self.in_batch = False
         self.arrived: deque[UpkeepReceipt] = deque()
 
@@ -56,6 +59,7 @@ class Rounds:
 
         ``bandwidth`` bounds what an executor fetches, in bytes a second; 0 for no bound.
         """
+        orders = self.setbacks.without(orders, self._clock.seconds())
         with self._lock:
             waiting = self._next[0] if self._next else {}
             if orders or waiting:
@@ -71,6 +75,7 @@ class Rounds:
         """
         with self._lock:
             self._next = ({}, 0) if self._running else None
+        self.setbacks.forget()
 
     def now(self, orders: Mapping[str, UpkeepOrder]) -> None:
         """Run one round at once."""
@@ -83,6 +88,7 @@ class Rounds:
         """
         with self._lock:
             self._next = ({}, 0)
+        self.setbacks.start_over()
         left = dict(orders)
         for _ in range(_TRIES):
             receipts = self._cluster.upkeep(left)
@@ -91,6 +97,8 @@ class Rounds:
             left = {executor: order for executor, order in left.items() if executor not in done}
             if not left:
                 return
+            if any(receipt.overdue for receipt in receipts):
+                break
             self._background.rest(_TRY_AGAIN_SECONDS)
         raise UnavailableError(
             f"executors {', '.join(sorted(left))} did not come to it", remedy="look at their warnings, and ask again"
@@ -123,6 +131,7 @@ class Rounds:
             receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
             self.arrived.extend(receipts)
             taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
+            self.setbacks.note(orders, receipts, self._clock.seconds())
             orders = _left(orders, receipts)
             took = self._clock.seconds() - began
             self._background.rest(min(took * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0)
@@ -156,21 +165,31 @@ def _without_taken(orders: Mapping[str, UpkeepOrder], taken: set[Address]) -> di
         )
         for executor, order in orders.items()
     }
-    return {e: order for e, order in left.items() if order.drops or order.follows or order.snapshots or order.wipe}
+    return {executor: order for executor, order in left.items() if order.asks}
 
 
 def _left(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
-    """Return what is left of the orders of those executors that got on with theirs and have not come to the end."""
-    left: dict[str, UpkeepOrder] = {}
+    """Return what is left of the orders of those executors that got on with theirs and have not come to the end.
+
+    What failed is not left; so every round fetches, folds or shortens the plan. Where a piece did not end in its time,
+    the answers of others are lost with it: they go on.
+    """
+    answered = {receipt.executor for receipt in receipts}
+    lost = any(receipt.overdue for receipt in receipts)
+    left = {executor: order for executor, order in orders.items() if lost and executor not in answered}
     for receipt in receipts:
         order = orders.get(receipt.executor)
-        fetched = receipt.snapshot_bytes or receipt.delta_bytes
-        got_on = fetched or receipt.folds or receipt.restores or receipt.gone or receipt.taken
-        if order is None or not got_on:
+        if order is None or not (_got_on(order, receipt) or receipt.failed):
             continue
-        open_ones = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
+        open_ones = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
         follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in open_ones)
         snapshots = order.snapshots[len(order.snapshots) - receipt.snapshots_left :] if receipt.snapshots_left else ()
         if follows or snapshots:
             left[receipt.executor] = replace(order, drops=(), follows=follows, snapshots=snapshots)
     return left
+
+
+def _got_on(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
+    fetched = receipt.snapshot_bytes or receipt.delta_bytes
+    dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.gone)
+    return bool(fetched or receipt.folds or receipt.restores or dropped or receipt.taken)

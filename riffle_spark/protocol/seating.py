@@ -24,6 +24,7 @@ from riffle_spark.protocol.operations import Operations
 from riffle_spark.protocol.ports import Executor, Layout
 from riffle_spark.protocol.probes import Patience, Probes, outside_band
 from riffle_spark.protocol.readiness import Readiness, member_states, readiness_of, standing_by
+from riffle_spark.protocol.receipts import error_of, is_refused
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.protocol.view import GROUP, Situation, assign_settings, task, view_of
 from riffle_spark.protocol.weights import Weights
@@ -216,13 +217,22 @@ class Seating:
         seats: list[Seat] = [*(lost.seat for lost in self.members.lost.values()), *self.members.live.values()]
         return {seat.id: seat.executor.id for seat in seats}
 
+    def others_are_left(self, now: float) -> bool:
+        """Tell whether somebody's disk has not refused; if nobody is left, forget it: the next try is a fresh one."""
+        left = self._muster.are_left(self.executors, now)
+        if not left:
+            self._muster.forget()
+        return left
+
     def forget_layout(self) -> None:
         """Assign anew before the next run."""
         self._layout = None
 
-    def answered(self, receipts: Iterable[Receipt]) -> None:
-        """Note in which folders slots ran, and which copies they did not find there."""
+    def answered(self, receipts: Iterable[Receipt], now: float) -> None:
+        """Note in which folders slots ran, which copies they did not find there, and whose disks refused."""
         for receipt in receipts:
+            if is_refused(receipt):
+                self._muster.refused(receipt.executor, str(error_of(receipt)), now)
             self.works_in(receipt.executor, receipt.member)
             for key_group in receipt.missing:
                 self.copies.gone(receipt.member, (receipt.store, key_group))

@@ -27,16 +27,17 @@ _PATIENCE = 4
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``share`` of the last snapshot's bytes, ``links`` at most in a chain, ``versions`` at most since its oldest
-    link.
+    link; fewer than ``floor_bytes`` are never too many.
     """
 
     share: float
     links: int
     versions: int
+    floor_bytes: int = _FLOOR_BYTES
 
     def times(self, factor: int) -> Policy:
         """Return the policy by which snapshots are due so much later."""
-        return Policy(self.share * factor, self.links * factor, self.versions * factor)
+        return Policy(self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor)
 
 
 def due(policy: Policy, address: Address, entry: Entry, version: int) -> bool:
@@ -48,7 +49,7 @@ def due(policy: Policy, address: Address, entry: Entry, version: int) -> bool:
     patience = _PATIENCE if size * _PATIENCE < snapshot_size else 1
     return (
         len(entry.chain) >= patience * _links_allowed(policy, address)
-        or size > max(_FLOOR_BYTES, policy.share * snapshot_size)
+        or size > max(policy.floor_bytes, policy.share * snapshot_size)
         or version - entry.chain[0].head.version >= policy.versions
     )
 

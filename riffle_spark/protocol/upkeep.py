@@ -14,6 +14,7 @@ from riffle_spark.assign.model import MemberId
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.deletes import Deletes
 from riffle_spark.protocol.following import follows
+from riffle_spark.protocol.long_chains import TIMES, LongChains
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.retention import Retention
@@ -85,7 +86,8 @@ class Upkeep:
         self._taken: list[tuple[Address, Snapshot]] = []
         self._requests: Counter[str] = Counter()
         self._sent_before: Counter[str] = Counter(objects.requests)
-        self._warnings: list[str] = []
+        self._warnings: Counter[str] = Counter()
+        self._long_chains = LongChains()
         self._done: Counter[str] = Counter()
 
     def obey(self, settings: Settings) -> None:
@@ -93,6 +95,7 @@ class Upkeep:
         self._settings = settings
         self._policy = _policy_of(settings)
         self._retention.keep(*_kept(settings))
+        self._rounds.setbacks.start_over()
 
     def start(self, first: int, tail: Record, manifest: Manifest, *, after_claims: bool = False) -> None:
         """Begin with the log as a claim found it; ``after_claims``: the driver before committed nothing.
@@ -107,6 +110,7 @@ class Upkeep:
         self._rounds.told.only_of(tail.epoch)
         self._epoch = tail.epoch
         self._taken.clear()
+        self._long_chains.forget()
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
 
@@ -132,7 +136,7 @@ class Upkeep:
         try:
             self._rounds.now({e: replace(order, seconds=_CATCH_UP_SECONDS) for e, order in orders.items()})
         except UnavailableError as error:
-            self._warnings.append(f"upkeep failed and is tried again later: {error}")
+            self._warnings[f"upkeep failed and is tried again later: {error}"] += 1
 
     def snapshots(self, manifest: Manifest, seating: Seating) -> dict[Address, Entry]:
         """Return the entries that list the snapshots which were taken since the last commit."""
@@ -178,6 +182,8 @@ class Upkeep:
         stores = [operator.store for operator in place.operators]
         wanted = follows(seating, place.manifest, stores)
         orders = self._orders(place, self._due(self._policy, place), wanted, drops)
+        self._warnings.update(self._long_chains.seen(self._too_long(place), record))
+        self._rounds.setbacks.only_of({name: seat.executor.id for name, seat in seating.members.live.items()})
         self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
@@ -204,6 +210,12 @@ class Upkeep:
             for member, mine in wanted.items()
         }
 
+    def _too_long(self, place: Place) -> list[Address]:
+        """Return the addresses whose chains are several times longer than they should be."""
+        policy, stores = self._policy.times(TIMES), {operator.store for operator in place.operators}
+        entries = place.manifest.entries.items()
+        return [a for a, entry in entries if a[0] in stores and due(policy, a, entry, place.record.version)]
+
     def _orders(
         self, place: Place, snapshots: Mapping[MemberId, list[SnapshotOrder]],
         wanted: Mapping[MemberId, list[Follow]], drops: Mapping[MemberId, list[Drop]],
@@ -222,6 +234,7 @@ class Upkeep:
                 place.home, member if seat.counted else "", place.record.epoch, place.record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
+                timeout=self._settings.upkeep_timeout,
             )  # fmt: skip
         return orders
 
@@ -233,7 +246,7 @@ class Upkeep:
         """Take what has come from beside the batches."""
         for result in self._background.collect():
             if isinstance(result, BaseException):
-                self._warnings.append(f"upkeep failed and is tried again later: {result}")
+                self._warnings[f"upkeep failed and is tried again later: {result}"] += 1
             elif isinstance(result, Looked):
                 self._found = max(self._found, result.oldest)
                 self._retention.swept(result.oldest, self._retention.first)
@@ -242,6 +255,7 @@ class Upkeep:
                 self._scans.came(result, self._retention, self._settings.orphan_scan_interval)
         while self._rounds.arrived:
             self._take(self._rounds.arrived.popleft(), seating)
+        self._warnings.update(self._rounds.setbacks.take_warnings())
 
     def _take(self, receipt: UpkeepReceipt, seating: Seating) -> None:
         # One of an earlier epoch may come late, when a scan may already be deleting it.
@@ -258,14 +272,15 @@ class Upkeep:
             snapshot_bytes=receipt.snapshot_bytes, fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
             folds=receipt.folds, restores=receipt.restores,
         )  # fmt: skip
-        self._warnings += [
+        self._warnings.update(
             f"upkeep on executor {receipt.executor} is tried again later: {error}" for error in receipt.errors
-        ]
+        )
 
     def take_facts(self) -> Facts:
         """Return what was done since the last call, for the report."""
         sent = Counter(self._objects.requests)
-        facts = Facts(dict(self._requests + sent - self._sent_before), dict(self._done), tuple(self._warnings))
+        told = tuple(f"{text} ({n} times)" if n > 1 else text for text, n in self._warnings.items())
+        facts = Facts(dict(self._requests + sent - self._sent_before), dict(self._done), told)
         self._sent_before = sent
         self._requests.clear()
         self._done.clear()

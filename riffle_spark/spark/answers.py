@@ -26,7 +26,7 @@ def census(line: str) -> Census:
 def upkeep(line: str) -> UpkeepReceipt:
     """Return the receipt that ``text`` wrote."""
     body = json.loads(line)
-    rows = {name: _tuples(body[name]) for name in ("copies", "gone", "unfinished")}
+    rows = {name: _tuples(body[name]) for name in ("copies", "gone", "unfinished", "failed", "failed_snapshots")}
     taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
     return UpkeepReceipt(**{**body, **rows, "taken": tuple(taken), "errors": tuple(body["errors"])})
 

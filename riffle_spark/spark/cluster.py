@@ -16,12 +16,13 @@ from riffle_spark.protocol.ports import Executor, Layout, SlotPlace
 from riffle_spark.spark import answers, departures, inventory
 from riffle_spark.spark.frames import PlacedFrames
 from riffle_spark.spark.jvm import is_classic
+from riffle_spark.spark.overdue import Deadline
 from riffle_spark.spark.stopping import is_interruption
 from riffle_spark.spark.tagged import TaggedJobs
 from riffle_spark.spark.task import Answering, census_function, upkeep_function, warm_function
 from riffle_spark.worker.census import Census, CensusOrder
 from riffle_spark.worker.order import Home
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, given_up
 
 __all__ = ["UPKEEP_POOL", "SparkCluster"]
 
@@ -50,17 +51,26 @@ class SparkCluster:
         """
         if not is_classic(self._spark):
             return []
-        found = self._ask({e.id for e in executors}, lambda _: census_function(order), answers.census)
-        return list({census.executor: census for census in found}.values())
+        deadline = Deadline(self._spark, order.timeout)
+        found = self._ask({e.id for e in executors}, lambda _: census_function(order), answers.census, deadline)
+        late = [Census(executor, error=_late(deadline)) for executor in deadline.overdue]
+        return list({census.executor: census for census in [*late, *found]}.values())
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's order on it and return what was done."""
-        return self._ask(orders, lambda layout: upkeep_function(_by_slot(orders, layout)), answers.upkeep)
+        seconds = max((order.seconds + order.timeout for order in orders.values()), default=0.0)
+        deadline = Deadline(self._spark, seconds)
+        done = self._ask(orders, lambda layout: upkeep_function(_by_slot(orders, layout)), answers.upkeep, deadline)
+        answered = {receipt.executor for receipt in done}
+        return [*done, *(given_up(executor, seconds) for executor in deadline.overdue if executor not in answered)]
 
-    def warm(self, executors: Sequence[Executor], home: Home) -> None:
-        """Start a Python worker for each core of each live executor, with all that a slot needs imported."""
+    def warm(self, executors: Sequence[Executor], home: Home, timeout: float) -> None:
+        """Start a Python worker for each core of each live executor, with all that a slot needs imported; give it up
+        where that takes longer than ``timeout`` seconds.
+        """
         if executors and is_classic(self._spark):
-            self._ask({e.id for e in executors}, lambda _: warm_function(home), str, every_core=True)
+            deadline = Deadline(self._spark, timeout)
+            self._ask({e.id for e in executors}, lambda _: warm_function(home), str, deadline, every_core=True)
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
         """Return which of these executors, that are gone, were taken away on purpose."""
@@ -71,14 +81,12 @@ class SparkCluster:
         self._jobs.stop(seconds)
 
     def _ask(
-        self,
-        wanted: Collection[str],
-        function: Callable[[Layout], Answering],
-        answer: Callable[[str], T],
-        *,
-        every_core: bool = False,
-    ) -> list[T]:
-        """Run the function on each wanted executor that lives, or on each of its cores, and return the answers."""
+        self, wanted: Collection[str], function: Callable[[Layout], Answering], answer: Callable[[str], T],
+        deadline: Deadline, *, every_core: bool = False,
+    ) -> list[T]:  # fmt: skip
+        """Run the function on each wanted executor that lives, or on each of its cores, and return the answers: none if
+        one was overdue.
+        """
 
         def asked() -> list[T]:
             if not self._is_wanted():
@@ -87,7 +95,9 @@ class SparkCluster:
             if not live:
                 return []
             layout = _layout([executor for executor in live for _ in range(executor.cores if every_core else 1)])
-            rows = self._frame(layout).mapInArrow(function(layout), "answer string").collect()  # type: ignore[arg-type]
+            asking = self._frame(layout).mapInArrow(function(layout), "answer string")  # type: ignore[arg-type]
+            with deadline.watched():
+                rows = asking.collect()
             return [answer(row[0]) for row in rows]
 
         try:
@@ -95,12 +105,18 @@ class SparkCluster:
         except Exception as error:
             if is_interruption(error):  # a stop of the query: it is the batch's to see
                 raise
-            reason = str(error).strip().split("\n")[0]
+            if deadline.overdue:
+                return []
+            reason = "no core was free for it" if deadline.passed else str(error).strip().split("\n")[0]
             raise UnavailableError(f"a job on the executors failed: {reason}", where=UPKEEP_POOL) from error
 
     def _frame(self, layout: Layout) -> DataFrame:
         with self._building:
             return self._frames.frame(self._spark, layout)
+
+
+def _late(deadline: Deadline) -> str:
+    return f"it did not answer within {deadline.seconds:g} s (`upkeep_timeout`)"
 
 
 def _layout(executors: Sequence[Executor]) -> Layout:

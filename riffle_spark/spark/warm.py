@@ -44,7 +44,7 @@ def _warm_up(spark: SparkSession, given: Settings | None) -> None:
         deadline = time.monotonic() + settings.initial_rebalance_delay
         while len(ready) < expected and time.monotonic() < deadline:
             new = [executor for executor in inventory.executors(spark) if executor.id not in ready]
-            cluster.warm(new, home)
+            cluster.warm(new, home, settings.upkeep_timeout)
             ready.update(executor.id for executor in new)
             time.sleep(0 if new else _POLL_SECONDS)
     except Exception as error:  # nothing depends on it

@@ -10,10 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from riffle_spark.state.alive import is_dead
 from riffle_spark.state.localnames import incoming_files, is_member
@@ -21,18 +23,29 @@ from riffle_spark.state.localnames import incoming_files, is_member
 __all__ = ["claims_of", "is_free", "remove_folders", "remove_strays", "unless_used"]
 
 _REMOVED = ".removed-"
+_LOOKS = 600
+_LOOK_SECONDS = 0.05
 
 
 @contextmanager
 def claims_of(base: Path) -> Iterator[list[Path]]:
     """Hold the lock of all claims below ``base``; yield the ``owner`` files there, the one used last first.
 
-    Raises ``OSError`` if the disk refuses.
+    Raises ``OSError`` if the disk refuses, or if a process that hangs does not give the lock back.
     """
     with (base / ".claims").open("a") as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
+        _lock(gate)
         owners = [owner for owner in base.glob("m*/owner") if is_member(owner.parent.name) and owner.is_file()]
         yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in owners)]
+
+
+def _lock(gate: TextIO) -> None:
+    for _ in range(_LOOKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_LOOK_SECONDS)
+    raise TimeoutError(f"another process has held {gate.name} for {_LOOKS * _LOOK_SECONDS:g} s: does it hang?")
 
 
 def is_free(owner: Path, live: Collection[str]) -> bool:

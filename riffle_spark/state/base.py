@@ -59,7 +59,7 @@ class Base:
 def written_at(path: Path, start: int) -> Iterator[Callable[[bytes], None]]:
     """Give what writes the pieces of a range of a snapshot into its file, in order.
 
-    Raises ``UnavailableError`` if the disk does not take them.
+    Raises ``LocalDiskError`` if the disk does not take them.
     """
     with _on_disk(path):
         path.touch()
@@ -87,8 +87,14 @@ def _on_disk(path: Path) -> Iterator[None]:
 def make_readable(path: Path, checksum: int, name: str) -> None:
     """Check a file with the bytes of a snapshot, and make it one whose rows can be read where they lie.
 
-    Raises ``CorruptStateError`` naming the object if the bytes are not those that were sealed.
+    Raises ``CorruptStateError`` naming the object if the bytes are not those that were sealed, ``LocalDiskError`` if
+    the disk refuses.
     """
+    with _on_disk(path):
+        _make_readable(path, checksum, name)
+
+
+def _make_readable(path: Path, checksum: int, name: str) -> None:
     with pa.memory_map(str(path)) as file:
         data = file.read_buffer()
         table = codec.decode(data, checksum, name)

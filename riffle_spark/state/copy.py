@@ -132,7 +132,7 @@ class Copy(LmdbFile):
 
         Does nothing if the copy is at ``head`` already, or at one of the ``later`` ones on the way to where the caller
         brings it: then another process was quicker. Raises ``OutOfDate`` if the copy is anywhere else than at ``base``,
-        and ``UnavailableError`` if the disk is full; the copy is then as it was.
+        and ``LocalDiskError`` if the disk is full; the copy is then as it was.
         """
         self._fold([base, head], [rows], later)
 

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import lmdb
 
-from riffle_spark.errors import CorruptStateError, RiffleError, UnavailableError
+from riffle_spark.errors import CorruptStateError, RiffleError
+from riffle_spark.state.localdisk import disk_refused
 
 __all__ = ["CopyInUse", "DamagedCopy", "damaged", "trouble"]
 
-_DISK_SAYS = ("No space left", "Input/output", "File too large", "quota exceeded", "Read-only", "Permission denied")
+_DISK_SAYS = (
+    "No space left", "Input/output", "File too large", "quota exceeded", "Read-only", "Permission denied",
+    "Operation not permitted",
+)  # fmt: skip
 _OPEN_HERE = "already open in this process"
 
 
@@ -28,11 +32,7 @@ def trouble(folder: Path, error: Exception) -> RiffleError:
         return CopyInUse(str(error), remedy="close it first", where=str(folder))
     if not isinstance(error, lmdb.DiskError) and not any(phrase in str(error) for phrase in _DISK_SAYS):
         return damaged(folder, error)
-    return UnavailableError(
-        f"the local disk refused a write: {error}",
-        remedy="free space below `local_dir` or give it a larger disk; nothing is lost, copies are rebuilt",
-        where=str(folder),
-    )
+    return disk_refused(f"the local disk refused a write: {error}", folder)
 
 
 def damaged(folder: Path, error: Exception) -> DamagedCopy:

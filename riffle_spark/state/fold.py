@@ -81,7 +81,7 @@ class Keeper:
 
         A copy that turns out damaged is dropped and restored. The caller closes them. Raises ``OutOfDate`` if a copy
         is beyond its entry, ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the
-        store or the local disk refuses.
+        store refuses, ``LocalDiskError`` if the local disk does.
         """
         started = time.perf_counter()
         try:

@@ -23,9 +23,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from riffle_spark.errors import OutOfDate, UnavailableError
+from riffle_spark.errors import OutOfDate
 from riffle_spark.state.abandoned import claims_of, is_free, remove_strays, unless_used
-from riffle_spark.state.localdisk import refuse_network
+from riffle_spark.state.localdisk import disk_refused, refuse_network
 from riffle_spark.state.localnames import sealed_files
 
 __all__ = ["Folder", "claim"]
@@ -34,6 +34,7 @@ _LOOKS = 60
 _LOOK_SECONDS = 0.05
 _SEALED_FILES_MAX = 256
 _SEALED_BYTES_MAX = 256 << 20
+_PROBE_BYTES = 1 << 20
 
 
 class Folder:
@@ -71,7 +72,7 @@ class Folder:
         except OSError as error:
             if not (self.path / "owner").exists():
                 raise OutOfDate("this executor's folder is gone from its disk", where=str(self.path)) from error
-            raise _unusable(f"a local copy cannot be kept: {error}", self.path) from error
+            raise disk_refused(f"a local copy cannot be kept: {error}", self.path) from error
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -160,14 +161,27 @@ class Folder:
 
     def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
         """Keep the bytes of a sealed delta; return whether the disk took them (a failure harms nothing)."""
+        path = self.sealed / f"{version}-{attempt}"
+        part = path.with_suffix(".part")
         try:
             self.sealed.mkdir(exist_ok=True)
-            path = self.sealed / f"{version}-{attempt}"
-            path.with_suffix(".part").write_bytes(data)
-            path.with_suffix(".part").replace(path)
+            part.write_bytes(data)
+            part.replace(path)
         except OSError:
+            with suppress(OSError):
+                part.unlink()
             return False
         return True
+
+    def try_disk(self) -> None:
+        """Write some bytes here and remove them. Raises ``LocalDiskError`` if the disk refuses."""
+        probe = self.path / "probe"
+        with self._on_disk():
+            try:
+                probe.write_bytes(bytes(_PROBE_BYTES))
+            finally:
+                with suppress(FileNotFoundError):
+                    probe.unlink()
 
     def sealed_file(self, version: int, attempt: str) -> Path:
         """Return where the sealed delta of an attempt lies, if it was kept."""
@@ -193,7 +207,7 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
     ``live`` are the owners the driver sees alive; a folder of any other is free, and so is one whose owner's process
     has ended on this machine, which is known here sooner than to the driver. Of several free ones the one used last is
     taken. ``process`` names the owner's (``state.alive``), if that is known. Raises ``ConfigError`` on a network file
-    system.
+    system, ``LocalDiskError`` if the disk refuses.
     """
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -203,15 +217,7 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
             (folder.path / "process").write_text(process)
             return folder
     except OSError as error:
-        raise _unusable(f"no folder for local copies can be made: {error}", base) from error
-
-
-def _unusable(problem: str, where: Path) -> UnavailableError:
-    return UnavailableError(
-        problem,
-        remedy="free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to",
-        where=str(where),
-    )
+        raise disk_refused(f"no folder for local copies can be made: {error}", base) from error
 
 
 def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:

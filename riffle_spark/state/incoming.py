@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.errors import CorruptStateError, UnavailableError
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.state import codec, paths
+from riffle_spark.state.localdisk import disk_refused
 from riffle_spark.state.localnames import incoming_files
 from riffle_spark.state.manifest import Address, Snapshot
 
@@ -40,7 +41,7 @@ class Incoming:
         return 0
 
     def add(self, address: Address, snapshot: Snapshot, data: bytes) -> None:
-        """Add the next bytes. Raises ``UnavailableError`` if the disk does not take them."""
+        """Add the next bytes. Raises ``LocalDiskError`` if the disk does not take them."""
         file = self._file(address, snapshot.id)
         self._files.add((*address, snapshot.id))
         try:
@@ -48,11 +49,7 @@ class Incoming:
             with file.open("ab") as opened:
                 opened.write(data)
         except OSError as error:
-            raise UnavailableError(
-                f"a snapshot cannot be kept: {error}",
-                remedy="free space below `local_dir` or give it a larger disk; nothing is lost",
-                where=str(file),
-            ) from error
+            raise disk_refused(f"a snapshot cannot be kept: {error}", file) from error
 
     def table(self, address: Address, snapshot: Snapshot) -> pa.Table:
         """Return the rows of a snapshot that has come whole. Raises ``CorruptStateError`` if its bytes are others than

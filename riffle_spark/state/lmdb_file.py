@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,14 +16,26 @@ from riffle_spark.state.damage import damaged, trouble
 __all__ = ["INITIAL_MAP_BYTES", "LmdbFile"]
 
 INITIAL_MAP_BYTES = 1 << 20
+_LOCK_BYTES = 8192
 _MAX_MAP_BYTES = 1 << 44
 _Result = TypeVar("_Result")
+
+
+def _allocate(lock: Path) -> None:
+    """Take room on the disk for what LMDB writes to the mapped lock file: a write there that finds the disk full would
+    kill the process.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 class LmdbFile:
     """An open file in a folder, with databases of these names; ``new`` makes both, or leaves nothing if that fails.
 
-    Raises ``DamagedCopy`` for what is not such a file, and ``UnavailableError`` where the disk refuses.
+    Raises ``DamagedCopy`` for what is not such a file, and ``LocalDiskError`` where the disk refuses.
     """
 
     def __init__(self, folder: Path, names: Sequence[bytes], *, new: bool = False) -> None:
@@ -39,6 +52,7 @@ class LmdbFile:
         try:
             if new:
                 self.folder.mkdir(parents=True)
+                _allocate(self.folder / "lock.mdb")
             data = self.folder / "data.mdb"
             map_bytes = max(INITIAL_MAP_BYTES, 2 * data.stat().st_size if data.exists() else 0)
             return lmdb.open(

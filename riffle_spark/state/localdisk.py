@@ -4,19 +4,26 @@ insides.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, LocalDiskError
 
-__all__ = ["default_local_dir", "refuse_network", "used_share"]
+__all__ = ["default_local_dir", "disk_refused", "is_refusal", "refuse_network", "used_share"]
 
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
 )
 _MOUNTS = Path("/proc/mounts")
+_REFUSALS = frozenset(
+    {
+        errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+    }
+)  # fmt: skip
+"""Full, read-only, over a quota, broken, or not to be written to."""
 
 
 def default_local_dir(environment: Mapping[str, str]) -> str:
@@ -28,6 +35,21 @@ def default_local_dir(environment: Mapping[str, str]) -> str:
         if environment.get(variable):
             return environment[variable].split(",")[0]
     return tempfile.gettempdir()
+
+
+def is_refusal(error: OSError) -> bool:
+    """Tell whether an error means that a disk refuses, where a local file was read or written."""
+    return error.errno in _REFUSALS
+
+
+def disk_refused(problem: str, where: Path) -> LocalDiskError:
+    """Return the error of a local disk that refuses."""
+    return LocalDiskError(
+        problem,
+        remedy="free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to; "
+        "nothing is lost, copies are rebuilt",
+        where=str(where),
+    )
 
 
 def used_share(path: Path) -> float:

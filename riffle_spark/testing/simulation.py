@@ -22,7 +22,7 @@ from riffle_spark.state.options import StoreOptions
 from riffle_spark.worker.census import Census, CensusOrder, take_census
 from riffle_spark.worker.homes import use_store
 from riffle_spark.worker.order import Home
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
+from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, given_up, run_upkeep
 
 __all__ = ["InlineBackground", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
 
@@ -95,7 +95,8 @@ class SimCluster:
     """Executors that live in this process, each with a folder of its own. Implements ``protocol.ports.Cluster``.
 
     ``store`` is what their slots read and write, ``random_bytes`` names their attempts. Executors in ``stalled`` do no
-    upkeep, those in ``silent`` answer no census.
+    upkeep, those in ``silent`` answer no census. Pieces of those in ``frozen`` never end: ``clock`` goes on to their
+    deadline, and all answers are lost.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
@@ -106,6 +107,8 @@ class SimCluster:
         self._dismissed: set[str] = set()
         self.stalled: set[str] = set()
         self.silent: set[str] = set()
+        self.frozen: set[str] = set()
+        self.clock = ManualClock()
 
     def add(self, name: str, cores: int = 1) -> None:
         """Start an executor; it takes a folder that a lost one left behind, if there is one."""
@@ -133,7 +136,14 @@ class SimCluster:
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
         told = sorted(orders.keys() & self._live.keys() - self.stalled)
-        return [run_upkeep(orders[executor], executor, self.random_bytes, _STANDING_STILL) for executor in told]
+        frozen = [executor for executor in told if executor in self.frozen]
+        work = [executor for executor in told if executor not in self.frozen]
+        receipts = [run_upkeep(orders[executor], executor, self.random_bytes, _STANDING_STILL) for executor in work]
+        if not frozen:
+            return receipts
+        seconds = max(orders[executor].seconds + orders[executor].timeout for executor in frozen)
+        self.clock.advance(seconds)
+        return [given_up(executor, seconds) for executor in frozen]
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
         """Return those of the executors that were taken away on purpose."""

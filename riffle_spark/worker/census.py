@@ -25,12 +25,14 @@ __all__ = ["Census", "CensusOrder", "take_census"]
 @dataclass(frozen=True)
 class CensusOrder:
     """What to look for. ``ec2_metadata`` asks the instance metadata service for the zone where nothing else tells;
-    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed.
+    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed. Who has not answered
+    after ``timeout`` seconds is given up.
     """
 
     home: Home
     ec2_metadata: bool = False
     folder_cleanup_seconds: float = 86_400.0
+    timeout: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ def take_census(order: CensusOrder, executor: str) -> Census:
     """Tell what this executor holds, and tidy its folder; it gets one if it has none. Whatever fails is told in
     ``error``.
 
-    A copy that cannot be used (of another boot of the machine, or damaged) is removed, so is what processes that died
-    left half done. Folders of other roots are left alone, whoever owned them.
+    A disk that refuses a small file is such a failure: slots there would fail batches. A copy that cannot be used (of
+    another boot of the machine, or damaged) is removed, so is what processes that died left half done. Folders of other
+    roots are left alone, whoever owned them.
     """
     rack, tags = _rack(ec2_metadata=order.ec2_metadata), tags_of_environment()
     try:
@@ -65,6 +68,7 @@ def take_census(order: CensusOrder, executor: str) -> Census:
         used_before = time.time() - order.folder_cleanup_seconds
         folder.tidy(used_before)
         with folder.used():
+            folder.try_disk()
             copies, sealed = _copies(folder), folder.sealed_attempts()
             disk_used_share = used_share(folder.path)
             removed = remove_folders(folder.path.parent, order.home.live, used_before)

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 
 from riffle_spark.errors import Misplaced, RiffleError
+from riffle_spark.state import localdisk
 from riffle_spark.state.caches import settle
 from riffle_spark.state.copy import Copy, DamagedCopy
 from riffle_spark.state.fold import Keeper
@@ -177,12 +179,24 @@ def run_slot(
         attempt = _Attempt(order, executor, attempt_id)
         with attempt.folder.used():
             output = attempt.run(slot, rows)
-    except RiffleError as error:
+    except (RiffleError, OSError) as raised:
+        error = _in_our_words(raised, attempt.folder.path if attempt else None)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.schema.store, slot, name, order.version, member="", executor=executor)
         receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=told(error))
         return _answer(order.output, order.output.empty_table(), receipt)
     return _answer(order.output, output, attempt.receipt(slot, executor))
+
+
+def _in_our_words(error: RiffleError | OSError, folder: Path | None) -> RiffleError:
+    """Return an error in words of ours; raise what is none of ours. The user's function and the store say in words of
+    theirs what the system refuses them, so what comes as it is comes from local files.
+    """
+    if isinstance(error, RiffleError):
+        return error
+    if folder is None or not localdisk.is_refusal(error):
+        raise error
+    return localdisk.disk_refused(f"the local disk refused: {error}", folder)
 
 
 def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:

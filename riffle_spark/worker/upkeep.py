@@ -23,7 +23,7 @@ from riffle_spark.worker.homes import folder_of, manifest_at, store_of
 from riffle_spark.worker.order import Home
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
 
-__all__ = ["Drop", "Follow", "UpkeepOrder", "UpkeepReceipt", "run_upkeep"]
+__all__ = ["Drop", "Follow", "UpkeepOrder", "UpkeepReceipt", "given_up", "run_upkeep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class UpkeepOrder:
     ``member`` is the folder that is meant (empty: whichever the executor has). The piece begins nothing new after
     ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
     the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
-    that the entries are of. ``wipe`` removes all copies and files of the member before anything else.
+    that the entries are of. ``wipe`` removes all copies and files of the member before anything else. A piece that
+    has not ended ``timeout`` after its ``seconds`` is given up.
     """
 
     home: Home
@@ -70,13 +71,22 @@ class UpkeepOrder:
     fetch_bytes: int | None = None
     disk_limit: float = 1.0
     wipe: bool = False
+    timeout: float = 60.0
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.drops or self.follows or self.snapshots or self.wipe)
 
 
 @dataclass(frozen=True, slots=True)
 class UpkeepReceipt:
     """What one piece did. ``copies`` are (store, key-group, version, attempt) of copies that are now at that head,
     ``gone`` those that are not there (any more), ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of
-    those it did not come to the end of or did not come to; ``taken`` are snapshots put.
+    those it did not come to the end of or did not come to; ``taken`` are snapshots put. ``failed`` are those of the
+    unfinished that something is wrong with or that may not be begun, ``failed_snapshots`` those that could not be
+    taken. ``ran``: it came to its work; else ``errors`` say what kept it from its folder, or it is ``overdue``: it did
+    not end in its time, and what became of it is not known.
     """
 
     executor: str
@@ -85,6 +95,10 @@ class UpkeepReceipt:
     gone: tuple[tuple[str, int], ...] = ()
     unfinished: tuple[tuple[str, int, int, int], ...] = ()
     taken: tuple[tuple[str, int, Snapshot], ...] = ()
+    failed: tuple[tuple[str, int], ...] = ()
+    failed_snapshots: tuple[tuple[str, int], ...] = ()
+    ran: bool = True
+    overdue: bool = False
     snapshots_left: int = 0
     snapshot_bytes: int = 0
     delta_bytes: int = 0
@@ -93,6 +107,15 @@ class UpkeepReceipt:
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     errors: tuple[str, ...] = ()
+
+
+def given_up(executor: str, seconds: float) -> UpkeepReceipt:
+    """Return what stands for the receipt of a piece that had not ended after so many seconds."""
+    trouble = (
+        f"a piece of upkeep had not ended after {seconds:g} s and was given up\n"
+        "  What to do: look at that executor's disk and processes; if they are merely slow, raise `upkeep_timeout`"
+    )
+    return UpkeepReceipt(executor, errors=(trouble,), ran=False, overdue=True)
 
 
 def run_upkeep(
@@ -122,7 +145,7 @@ class _Piece:
 
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
         self.errors: list[str] = []
-        self.facts: dict[str, object] = {}
+        self.facts: dict[str, object] = {"ran": False}
         self._order = order
         self._executor = executor
         self._random_bytes = random_bytes
@@ -139,6 +162,7 @@ class _Piece:
         if self._order.member not in {"", folder.member}:
             raise OutOfDate(f"the order is for member {self._order.member}, this is {folder.member}")
         with folder.used(), folder.alone():
+            self.facts["ran"] = True
             if self._order.wipe:
                 folder.wipe()
             self._drop(folder)
@@ -170,6 +194,7 @@ class _Piece:
             lambda: self._has_room(folder),
         )  # fmt: skip
         unfinished: list[tuple[str, int, int, int]] = []
+        failed: list[Address] = []
         for one in follower.follow({(f.store, f.key_group): f.entry for f in order.follows}):
             if one.at is not None:
                 self._copies[one.address] = one.at
@@ -177,10 +202,12 @@ class _Piece:
                 self._gone.append(one.address)
             if not one.finished:
                 unfinished.append((*one.address, one.fetched, one.total))
+            if one.error is not None or (one.restore and self._full):
+                failed.append(one.address)
             if one.error is not None:
                 self._fail(one.address, one.error)
         self.facts.update(
-            unfinished=tuple(unfinished), restores=follower.restores, folds=follower.folds,
+            unfinished=tuple(unfinished), failed=tuple(failed), restores=follower.restores, folds=follower.folds,
             snapshot_bytes=follower.snapshot_bytes, delta_bytes=follower.delta_bytes,
         )  # fmt: skip
 
@@ -197,6 +224,7 @@ class _Piece:
 
     def _snapshot(self, folder: Folder) -> None:
         order, left = self._order, len(self._order.snapshots)
+        failed: list[Address] = []
         for due in order.snapshots:
             if not self._budget.allows():
                 break
@@ -206,8 +234,9 @@ class _Piece:
                 taken = take_snapshot(due, folder, store_of(order.home), attempt, self._whole(store))
                 self._taken.append((store, due.key_group, taken))
             except Exception as trouble:  # noqa: BLE001 - one that fails leaves the others be
-                self._fail((store, due.key_group), trouble)
-        self.facts["snapshots_left"] = left
+                failed.append((store, due.key_group))
+                self._fail(failed[-1], trouble)
+        self.facts.update(snapshots_left=left, failed_snapshots=tuple(failed))
 
     def _whole(self, store: str) -> Callable[[int], Entry]:
         return lambda key_group: manifest_at(self._order.home, self._order.sequence).entry(store, key_group)

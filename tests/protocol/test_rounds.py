@@ -130,14 +130,14 @@ def test_pieces_are_short_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_copy_that_cannot_follow_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece that got nowhere ends its plan: the next one comes with the next batch, not at once."""
+    """A piece that got nowhere ends its plan: another try comes with a batch, and each a little later."""
     world = Elastic(tmp_path, num_standbys=1)
     world.feed(4)
     pieces = watched(world, monkeypatch)
     get = world.store.get
     monkeypatch.setattr(type(world.store), "get", lambda _, name, *at: None if "delta/" in name else get(name, *at))
     world.feed(3)
-    assert 3 <= len(pieces) <= 6
+    assert len(pieces) == 2
 
 
 def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class World:
         for name in executors:
             self.cluster.add(name)
         self.operators = list(operators) or [totals(), tails()]
-        self.clock = ManualClock()
+        self.clock = self.cluster.clock = ManualClock()
         self.sinks = {operator.store: SimSink() for operator in self.operators}
         self.query_id = "query"
         self.steps: list[str] = []

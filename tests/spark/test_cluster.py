@@ -17,6 +17,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory
 from riffle_spark.spark.background import Worker
 from riffle_spark.spark.cluster import UPKEEP_POOL, SparkCluster
+from riffle_spark.spark.overdue import Deadline
 from riffle_spark.spark.tagged import TaggedJobs
 from riffle_spark.spark.warm import warm_up
 from riffle_spark.state.options import StoreOptions
@@ -83,15 +84,40 @@ def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: S
         context.setLocalProperty(name, None)
 
 
-def sleeping(spark: SparkSession, started: Path) -> Callable[[], list[str]]:
-    """Return a job that says in a file that it began, and then takes a minute."""
+def sleeping(
+    spark: SparkSession, started: Path, seconds: float = LONG_SECONDS, tasks: int = 1
+) -> Callable[[], list[str]]:
+    """Return a job that says in a file that it began, and then takes its time, a minute."""
 
     def sleep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         started.touch()
-        time.sleep(LONG_SECONDS)
+        time.sleep(seconds)
         yield from batches
 
-    return lambda: [row[0] for row in spark.range(1).mapInArrow(sleep, "id long").collect()]
+    return lambda: [row[0] for row in spark.range(0, tasks, 1, tasks).mapInArrow(sleep, "id long").collect()]
+
+
+def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: SparkSession, tmp_path: Path) -> None:
+    """The job ends with an error long before its minute is over, and is told from one that failed by itself."""
+    deadline, began = Deadline(spark, 1.0), time.monotonic()
+    with pytest.raises(Exception, match="cancelled"), deadline.watched():
+        sleeping(spark, tmp_path / "started")()
+    assert time.monotonic() - began < LONG_SECONDS / 2
+    assert deadline.passed
+    assert len(deadline.overdue) == 1
+    assert deadline.overdue[0] in {executor.id for executor in inventory.executors(spark)}
+
+
+def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
+    """While others hold all cores a job waits for longer than its deadline, and then runs."""
+    worker, deadline = Worker(), Deadline(spark, 1.0)
+    worker.submit(sleeping(spark, tmp_path / "busy", 4.0, tasks=2))
+    wait_for((tmp_path / "busy").exists, "the cores are taken")
+    with deadline.watched():
+        assert spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").count() == 2
+    assert (deadline.passed, deadline.overdue) == (False, ())
+    wait_for(lambda: not worker.busy(), "the cores are free")
+    worker.stop()
 
 
 def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ from riffle_spark.state.copy import Copy
 from riffle_spark.state.faulty import Fault
 from riffle_spark.worker.order import KEY_GROUP, Receipt
 from riffle_spark.worker.slot import run_slot
+from tests.refusing import on_a_disk_of_its_own, unmount_below
 
 
 @pytest.fixture
@@ -144,6 +147,47 @@ def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_pa
         member.home.root, member.home.options, str(tmp_path / "file"), "app", frozenset()
     )
     kind, _, remedy, where = member.refused(rows_of(("a", 1, 0)))
-    assert kind == "UnavailableError"
+    assert kind == "LocalDiskError"
     assert "local_dir" in remedy
     assert str(tmp_path) in where
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_disk_without_any_room_is_answered_as_such(tmp_path: Path, begun: bool) -> None:
+    """Not a byte is left, for a new copy or for one that grows: the slot's process lives on and says so, and the same
+    slot works once there is room.
+    """
+    try:
+        assert in_another_process(filled_up, tmp_path, begun) == 0
+    finally:
+        unmount_below(tmp_path)
+
+
+def filled_up(folder: Path, begun: bool) -> None:
+    """Run slots on a disk that is full, then on one that is not."""
+    member = Member(folder, aggregate(count=count(), total=sum_("v")))
+    rows = rows_of(*((f"key-{n}", n, n) for n in range(4_000)))
+    member.feed(rows.slice(0, 1))
+    if begun:
+        member.feed(rows.slice(0, 1))
+    home = next(folder.glob("*/m*"))
+    with on_a_disk_of_its_own(home) as disk:
+        disk.refuse()
+        for _ in range(3):
+            _, receipt = member.answer(rows)
+            if receipt.error is not None:
+                break
+            member.commit(receipt)
+        assert receipt.error is not None
+        assert receipt.error[0] == "LocalDiskError", receipt.error
+        assert "local_dir" in receipt.error[2]
+        disk.recover()
+        member.feed(rows)
+
+
+def in_another_process(work: Callable[..., None], *given: object) -> int | None:
+    """Do it; return how the process ended."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=given)
+    process.start()
+    process.join(60)
+    return process.exitcode
