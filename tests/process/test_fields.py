@@ -188,7 +188,11 @@ def test_a_string_of_one_letter_is_a_tuple_of_it() -> None:
         of.take("ab")
 
 
-@pytest.mark.parametrize("values", [(1,), (1, 2, 3), 5, None, "ab", {"a": 1}, {"a": 1, "b": 2}, iter(())], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [(1,), (1, 2, 3), 5, None, "ab", {"a": 1}, {"a": 1, "b": 2}, pytest.param(iter(()), id="iterator")],
+    ids=str,
+)
 def test_a_tuple_of_another_size_or_no_tuple_is_refused(values: object) -> None:
     """A row of state has a value for each field."""
     with pytest.raises(Misfit):
