@@ -45,6 +45,10 @@ class Muster:
         self._aside: Delays[str] = Delays(_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS)
         self._unanswered: Delays[str] = Delays(_UNANSWERED_SECONDS, _LONGEST_ASIDE_SECONDS)
 
+    def obey(self, settings: Settings) -> None:
+        """Take changed settings: they count from the next census on."""
+        self._settings = settings
+
     def refused(self, executor: str, why: str, now: float) -> None:
         """Set an executor aside whose local disk refused."""
         seconds = self._aside.failed(executor, now)

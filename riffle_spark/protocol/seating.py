@@ -96,6 +96,7 @@ class Seating:
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
         self._settings = settings
+        self._muster.obey(settings)
         self._layout = None
 
     def layout_for(
