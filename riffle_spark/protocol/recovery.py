@@ -84,7 +84,7 @@ def rollback(
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
     query_id = spark.query_id()
-    target = target_of(log, objects, tail, to)
+    target = target_of(log, tail, to)
     manifest = log.manifest_of(target)
     _check_present(objects, manifest)
     stamp = _stamp()
@@ -98,7 +98,7 @@ def rollback(
         f"(record {target.sequence}); --to record:{tail.sequence} leads back as long as that is retained"
     ]
     if execute:
-        before = offsets_before(log, objects, target)
+        before = offsets_before(log, target)
         log.append(draft, manifest)
         _check_present(objects, manifest)
         steps += spark.restore(target.version, target.offsets, before)

@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state import paths
 from riffle_spark.state.log import Log
-from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
 
 __all__ = ["offsets_before", "target_of"]
@@ -22,7 +20,7 @@ __all__ = ["offsets_before", "target_of"]
 _RECORD = "record:"
 
 
-def target_of(log: Log, objects: ObjectStore, tail: Record, to: int | str) -> Record:
+def target_of(log: Log, tail: Record, to: int | str) -> Record:
     """Return the record that ``to`` names: a batch on the present line, or ``record:<sequence>`` on any.
 
     Raises ``ConfigError`` with the range there is if that is not retained or not promised.
@@ -37,12 +35,12 @@ def target_of(log: Log, objects: ObjectStore, tail: Record, to: int | str) -> Re
             remedy="give a batch, as 4711, or a record, as record:17",
             where="--to",
         ) from None
-    return _record_of(log, objects, tail, version)
+    return _record_of(log, tail, version)
 
 
-def offsets_before(log: Log, objects: ObjectStore, target: Record) -> str | None:
+def offsets_before(log: Log, target: Record) -> str | None:
     """Return Spark's offset-log entry of the batch before that of ``target``, on its line, if that is known."""
-    for record in _line(log, objects, target):
+    for record in _line(log, target):
         if record.version < target.version:
             return record.offsets if record.version == target.version - 1 else None
     return None
@@ -59,11 +57,11 @@ def _record_at(log: Log, tail: Record, sequence: int) -> Record:
     return log.read(sequence)
 
 
-def _record_of(log: Log, objects: ObjectStore, tail: Record, version: int) -> Record:
+def _record_of(log: Log, tail: Record, version: int) -> Record:
     """Return the newest record of ``version`` on the present line: a rollback leads on to where it went back to."""
     seen: list[int] = []
     old: Record | None = None
-    for record in _line(log, objects, tail):
+    for record in _line(log, tail):
         if record.sequence < tail.promised:
             old = record if record.version == version else old
         elif record.version == version:
@@ -81,18 +79,18 @@ def _record_of(log: Log, objects: ObjectStore, tail: Record, version: int) -> Re
     )
 
 
-def _line(log: Log, objects: ObjectStore, tail: Record) -> Iterator[Record]:
-    """Return the intact records from the newest back, without those that a rollback left behind."""
-    names = objects.list(paths.LOG)
-    left = sorted((s for s in map(paths.record_sequence, names) if s is not None), reverse=True)
-    below = tail.sequence + 1
-    for sequence in left:
-        if sequence >= below:
-            continue
+def _line(log: Log, tail: Record) -> Iterator[Record]:
+    """Yield the intact records from the newest back, by their numbers, without those that a rollback left behind: a
+    LIST that lags might not show the rollback.
+    """
+    sequence = tail.sequence
+    while sequence >= log.first:
+        at, sequence = sequence, sequence - 1
         try:
-            record = log.read(sequence)
+            record = log.read(at)
             log.manifest_of(record)
         except CorruptStateError:
             continue
         yield record
-        below = record.target + 1 if record.target is not None else sequence
+        if record.target is not None:
+            sequence = record.target

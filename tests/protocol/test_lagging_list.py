@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from invariants import History
 from world import World, one, rows_of, totals
 
-from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
-from riffle_spark.protocol.drafts import Stamp, claim_record
+from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.protocol.drafts import Stamp, claim_record, first_record
 from riffle_spark.protocol.scan import scan
+from riffle_spark.protocol.targets import target_of
 from riffle_spark.state import paths
 from riffle_spark.state.faulty import FaultyStore
 from riffle_spark.state.lagging import LaggingStore
@@ -172,6 +173,23 @@ def test_a_start_where_list_shows_only_what_is_gone_is_tried_again() -> None:
         Log(store, "").open()
     store.catch_up()
     assert Log(store, "").open() == root.tail
+
+
+def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns() -> None:
+    """A record of the line that an earlier rollback gave up is not taken for the batch of that number."""
+    store = LaggingStore(MemoryStore())
+    log = Log(store, "")
+    log.open()
+    first = first_record("query", 8, "key_group", Stamp("c", 0))
+    for version in range(4):
+        log.append(replace(first, kind="batch", version=version), log.manifest)
+    turn = log.append(replace(first, kind="rollback", version=1, target=1), log.manifest)
+    tail = log.append(replace(first, kind="claim", version=1), log.manifest)
+    store.catch_up(lambda name: name != paths.record(turn.sequence))
+    log.open()
+    assert target_of(log, tail, 1) == tail
+    with pytest.raises(ConfigError, match="no intact record of batch 3 is retained; there are: 0 to 1"):
+        target_of(log, tail, 3)
 
 
 @pytest.mark.usefixtures("short_cycles")
