@@ -96,7 +96,7 @@ class Driver:
         Raises ``UnavailableError`` if a member does not come to it.
         """
         live = self.seating.members.live
-        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout=self._settings.upkeep_timeout)
+        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout_seconds=self._settings.upkeep_timeout)
         self._rounds.at_once({seat.executor.id: order for seat in live.values()})
         self._upkeep.gather(self.seating)
         for member in live:

@@ -234,7 +234,7 @@ class Upkeep:
                 place.home, member if seat.counted else "", place.record.epoch, place.record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
-                timeout=self._settings.upkeep_timeout,
+                timeout_seconds=self._settings.upkeep_timeout,
             )  # fmt: skip
         return orders
 

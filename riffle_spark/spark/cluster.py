@@ -51,25 +51,25 @@ class SparkCluster:
         """
         if not is_classic(self._spark):
             return []
-        deadline = Deadline(self._spark, order.timeout)
+        deadline = Deadline(self._spark, order.timeout_seconds)
         found = self._ask({e.id for e in executors}, lambda _: census_function(order), answers.census, deadline)
         late = [Census(executor, error=_late(deadline)) for executor in deadline.overdue]
         return list({census.executor: census for census in [*late, *found]}.values())
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's order on it and return what was done."""
-        seconds = max((order.seconds + order.timeout for order in orders.values()), default=0.0)
+        seconds = max((order.seconds + order.timeout_seconds for order in orders.values()), default=0.0)
         deadline = Deadline(self._spark, seconds)
         done = self._ask(orders, lambda layout: upkeep_function(_by_slot(orders, layout)), answers.upkeep, deadline)
         answered = {receipt.executor for receipt in done}
         return [*done, *(given_up(executor, seconds) for executor in deadline.overdue if executor not in answered)]
 
-    def warm(self, executors: Sequence[Executor], home: Home, timeout: float) -> None:
+    def warm(self, executors: Sequence[Executor], home: Home, timeout_seconds: float) -> None:
         """Start a Python worker for each core of each live executor, with all that a slot needs imported; give it up
-        where that takes longer than ``timeout`` seconds.
+        where that takes longer than ``timeout_seconds``.
         """
         if executors and is_classic(self._spark):
-            deadline = Deadline(self._spark, timeout)
+            deadline = Deadline(self._spark, timeout_seconds)
             self._ask({e.id for e in executors}, lambda _: warm_function(home), str, deadline, every_core=True)
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:

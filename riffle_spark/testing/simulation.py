@@ -141,7 +141,7 @@ class SimCluster:
         receipts = [run_upkeep(orders[executor], executor, self.random_bytes, _STANDING_STILL) for executor in work]
         if not frozen:
             return receipts
-        seconds = max(orders[executor].seconds + orders[executor].timeout for executor in frozen)
+        seconds = max(orders[executor].seconds + orders[executor].timeout_seconds for executor in frozen)
         self.clock.advance(seconds)
         return [given_up(executor, seconds) for executor in frozen]
 

@@ -26,13 +26,13 @@ __all__ = ["Census", "CensusOrder", "take_census"]
 class CensusOrder:
     """What to look for. ``ec2_metadata`` asks the instance metadata service for the zone where nothing else tells;
     folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed. Who has not answered
-    after ``timeout`` seconds is given up.
+    after ``timeout_seconds`` is given up.
     """
 
     home: Home
     ec2_metadata: bool = False
     folder_cleanup_seconds: float = 86_400.0
-    timeout: float = 60.0
+    timeout_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class UpkeepOrder:
     ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
     the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
     that the entries are of. ``wipe`` removes all copies and files of the member before anything else. A piece that
-    has not ended ``timeout`` after its ``seconds`` is given up.
+    has not ended ``timeout_seconds`` after its ``seconds`` is given up.
     """
 
     home: Home
@@ -71,7 +71,7 @@ class UpkeepOrder:
     fetch_bytes: int | None = None
     disk_limit: float = 1.0
     wipe: bool = False
-    timeout: float = 60.0
+    timeout_seconds: float = 60.0
 
     @property
     def asks(self) -> bool:

@@ -123,7 +123,7 @@ def test_the_deadline_of_a_census_is_the_same_live_setting(tmp_path: Path, monke
     census = SimCluster.census
 
     def watched(cluster: SimCluster, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        asked.append(order.timeout)
+        asked.append(order.timeout_seconds)
         return census(cluster, executors, order)
 
     monkeypatch.setattr(SimCluster, "census", watched)
