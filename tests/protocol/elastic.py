@@ -22,7 +22,7 @@ from riffle_spark.protocol.seating import Seating
 from riffle_spark.protocol.view import task
 from riffle_spark.testing import Attempt
 
-__all__ = ["Elastic", "InOrder", "Ran", "held"]
+__all__ = ["Elastic", "InOrder", "Ran", "held", "warnings"]
 
 KEYS = 120
 """So many keys a key-group: its whole state is much more than what a batch changes."""
@@ -87,6 +87,14 @@ class Elastic(World):
                 self.fed[key] = (count + 1, total + self.version)
             check_valid(self)
         return report
+
+    def feed_every(self, seconds: float, batches: int, keys: Sequence[str] | None = None) -> list[BatchReport]:
+        """Run so many batches, one each so many seconds; return the reports."""
+        reports = []
+        for _ in range(batches):
+            self.clock.advance(seconds - 1)
+            reports.append(self.feed(keys=keys))
+        return reports
 
     def of_groups(self, key_groups: set[int]) -> list[str]:
         """Return a few keys of each of these key-groups."""
@@ -180,3 +188,8 @@ NONE: frozenset[int] = frozenset()
 def held(owned: Set[int] = NONE, kept: Set[int] = NONE, warm: Set[int] = NONE) -> tuple[set[int], set[int], set[int]]:
     """Spell out what an executor holds."""
     return set(owned), set(kept), set(warm)
+
+
+def warnings(reports: Sequence[BatchReport], text: str) -> list[str]:
+    """Return the reports' warnings that hold a text."""
+    return [warning for report in reports for warning in report.warnings if text in warning]

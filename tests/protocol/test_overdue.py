@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from elastic import Elastic
+from elastic import Elastic, warnings
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Executor
-from riffle_spark.protocol.report import BatchReport
 from riffle_spark.testing import SimCluster
 from riffle_spark.worker.census import Census, CensusOrder
 from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
@@ -19,20 +18,6 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 
 TIMEOUT = 60
 BATCH_SECONDS = 20
-
-
-def fed(world: Elastic, batches: int) -> list[BatchReport]:
-    """Feed so many batches, one now and then."""
-    reports = []
-    for _ in range(batches):
-        world.clock.advance(BATCH_SECONDS - 1)
-        reports.append(world.feed())
-    return reports
-
-
-def warnings(reports: list[BatchReport], text: str) -> list[str]:
-    """Return the reports' warnings that hold a text."""
-    return [warning for report in reports for warning in report.warnings if text in warning]
 
 
 def longest_chain(world: Elastic, key_groups: set[int]) -> int:
@@ -46,11 +31,11 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     who is late, and whose chains grow. Once it reacts, all is made up for.
     """
     world = Elastic(tmp_path, num_standbys=1, snapshot_chain_links=4, retained_versions=1000)
-    fed(world, 6)
+    world.feed_every(BATCH_SECONDS, 6)
     mine, others = world.owned("1"), world.owned("2")
     world.cluster.frozen.add("2")
     began = world.clock.seconds()
-    reports = fed(world, 45)
+    reports = world.feed_every(BATCH_SECONDS, 45)
     assert [report.runs for report in reports] == [1] * len(reports)
     late = warnings(reports, "had not ended after 6")
     assert "upkeep_timeout" in late[0]
@@ -67,7 +52,7 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     assert len(grown) <= 3 + (world.clock.seconds() - began) / 600
     world.cluster.frozen.clear()
     world.clock.advance(1000)
-    after = fed(world, 8)
+    after = world.feed_every(BATCH_SECONDS, 8)
     assert longest_chain(world, others) <= 6
     assert warnings(after[2:], "had not ended") == []
     assert warnings(after[2:], "longer than they should be") == []
@@ -112,7 +97,7 @@ def test_the_deadline_is_a_live_setting(tmp_path: Path) -> None:
     world.feed(3)
     world.driver.operations.reconfigure(world.driver.settings, {"upkeep_timeout": "5 min"})
     world.cluster.frozen.add("2")
-    assert warnings(fed(world, 3), "had not ended after 300.25 s")
+    assert warnings(world.feed_every(BATCH_SECONDS, 3), "had not ended after 300.25 s")
 
 
 def test_the_deadline_of_a_census_is_the_same_live_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from elastic import Elastic
+from elastic import Elastic, warnings
 from world import ROWS, one, tails, totals
 
 from riffle_spark.errors import LocalDiskError, UnavailableError, UserFunctionError
@@ -40,24 +40,10 @@ def disk_of(world: Elastic, executor: str, disks: ExitStack, way: Way = "full") 
     return disks.enter_context(on_a_disk_of_its_own(world.folder_of(executor), way))
 
 
-def fed(world: Elastic, batches: int) -> list[BatchReport]:
-    """Feed so many batches, one now and then."""
-    reports = []
-    for _ in range(batches):
-        world.clock.advance(BATCH_SECONDS - 1)
-        reports.append(world.feed())
-    return reports
-
-
 def grow(world: Elastic) -> BatchReport:
     """Commit so many new keys that copies have to grow: a full disk still takes what fits into the files there are."""
     world.clock.advance(BATCH_SECONDS - 1)
     return world.feed(keys=[f"grown-{n}" for n in range(GROWN)])
-
-
-def warnings(reports: list[BatchReport], text: str) -> list[str]:
-    """Return the reports' warnings that hold a text."""
-    return [warning for report in reports for warning in report.warnings if text in warning]
 
 
 @pytest.mark.parametrize("way", ["full", "read-only"])
@@ -67,24 +53,24 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
 ) -> None:
     """The batch runs again elsewhere, once; no other batch notices for a quarter of an hour; then it is back."""
     world = Elastic(tmp_path, num_standbys=standbys)
-    fed(world, 4)
+    world.feed_every(BATCH_SECONDS, 4)
     owned = world.owned("1")
     disk = disk_of(world, "1", disks, way)
-    fed(world, 2)
+    world.feed_every(BATCH_SECONDS, 2)
     disk.refuse()
-    reports = [*([grow(world)] if way == "full" else []), *fed(world, 1)]
+    reports = [*([grow(world)] if way == "full" else []), *world.feed_every(BATCH_SECONDS, 1)]
     assert (sum(report.runs - 1 for report in reports), reports[-1].owners) == (1, {"2": 6})
     told = warnings(reports, "executor 1 is set aside for 10 s, its tasks run elsewhere: ")
     assert "free space" in told[0]
     assert str(disk.folder.parent) in told[0]
     world.check_state()
-    reports = fed(world, 900 // BATCH_SECONDS)
+    reports = world.feed_every(BATCH_SECONDS, 900 // BATCH_SECONDS)
     assert {report.runs for report in reports} == {1}
     assert {tuple(report.owners) for report in reports} == {("2",)}
     assert 3 <= len(warnings(reports, "executor 1 cannot take part yet")) <= 8, "asked later and later"
     disk.recover()
     world.clock.advance(600)
-    reports = fed(world, 12)
+    reports = world.feed_every(BATCH_SECONDS, 12)
     assert {report.runs for report in reports} == {1}
     assert len(world.owned("1")) == len(owned)
     world.check_state()
@@ -93,10 +79,10 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
 def test_a_query_goes_on_after_a_restart_beside_a_disk_that_refuses(tmp_path: Path, disks: ExitStack) -> None:
     """The census tries the disk, so the first batch runs once; and where all was well before, it is set aside anew."""
     world = Elastic(tmp_path)
-    fed(world, 3)
+    world.feed_every(BATCH_SECONDS, 3)
     disk_of(world, "1", disks).refuse()
     world.start()
-    reports = fed(world, 2)
+    reports = world.feed_every(BATCH_SECONDS, 2)
     assert {report.runs for report in reports} <= {1, 2}
     assert reports[-1].runs == 1
     assert set(reports[-1].owners) == {"2"}
@@ -109,7 +95,7 @@ def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh
 ) -> None:
     """Both disks refuse: one run, an error with the remedy; with space freed the same driver, and a new one, go on."""
     world = Elastic(tmp_path)
-    fed(world, 3)
+    world.feed_every(BATCH_SECONDS, 3)
     first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
     for again in ("the same driver", "a new driver"):
         for disk in (first, second):
@@ -122,8 +108,8 @@ def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh
         second.recover()
         if again == "a new driver":
             world.start()
-        assert fed(world, 1)[0].runs == 1
-        assert set(fed(world, 3)[-1].owners) == {"1", "2"}
+        assert world.feed_every(BATCH_SECONDS, 1)[0].runs == 1
+        assert set(world.feed_every(BATCH_SECONDS, 3)[-1].owners) == {"1", "2"}
     world.check_state()
 
 
@@ -153,12 +139,12 @@ def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_pat
 def test_the_bytes_of_a_delta_that_cannot_be_kept_beside_the_copies_fail_nothing(tmp_path: Path) -> None:
     """They are in the store: the next batch gets them from there."""
     world = Elastic(tmp_path)
-    fed(world, 3)
+    world.feed_every(BATCH_SECONDS, 3)
     for executor in ("1", "2"):
         sealed = world.folder_of(executor) / "sealed"
         sealed.rename(sealed.with_name("away"))
         sealed.touch()
-    reports = fed(world, 10)
+    reports = world.feed_every(BATCH_SECONDS, 10)
     assert {report.runs for report in reports} == {1}
     assert reports[-1].fetched_bytes > 0
     world.check_state()
@@ -167,8 +153,8 @@ def test_the_bytes_of_a_delta_that_cannot_be_kept_beside_the_copies_fail_nothing
 def test_a_second_store_finds_the_disk_well_elsewhere(tmp_path: Path, disks: ExitStack) -> None:
     """Two operators share their slots: both move together, and both are right."""
     world = Elastic(tmp_path, operators=[totals(), tails()])
-    fed(world, 3)
+    world.feed_every(BATCH_SECONDS, 3)
     disk_of(world, "2", disks, "read-only").refuse()
-    report = fed(world, 1)[0]
+    report = world.feed_every(BATCH_SECONDS, 1)[0]
     assert (report.runs, report.owners) == (2, {"1": 6})
     world.check_state()

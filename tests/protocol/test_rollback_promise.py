@@ -65,8 +65,7 @@ class Beside:
         self.world.start(InlineBackground(deferred=True))
         for version in range(BATCHES):
             self.world.batch(version, rows_of(*((f"k{n}", version, version * 10 + n) for n in range(6))))
-            self.world.background._waiting, work = [], self.world.background._waiting
-            self.waiting += [piece for piece in work if not _is_census_or_rounds(piece, self.world)]
+            self.waiting += self.world.work_but_deletes()
         self.checkpoint = self.checkpoint_at(folder)
         self.folder = Path(root.removeprefix("file://")) if root else None
         self.kept = {name: self.world.memory.get(name) or b"" for name in self.world.memory.list("")}
@@ -111,14 +110,6 @@ class Beside:
             self.store.stop_at = -1
             go_back()
         return taken == [True], self.store.calls
-
-
-def _is_census_or_rounds(piece: Callable[[], object], world: World) -> bool:
-    """Run what is no delete at once; what deletes waits."""
-    if "delete" in piece.__qualname__ or "plan" in piece.__qualname__ or "Scans" in piece.__qualname__:
-        return False
-    piece()
-    return True
 
 
 def lost(root: str) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from elastic import Elastic
+from elastic import Elastic, warnings
 
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.testing import InlineBackground, SimCluster
@@ -53,16 +53,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
 
 def long_run(world: Elastic, hours: float = HOURS, keys: Sequence[str] | None = None) -> list[BatchReport]:
     """Feed for so long, a batch now and then; return the reports."""
-    reports = []
-    for _ in range(int(hours * 3600 / BATCH_SECONDS)):
-        world.clock.advance(BATCH_SECONDS - 1)
-        reports.append(world.feed(keys=keys))
-    return reports
-
-
-def warnings(reports: list[BatchReport], text: str) -> list[str]:
-    """Return the reports' warnings that hold a text."""
-    return [warning for report in reports for warning in report.warnings if text in warning]
+    return world.feed_every(BATCH_SECONDS, int(hours * 3600 / BATCH_SECONDS), keys)
 
 
 BOUND = TRIES + HOURS * 3600 // LONGEST_SECONDS

@@ -152,6 +152,15 @@ class World:
         }  # fmt: skip
         return Incoming(**said)  # type: ignore[arg-type]
 
+    def work_but_deletes(self) -> list[Callable[[], object]]:
+        """Do what waits beside the batches, but for scans and deletes; return these."""
+        waiting, self.background._waiting = self.background._waiting, []
+        deletes = [work for work in waiting if "Scans" in work.__qualname__ or "deletes" in work.__qualname__]
+        for work in waiting:
+            if work not in deletes:
+                work()
+        return deletes
+
     def batch(
         self, version: int, rows: pa.Table, perform: Callable[[Attempt], pa.Table] = Attempt.run,
         lose_block: str | None = None, **changes: object,
