@@ -67,8 +67,8 @@ def scan(
     than ``tail``, and whatever else ``tail`` promises (``deletes``). Reads the retained records and those that have
     grown old since the last scan. ``first`` is where the driver knows the log to begin; ``named`` tells which snapshots
     of its own it may still list (``None``: it cannot tell, and all stay). Raises ``UnavailableError`` where LIST lags,
-    ``FencedError`` where a newer driver has appended
-    and ``CorruptStateError`` where a retained record is missing; in all these cases nothing is deleted.
+    ``FencedError`` where a newer driver has appended and ``CorruptStateError`` where a retained record is missing;
+    in all these cases nothing is deleted.
     """
     names = objects.list("")
     may_be_listed = named()  # after the LIST: what is put from here on is not in it

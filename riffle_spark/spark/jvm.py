@@ -1,7 +1,7 @@
 """The way to Spark's JVM, behind one getter. Knows whether there is one. Does not know what it is used for.
 
 The one module without types: py4j has none. Objects of the JVM itself are used only in ``placement``, ``inventory``,
-``departures``, ``kafka_source``, ``kept`` and ``overdue``.
+``departures``, ``kept`` and ``overdue``.
 """
 
 from __future__ import annotations
