@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Literal, cast
 
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
-from riffle_spark.assign.scenario_check import check_scenario
+from riffle_spark.assign.scenario_check import Json, check_scenario, items_of
 from riffle_spark.assign.scenario_config import settings_of
 from riffle_spark.errors import ConfigError
 
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of"]
 
-Json = Mapping[str, object]
 RUNNING, UNKNOWN = -2, -3
 
 
@@ -76,25 +75,21 @@ def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
 def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
     """Turn the parsed content of a file into a scenario. Raises ``ConfigError`` for unknown names and wrong values."""
     check_scenario(content)
-    tasks = {cast(str, each["id"]): _task(each) for each in _list(content, "tasks")}
+    tasks = {cast(str, each["id"]): _task(each) for each in items_of(content, "tasks")}
     return Scenario(
         name=cast(str, content["name"]),
         family=cast(str, content.get("family") or ""),
         settings=settings_of(cast(Json, content["config"]), strategy),
-        clients=tuple(_client(each, tasks) for each in _list(content, "clients")),
+        clients=tuple(_client(each, tasks) for each in items_of(content, "clients")),
         tasks=tuple(tasks.values()),
-        events=tuple(_event(each, tasks) for each in _list(content, "events")),
+        events=tuple(_event(each, tasks) for each in items_of(content, "events")),
         names={task.id: name for name, task in tasks.items()},
         pins={tasks[name].id: member for name, member in cast("dict[str, str]", content.get("pins") or {}).items()},
     )
 
 
-def _list(content: Json, name: str) -> list[Json]:
-    return cast("list[Json]", content.get(name) or [])
-
-
 def _task(each: Json) -> Task:
-    stateful = bool(each["stateful"]) and any(part["role"] == "changelog" for part in _list(each, "partitions"))
+    stateful = bool(each["stateful"]) and any(part["role"] == "changelog" for part in items_of(each, "partitions"))
     weight = each.get("weight")
     return Task(
         id=TaskId(str(each["subtopology"]).zfill(4), int(cast(int, each["partition"]))),
@@ -108,7 +103,7 @@ def _task(each: Json) -> Task:
 
 
 def _traffic(each: Json, role: Literal["source", "changelog"]) -> Traffic:
-    parts = [part for part in _list(each, "partitions") if part["role"] == role]
+    parts = [part for part in items_of(each, "partitions") if part["role"] == role]
     local: dict[str, int] = {}
     for part in parts:
         for rack in sorted(set(cast("list[str]", part.get("replica_racks") or []))):
@@ -134,9 +129,9 @@ def _client(each: Json, tasks: Mapping[str, Task]) -> Client:
 
 
 def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
-    back = [(cast(str, one["id"]), int(cast(int, one.get("lag", 0)))) for one in _list(each, "resurrect")]
+    back = [(cast(str, one["id"]), int(cast(int, one.get("lag", 0)))) for one in items_of(each, "resurrect")]
     return Event(
         drop=tuple(cast("list[str]", each.get("drop") or [])),
-        add=tuple(_client(client, tasks) for client in _list(each, "add")),
+        add=tuple(_client(client, tasks) for client in items_of(each, "add")),
         resurrect=tuple(back),
     )

@@ -11,7 +11,7 @@ from typing import Final, cast
 from riffle_spark.errors import ConfigError
 from riffle_spark.names import check_known
 
-__all__ = ["check_scenario"]
+__all__ = ["Json", "check_scenario", "items_of"]
 
 Json = Mapping[str, object]
 _FILE: Final = ("name", "family", "note", "seed", "config", "clients", "tasks", "events", "pins")
@@ -28,21 +28,22 @@ _RETURN: Final = ("id", "lag")
 def check_scenario(content: Json) -> None:
     """Raise ``ConfigError`` for the first field, task or member that the file cannot name."""
     check_known("field", content, _FILE, source="the file", where="top level")
-    tasks = [each["id"] for each in _list(content, "tasks")]
+    tasks = [each["id"] for each in items_of(content, "tasks")]
     _check_once("task", tasks)
-    for each in _list(content, "tasks"):
+    for each in items_of(content, "tasks"):
         _check_task(each)
     names = [str(name) for name in tasks]
-    for each in _list(content, "clients"):
+    for each in items_of(content, "clients"):
         _check_client(each, names)
-    present = [str(each["id"]) for each in _list(content, "clients")]
+    present = [str(each["id"]) for each in items_of(content, "clients")]
     _check_once("client", present)
     pins = cast(Json, content.get("pins") or {})
     check_known("task", pins, names, source="pins", where="pins")
     _check_events(content, names, present, cast("Iterable[str]", pins.values()))
 
 
-def _list(content: Json, name: str) -> list[Json]:
+def items_of(content: Json, name: str) -> list[Json]:
+    """Return the objects of a field, none where it is missing."""
     return cast("list[Json]", content.get(name) or [])
 
 
@@ -57,7 +58,7 @@ def _check_once(what: str, names: Iterable[object]) -> None:
 def _check_task(each: Json) -> None:
     where = f"task {each['id']}"
     check_known("field of a task", each, _TASK, source="the task", where=where)
-    for part in _list(each, "partitions"):
+    for part in items_of(each, "partitions"):
         check_known("field of a partition", part, _PARTITION, source="the task", where=where)
         check_known("role", [part["role"]], _ROLES, source="the task", where=where)
 
@@ -72,17 +73,17 @@ def _check_client(each: Json, tasks: Collection[str]) -> None:
 def _check_events(content: Json, tasks: Collection[str], present: Iterable[str], pinned: Iterable[str]) -> None:
     """Follow who is there: only those can leave, and only those that left return."""
     here, gone, ever = set(present), set[str](), set(present)
-    for number, each in enumerate(_list(content, "events"), 1):
+    for number, each in enumerate(items_of(content, "events"), 1):
         where = f"event {number}"
         check_known("field of an event", each, _EVENT, source="the event", where=where)
         leaving = cast("list[str]", each.get("drop") or [])
         check_known("client", leaving, here, source="drop", where=where)
         here, gone = here - set(leaving), gone | set(leaving)
-        for client in _list(each, "add"):
+        for client in items_of(each, "add"):
             _check_client(client, tasks)
             _check_once("client", [*sorted(here), str(client["id"])])
             here.add(str(client["id"]))
-        for back in _list(each, "resurrect"):
+        for back in items_of(each, "resurrect"):
             check_known("field", back, _RETURN, source="resurrect", where=where)
             check_known("client that left", [back["id"]], gone, source="resurrect", where=where)
             here, gone = here | {str(back["id"])}, gone - {str(back["id"])}
