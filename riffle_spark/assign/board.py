@@ -53,10 +53,6 @@ class Board:
         """Return how far ``member`` is from caught up on ``task``; 0 is caught up."""
         return self.ranks[task].get(member, self.absent[task])
 
-    def is_caught_up(self, task: int, member: int) -> bool:
-        """Tell whether ``member`` could take ``task`` over at once."""
-        return self.rank(task, member) == 0
-
     def most_caught_up(self, task: int, among: Sequence[bool]) -> tuple[int, ...] | None:
         """Return the members of ``among`` with the lowest rank; ``None`` stands for all that hold no copy."""
         known = [(rank, member) for member, rank in self.ranks[task].items() if among[member]]

@@ -55,15 +55,18 @@ class Setbacks:
     def start_over(self) -> None:
         """Try everything again: somebody asked, or a setting changed."""
         with self._lock:
-            self._pieces.clear()
-            self._executors.clear()
-            self._overdue.clear()
+            self._clear()
 
     def forget(self) -> None:
         """Forget all, what is still to be removed, too: another run asks anew."""
-        self.start_over()
         with self._lock:
+            self._clear()
             self._owed.clear()
+
+    def _clear(self) -> None:
+        self._heads.clear()
+        for delays in (self._pieces, self._executors, self._overdue):
+            delays.clear()
 
     def only_of(self, live: Mapping[str, str]) -> None:
         """Forget what others than the live members failed at, whose executors these are: who returns begins anew."""
