@@ -160,8 +160,8 @@ class Cluster(Protocol):
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask each executor what it finds on its machine; return the answers of those that answered.
 
-        Who has not answered after the order's ``timeout_seconds`` says so as an error. Raises ``UnavailableError`` if they
-        cannot be asked now.
+        Who has not answered after the order's ``timeout_seconds`` says so as an error. Raises ``UnavailableError`` if
+        they cannot be asked now.
         """
         ...
 
