@@ -12,7 +12,7 @@ from tests.roots.diary import DDL, as_json, operators
 from tests.roots.old_root import ARCHIVES, OldRoot
 from tests.spark.streaming import Feed, rest
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 
 def run(spark: SparkSession, old: OldRoot, files: int) -> StatefulJob:

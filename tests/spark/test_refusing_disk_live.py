@@ -14,7 +14,7 @@ from riffle_spark.protocol import muster
 from riffle_spark.spark import inventory
 from tests.refusing import on_a_disk_of_its_own
 
-pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.cluster
 
 MASTER = "local-cluster[2,1,600]"
 KEYS = 24

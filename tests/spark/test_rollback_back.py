@@ -10,7 +10,7 @@ from streaming import Feed, Kept, records, run_to_end, settings_in
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, rollback, sum_
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 
 
 def test_spark_goes_on_from_a_line_that_was_given_up(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.spark.kept import GONE
 from tests.processors.visits import Visits
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sink_idioms)  # Python workers cannot import a test's module.
 
 SCHEMA = "user string, amount long"

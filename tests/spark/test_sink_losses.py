@@ -18,7 +18,7 @@ from riffle_spark.spark import inventory
 from riffle_spark.spark.kept import GONE, is_told
 from tests.processors.visits import Visits
 
-pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sink_idioms)  # Python workers cannot import a test's module.
 
 MASTER = "local-cluster[1,1,600]"
