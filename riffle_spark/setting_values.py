@@ -1,6 +1,7 @@
 """What the value of a setting may be. Knows units and ranges. Does not know any setting.
 
-Each check takes what a user wrote and returns the value, or raises ``ValueError`` that says what is allowed.
+Each check takes what a user wrote and returns the value, or raises ``ValueError`` that says what is allowed. Of that
+``checked`` makes the error for users.
 """
 
 from __future__ import annotations
@@ -8,7 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["Check", "flag", "names", "number", "one_of", "optional", "pairs", "seconds", "share", "text", "whole"]
+from riffle_spark.errors import ConfigError
+
+__all__ = [
+    "Check",
+    "checked",
+    "flag",
+    "names",
+    "number",
+    "one_of",
+    "optional",
+    "pairs",
+    "seconds",
+    "share",
+    "text",
+    "whole",
+]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_SECONDS = 36_500 * 86_400.0
@@ -16,6 +32,16 @@ _DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
 
 Value = object
 Check = Callable[[Value], Value]
+
+
+def checked(name: str, value: Value, check: Check, source: str) -> Value:
+    """Return what a check makes of a setting's value. Raises ``ConfigError``; ``source`` says where to correct it."""
+    try:
+        return check(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} = {value!r} is not allowed: it must be {error}", remedy=f"correct it in {source}", where=name
+        ) from None
 
 
 def whole(low: int, high: int | None = None) -> Check:

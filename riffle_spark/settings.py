@@ -143,7 +143,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
-            object.__setattr__(self, name, _checked(name, getattr(self, name), check, "code"))
+            object.__setattr__(self, name, values.checked(name, getattr(self, name), check, "code"))
 
     def given(self) -> dict[str, object]:
         """Return the settings that were said when this was made, validated."""
@@ -177,15 +177,6 @@ def hasty(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _checked(name: str, value: object, check: values.Check, source: str) -> object:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise ConfigError(
-            f"{name} = {value!r} is not allowed: it must be {error}", remedy=f"correct it in {source}", where=name
-        ) from None
-
-
 def read_toml(path: Path) -> dict[str, object]:
     """Return the settings of a TOML file: its top level, or its ``[riffle]`` table. Raises ``ConfigError`` if it is
     not TOML.
@@ -205,7 +196,7 @@ def read_toml(path: Path) -> dict[str, object]:
             where=str(path),
         )
     check_names(table, str(path))
-    return {name: _checked(name, value, _CHECKS[name], str(path)) for name, value in table.items()}
+    return {name: values.checked(name, value, _CHECKS[name], str(path)) for name, value in table.items()}
 
 
 def from_sources(
@@ -224,6 +215,6 @@ def from_sources(
         if key.startswith(CONF_PREFIX):
             name, source = key.removeprefix(CONF_PREFIX), f"the Spark configuration ({key})"
             check_names([name], source)
-            found[name] = _checked(name, value, _CHECKS[name], source)
+            found[name] = values.checked(name, value, _CHECKS[name], source)
     found.update(code.given() if code else {})
     return Settings(**found)  # type: ignore[arg-type]

@@ -65,16 +65,7 @@ def settings_of(config: Mapping[str, object], strategy: str | None = None) -> As
         if name in found:
             raise ConfigError(f"{said} and {name} are one setting", remedy="say one of them", where=f"config, {said}")
         if value is not None:
-            found[name] = _checked(said, value, _CHECKS[name])
+            found[name] = values.checked(said, value, _CHECKS[name], "config")
     if strategy is not None:
         found["rack_aware_assignment_strategy"] = strategy
     return AssignSettings(**found)  # type: ignore[arg-type]
-
-
-def _checked(said: str, value: object, check: values.Check) -> object:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise ConfigError(
-            f"{said} = {value!r} is not allowed: it must be {error}", remedy="correct it", where=f"config, {said}"
-        ) from None
