@@ -58,7 +58,7 @@ class Driver:
         self.seating = Seating(settings, muster, self.operations)
         self._fenced: FencedError | None = None
         self._caches = Caches()
-        self._asked = 0
+        self._requests_obeyed = 0
 
     def process(self, incoming: Incoming, operators: Sequence[Operator], work: Work) -> BatchReport:
         """Run one micro-batch to its commit, or skip it if it was committed before; return what was done.
@@ -107,8 +107,8 @@ class Driver:
         tried again, too.
         """
         changed, asked = self.operations.orders.settings, self.operations.orders.requests
-        if asked != self._asked:
-            self._asked = asked
+        if asked != self._requests_obeyed:
+            self._requests_obeyed = asked
             self._rounds.setbacks.start_over()
         if changed is not None and changed is not self._settings:
             self._settings = changed

@@ -84,9 +84,7 @@ class Muster:
         left = members.leave([*gone, *(seat for seat in shut if seat not in gone)], now, planned)
         for name in left.left:
             copies.wiped(name)
-        order = CensusOrder(
-            home, self._settings.ec2_metadata, self._settings.folder_cleanup_delay, self._settings.upkeep_timeout
-        )
+        order = self._order(home)
         found = [handed_on, left, self._take(self._roll.answers(), executors, members, copies, now)]
         if not members.live:
             able = [executor for executor in executors if not self._aside.holds(executor.id, now)] or executors
@@ -98,6 +96,13 @@ class Muster:
             self._roll.ask(strangers, order)
             found.append(self._take(self._roll.answers(), executors, members, copies, now))
         return found
+
+    def _order(self, home: Home) -> CensusOrder:
+        settings = self._settings
+        return CensusOrder(
+            home, ec2_metadata=settings.ec2_metadata, folder_cleanup_seconds=settings.folder_cleanup_delay,
+            timeout_seconds=settings.upkeep_timeout,
+        )  # fmt: skip
 
     def _waits(self, executor: str, now: float) -> bool:
         return self._aside.holds(executor, now) or self._unanswered.holds(executor, now)
