@@ -38,9 +38,7 @@ def test_a_column_is_found_as_spark_finds_it(name: str, case_sensitive: bool, pa
 @pytest.mark.parametrize("name", ["USER", "S.x", "s.X", "none", "s.none", "v.x", "s.", ".s", "s..x", "`s", ""])
 def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
     """Where case counts; the error names the columns."""
-    with pytest.raises(
-        ConfigError, match=r"there is no column .*use one of User, v, s, a\.b|there is no column"
-    ) as told:
+    with pytest.raises(ConfigError, match="there is no column") as told:
         column_of(name, ROWS, "store", case_sensitive=True)
     assert "User, v, s, a.b" in told.value.remedy
 
