@@ -33,6 +33,7 @@ Sink = Callable[..., object]
 _STALE = "riffle: a row of an attempt that was given up"
 _STALE_SIGNS = {_STALE: "it has rows of an attempt that was given up", GONE: "a part of it is gone"}
 _ROWS = "riffle_rows"
+_OURS = "__riffle_ours"
 
 
 class SparkWork:
@@ -149,10 +150,17 @@ def _told_as_stale_rows() -> Iterator[None]:
 
 
 def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-    """Return the output rows; reading a row of any other attempt fails, so that a mixture is never delivered."""
+    """Return the output rows; reading a row of any other attempt fails, so that a mixture is never delivered.
+
+    Each column fails, too: where a sink asks for ``total > 1``, Spark may first ask whether ``total`` is there, and the
+    filter never sees what that takes away.
+    """
     known = ", ".join(f"'{attempt}'" for attempt in attempts)
-    only_ours = F.expr(f"if({ATTEMPT} in ({known}), {RECEIPT} is null, raise_error('{_STALE}'))")
-    return result.where(only_ours).select(*[F.col(routing.quoted(name)) for name in output.names])
+    fails = f"raise_error('{_STALE}')"
+    told = result.withColumn(_OURS, F.expr(f"{ATTEMPT} in ({known})"))
+    ours = told.where(f"if({_OURS}, {RECEIPT} is null, {fails})")
+    names = [routing.quoted(name) for name in output.names]
+    return ours.selectExpr(*[f"if({_OURS}, {name}, {fails}) as {name}" for name in names])
 
 
 def arity(sink: Sink) -> int:
