@@ -17,8 +17,10 @@ from pyspark.sql import functions as F
 from streaming import committed, settings_in, wait_for
 
 from riffle_spark import Stateful, arrow_function
+from riffle_spark.spark.work import _rows_of
+from riffle_spark.worker.order import ATTEMPT, RECEIPT
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 KEYS = 12
@@ -46,7 +48,9 @@ def fickle(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Ta
 
 
 def lose_a_part(spark: SparkSession) -> bool:
-    """Remove a part that Spark keeps, if there is any; tell whether there was."""
+    """Remove a part that Spark keeps, if there is any; tell whether there was. Py4J cannot do so on Spark 4.3, whose
+    ``SparkEnv`` names a class that is not there.
+    """
     jvm = spark.sparkContext._jvm
     blocks = jvm.org.apache.spark.SparkEnv.get().blockManager()
     for rdd in list(spark.sparkContext._jsc.getPersistentRDDs()):
@@ -77,6 +81,7 @@ def a_part_lost(spark: SparkSession, folder: Path) -> Iterator[None]:
         losing.join()
 
 
+COMPILED = "spark.sql.codegen.wholeStage"
 ASKED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "all": lambda rows: rows,
     "more than none": lambda rows: rows.where("rows > 0"),
@@ -105,7 +110,7 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
                 if len(found) == 1:
                     unguarded[name] = found[-1][name]
 
-    spark.conf.set("spark.sql.codegen.wholeStage", str(compiled).lower())
+    spark.conf.set(COMPILED, str(compiled).lower())
     compute = arrow_function(fickle(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(sink)
     with a_part_lost(spark, tmp_path):
@@ -114,3 +119,15 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
     assert found[1:] == [{"all": KEYS, "more than none": KEYS, "some keys": KEYS, "a number": 1}]
     assert job.reports[-1].runs == 2
     assert committed(f"file://{tmp_path}/state") == [0]
+
+
+@pytest.mark.newer_spark
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_receipt_of_another_attempt_is_never_filtered_away(spark: SparkSession, asked: str) -> None:
+    """A part that holds nothing but the receipt of an attempt that was given up fails whoever asks for rows."""
+    rows = [("ours", None, 1, 1), ("ours", "{}", None, None), ("given up", "{}", None, None)]
+    result = spark.createDataFrame(rows, f"{ATTEMPT} string, {RECEIPT} string, k long, rows long")
+    spark.conf.set(COMPILED, "false")
+    assert len(ASKED[asked](_rows_of(result.where("k = 1"), ["ours"], COUNTED)).collect()) == 1
+    with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
+        ASKED[asked](_rows_of(result, ["ours"], COUNTED)).collect()
