@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,18 @@ class Aggregates:
 
     columns: tuple[tuple[str, Accumulator], ...]
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns that are aggregated, each once."""
+        columns = (accumulator.column for _, accumulator in self.columns)
+        return tuple(dict.fromkeys(column for column in columns if column is not None))
+
+    def on(self, names: Mapping[str, str]) -> Aggregates:
+        """Return the same of columns that the input calls otherwise: names of the input by those of ``sources``."""
+        if all(name == given for given, name in names.items()):
+            return self
+        return Aggregates(tuple((name, _on(accumulator, names)) for name, accumulator in self.columns))
+
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare state and output; ``ConfigError`` where a column is missing or of a type that is not supported."""
         sources = [(name, accumulator, _source(name, accumulator, rows)) for name, accumulator in self.columns]
@@ -86,8 +98,7 @@ class Aggregates:
         output = [*key, *(pa.field(name, accumulator.result(type)) for name, accumulator, type in sources)]
         _refuse_repeated([*key.names, *(field.name for field in state)], "state")
         _refuse_repeated([field.name for field in output], "output")
-        wanted = {accumulator.column for _, accumulator in self.columns if accumulator.column is not None}
-        needed = tuple(name for name in rows.names if name in wanted and name not in key.names)
+        needed = tuple(name for name in rows.names if name in self.sources and name not in key.names)
         return Declared(pa.schema(state), pa.schema(output), columns=needed, per_key_group=False)
 
     def __call__(self, batch: Batch) -> Update:
@@ -108,6 +119,11 @@ class Aggregates:
         for name, accumulator in self.columns:
             for suffix, type in accumulator.state(_source(name, accumulator, rows)).items():
                 yield name + suffix, type
+
+
+def _on(accumulator: Accumulator, names: Mapping[str, str]) -> Accumulator:
+    column = accumulator.column
+    return accumulator if column is None else replace(accumulator, column=names.get(column, column))
 
 
 def _source(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType:

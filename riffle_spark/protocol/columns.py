@@ -1,21 +1,21 @@
 """Columns by the names that users give, as Spark finds them. Knows schemas. Does not know frames or operators.
 
 Spark takes upper and lower case for the same unless ``spark.sql.caseSensitive``, and ``s.x`` for field x of column s. A
-name that is a column's, as it stands, is that column here whatever the setting. Two columns of one name are two to
-Spark; inside, where all go by names, each of them has one of its own.
+name that is a column's as it stands, dots and all, is that column here. Two columns of one name are two to Spark;
+inside, where all go by names, each of them has one of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Column", "Input", "column_of", "found_column", "input_of"]
+__all__ = ["Column", "Input", "check_fields", "column_of", "found_column", "input_of", "source_of"]
 
 _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
@@ -47,16 +47,21 @@ class Input(NamedTuple):
         name.
         """
         added = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
-        names = [column.name for column in (*self.fields, *added)]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(
-                f"two fields of columns would be the column {twice!r}",
-                remedy="give one of them a name of its own before the query: withColumn(...)",
-                where=twice,
-            )
+        check_fields([*self.fields, *added])
         kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added]
         return Input(pa.schema([*self.rows, *kinds]), self.shown, (*self.fields, *added))
+
+
+def check_fields(columns: Collection[Column]) -> None:
+    """Raise ``ConfigError`` for two fields of one name."""
+    names = [column.name for column in columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two fields of columns would be the column {twice!r}",
+            remedy="give one of them a name of its own before the query: withColumn(...)",
+            where=twice,
+        )
 
 
 def input_of(rows: pa.Schema) -> Input:
@@ -93,6 +98,19 @@ def found_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool
     return found
 
 
+def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
+    """Return the column of this name, if there is one, under a name inside that no column has: for one that is read
+    and never shown. Raises ``ConfigError`` if there is more than one.
+    """
+    found = _found(name, rows, where, case_sensitive=case_sensitive)
+    if found is None or not found.path[1:]:
+        return found
+    inside = ".".join(found.path)
+    while inside in rows.names:
+        inside += "'"
+    return Column(inside, found.path)
+
+
 def _found(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) -> Column | None:
     whole = _match(name, rows.names, name, where, case_sensitive=case_sensitive)
     if whole is not None:
@@ -118,9 +136,7 @@ def _parts(name: str) -> list[str]:
 
 def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensitive: bool) -> str | None:
     """Return which of these names is meant. Raises ``ConfigError`` if several are."""
-    found = [one for one in names if one == part]
-    if not found and not case_sensitive:
-        found = [one for one in names if one.casefold() == part.casefold()]
+    found = [one for one in names if one == part or not (case_sensitive or one.lower() != part.lower())]
     if len(found) > 1:
         raise ConfigError(
             f"column {name!r} may be any of {', '.join(found)}",

@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
+from riffle_spark.process.aggregates import Aggregates
 from riffle_spark.process.compute import Compute, Declared
 from riffle_spark.process.keyed import Keyed
-from riffle_spark.protocol.columns import Column, Input, column_of, found_column, input_of
+from riffle_spark.protocol.columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.paths import check_store_name
 from riffle_spark.state.schema import StoreSchema
 from riffle_spark.state.variables import VariablesSchema
@@ -69,7 +70,8 @@ def operator_of(
     keys, orders = (
         [column_of(name, rows, store, case_sensitive=case_sensitive) for name in names] for names in (key, order_by)
     )
-    given = input_of(rows).with_fields([*keys, *orders])
+    compute, sources = _on_columns(compute, rows, store, case_sensitive=case_sensitive)
+    given = input_of(rows).with_fields([*keys, *orders, *sources])
     schema = pa.schema([pa.field(column.name, given.rows.field(column.name).type) for column in keys])
     for field_of_key in schema:
         check_key_type(field_of_key.name, field_of_key.type)
@@ -79,6 +81,17 @@ def operator_of(
         _columns(store, schema, declared), compute, declared, tuple(column.name for column in orders), given.rows,
         fields=given.fields, shown={} if given.is_plain else given.shown, case_sensitive=case_sensitive,
     )  # fmt: skip
+
+
+def _on_columns(
+    compute: Compute | Keyed, rows: pa.Schema, store: str, *, case_sensitive: bool
+) -> tuple[Compute | Keyed, list[Column]]:
+    """Return aggregates of the columns that are meant, and these; what is not found ``declare`` refuses."""
+    if not isinstance(compute, Aggregates):
+        return compute, []
+    found = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
+    columns = {name: column for name, column in found.items() if column is not None}
+    return compute.on({name: column.name for name, column in columns.items()}), list(columns.values())
 
 
 def _check_names(store: str, declared: Declared, rows: pa.Schema) -> None:

@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.columns import input_of
+from riffle_spark.protocol.columns import check_fields, input_of, source_of
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Layout
 from riffle_spark.protocol.shards import Partition, Shards
@@ -23,6 +23,7 @@ from riffle_spark.worker.order import INITIAL, KEY_GROUP, SLOT, Order
 __all__ = [
     "arrow_of",
     "arrow_schema",
+    "is_case_sensitive",
     "partition_columns",
     "partitions_of",
     "prepared",
@@ -73,13 +74,17 @@ def routed(batch: DataFrame, order: Order, layout: Layout, columns: Sequence[str
 
 
 def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
-    """Return the batch with the columns that operators go by: each under a name of its own, and fields of others."""
+    """Return the batch with the columns that operators go by: each under a name of its own, and fields of others.
+
+    Raises ``ConfigError`` where two operators go by fields of one name.
+    """
     names = list(input_of(pa.schema([(name, pa.null()) for name in batch.columns])).shown)
     fields = dict.fromkeys(column for operator in operators for column in operator.fields)
     if names != batch.columns:
         batch = batch.toDF(*names)
     if not fields:
         return batch
+    check_fields(fields)
     return batch.select("*", *[F.col(".".join(map(quoted, one.path))).alias(one.name) for one in fields])
 
 
@@ -98,21 +103,29 @@ def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFram
 
 def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, str]:
     """Return the columns of topic and partition as SQL takes them. Raises ``ConfigError`` if the batch lacks them."""
-    kinds = {field.name: field.dataType for field in batch.schema.fields if field.name in columns}
+    rows, case_sensitive = arrow_schema(batch), is_case_sensitive(batch.sparkSession)
+    found = [source_of(name, rows, "dispatch_columns", case_sensitive=case_sensitive) for name in columns]
+    paths = [".".join(map(quoted, column.path)) for column in found if column is not None]
+    kinds = [field.dataType for field in batch.select(*map(F.col, paths)).schema.fields]
     whole = (ByteType, ShortType, IntegerType, LongType)
-    if len(columns) != 2 or set(kinds) != set(columns):
+    if len(columns) != 2 or len(kinds) != len(columns):
         problem = f"rows are dispatched by the columns {' and '.join(columns)}, and the batch has not got both"
-    elif not isinstance(kinds[columns[0]], StringType) or not isinstance(kinds[columns[1]], whole):
-        told = " and ".join(f"{name} {kinds[name].simpleString()}" for name in columns)
+    elif not isinstance(kinds[0], StringType) or not isinstance(kinds[1], whole):
+        told = " and ".join(f"{name} {kind.simpleString()}" for name, kind in zip(columns, kinds, strict=True))
         problem = f"rows are dispatched by a topic (string) and a partition (int), and the batch has {told}"
     else:
-        return quoted(columns[0]), quoted(columns[1])
+        return paths[0], paths[1]
     raise ConfigError(
         problem,
         remedy="select the source's topic and partition into the batch too (Kafka's are called so), name the columns "
         "in dispatch_columns, or keep dispatch = key_group",
         where="dispatch_columns",
     )
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Tell whether names of columns that differ in case are of different columns."""
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def partitions_of(batch: DataFrame, columns: Sequence[str], most: int) -> list[Partition]:

@@ -165,19 +165,14 @@ class Running:
 
 def _operator(part: Part, batch: DataFrame, rows: pa.Schema) -> Operator:
     """Return a part's operator. Where its timers go by event time and it names no watermark, it is the batch's own."""
-    operator = operator_of(
-        part.store, part.key, part.compute, part.order_by, rows, case_sensitive=_is_case_sensitive(batch.sparkSession)
-    )
+    case_sensitive = routing.is_case_sensitive(batch.sparkSession)
+    operator = operator_of(part.store, part.key, part.compute, part.order_by, rows, case_sensitive=case_sensitive)
     operator = replace(operator, durable=part.durable)
     watermark = part.watermark
     if watermark is None and operator.declared.time_mode == "EventTime":
         watermark = watermark_in(batch.schema, part.store)
     initial = None if part.initial is None else routing.arrow_schema(_keyed_alike(part.initial, operator))
     return with_watermark(with_initial(operator, initial, part.initial_name), watermark)
-
-
-def _is_case_sensitive(spark: SparkSession) -> bool:
-    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def _keyed_alike(initial: DataFrame, operator: Operator) -> DataFrame:

@@ -6,9 +6,10 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.aggregates import aggregate, count, sum_
+from riffle_spark.process.aggregates import aggregate, count, max_, min_, sum_
 from riffle_spark.protocol.columns import Column, column_of, input_of
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from riffle_spark.state.schema import StoreSchema
 from riffle_spark.worker.order import Watermark
 
 STRUCT = pa.struct([("x", pa.string()), ("At", pa.timestamp("us", "UTC")), ("in", pa.struct([("y", pa.int64())]))])
@@ -44,10 +45,10 @@ def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
 
 
 def test_a_name_that_may_be_several_columns_is_refused() -> None:
-    """Columns that differ in case alone, or not at all; the one that is written so is meant where there is one."""
+    """Columns that differ in case alone, where it does not count, or not at all."""
     rows = pa.schema([("v", pa.int64()), ("V", pa.int64()), ("w", pa.int64()), ("w", pa.int64())])
-    assert column_of("V", rows, "store") == Column("V", ("V",))
-    for name, several in (("w", "w, w"), ("W", "w, w")):
+    assert column_of("V", rows, "store", case_sensitive=True) == Column("V", ("V",))
+    for name, several in (("w", "w, w"), ("W", "w, w"), ("V", "v, V")):
         with pytest.raises(ConfigError, match=f"column '{name}' may be any of {several}"):
             column_of(name, rows, "store")
     with pytest.raises(ConfigError, match="column '`Vv`' may be any of vV, VV"):
@@ -87,6 +88,45 @@ def test_an_operator_goes_by_the_columns_of_its_input() -> None:
     assert operator.watermark == Watermark("At", 5)
     assert operator.fields == (Column("y", ("s", "in", "y")), Column("At", ("s", "At")))
     assert operator.rows.names == ["User", "v", "y", "At"]
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "path"),
+    [
+        ("V", "v", ("v",)),
+        ("S.IN.Y", "s.in.y", ("s", "in", "y")),
+        ("`s`.`in`.y", "s.in.y", ("s", "in", "y")),
+        ("A.B", "a.b", ("a.b",)),
+    ],
+)
+def test_an_aggregate_goes_by_the_columns_of_its_input(name: str, inside: str, path: tuple[str, ...]) -> None:
+    """Whatever is aggregated: a column in any case, or a field below one."""
+    rows = pa.schema([*ROWS, ("y", pa.int64())])
+    operator = operator_of("totals", ["user"], aggregate(total=sum_(name), n=count(name)), (), rows)
+    assert operator.declared.columns == (inside,)
+    assert operator.fields == ((Column(inside, path),) if path[1:] else ())
+    assert operator.rows.names == ["User", inside]
+    assert operator.declared.output.names == ["User", "total", "n"]
+    assert isinstance(operator.schema, StoreSchema)
+    assert operator.schema.state.names == ["total", "n"]
+
+
+def test_fields_of_one_name_can_be_aggregated_together() -> None:
+    """Also beside a column of that name, a key and an event time that are such fields."""
+    rows = pa.schema([("s", STRUCT), ("t", STRUCT), ("v", pa.int64()), ("s.v", pa.int64())])
+    operator = operator_of("totals", ["s.x"], aggregate(a=min_("s.x"), b=min_("t.x"), at=max_("s.At")), (), rows)
+    operator = with_watermark(operator, Watermark("s.at", 5))
+    assert operator.rows.names == ["x", "s.x", "t.x", "s.At", "At"]
+    assert operator.watermark == Watermark("At", 5)
+
+
+def test_what_is_aggregated_is_refused_as_a_key_is() -> None:
+    """Where case counts, and where it may be several columns."""
+    with pytest.raises(ConfigError, match=r"sum_\('V'\): the input has no column 'V'") as told:
+        operator_of("totals", ["User"], aggregate(total=sum_("V")), (), ROWS, case_sensitive=True)
+    assert "User, v, s, a.b" in told.value.remedy
+    with pytest.raises(ConfigError, match="column 'W' may be any of w, w"):
+        operator_of("totals", ["User"], aggregate(w=sum_("W")), (), pa.schema([*ROWS, ("w", STRUCT), ("w", STRUCT)]))
 
 
 def test_a_column_that_is_there_twice_is_refused_only_where_it_is_asked_for() -> None:

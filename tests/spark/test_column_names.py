@@ -10,7 +10,7 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
 from streaming import Feed, Kept, run_to_end, settings_in
 
-from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state, transform_with_state_in_pandas
+from riffle_spark import Stateful, aggregate, count, min_, sum_, transform_with_state, transform_with_state_in_pandas
 from tests.processors.columns import Columns
 from tests.spark import native
 
@@ -42,24 +42,23 @@ def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, f
 
 
 def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path) -> None:
-    """Of its key, of its order and of its event time; a column that nobody asks for may be there twice."""
+    """Of its key, of its order and of what is aggregated; a column that nobody asks for may be there twice."""
     sink = Kept()
-    operator = Stateful(
-        "totals", "USER", aggregate(n=count(), total=sum_("w")), order_by="S.X", settings=settings_in(tmp_path)
-    )
+    totals = aggregate(n=count(), total=sum_("W"), of=min_("S.x"))
+    operator = Stateful("totals", "USER", totals, order_by="S.X", settings=settings_in(tmp_path))
     rows = stream(spark, tmp_path).selectExpr("*", "user as w_text", "cast(7 as long) as w")
     run_to_end(rows, operator.into(sink), tmp_path / "checkpoint")
-    assert sink.latest("user") == {"ann": {"n": 1, "total": 7}}
+    assert sink.latest("user") == {"ann": {"n": 1, "total": 7, "of": "in"}}
 
 
 def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
     """With ``spark.sql.caseSensitive``, as in any query; no query is needed to be refused."""
-    from riffle_spark.spark.running import _is_case_sensitive
+    from riffle_spark.spark.routing import is_case_sensitive
 
-    assert not _is_case_sensitive(spark)
+    assert not is_case_sensitive(spark)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
-        assert _is_case_sensitive(spark)
+        assert is_case_sensitive(spark)
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
 

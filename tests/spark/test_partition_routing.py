@@ -110,6 +110,35 @@ def test_partitions_are_read_from_the_rows(spark: SparkSession) -> None:
     assert len(routing.partitions_of(named, ("a.b", "c`d"), 100)) == 6
 
 
+def test_topic_and_partition_are_found_as_any_column(spark: SparkSession) -> None:
+    """In any case unless case counts, and in fields, whose shard is their partition's."""
+    batch = rows_of(spark, [("k", "a", 0), ("k", "b", 0)]).selectExpr("k", "topic `T.x`", "struct(topic, partition) S")
+    for columns in (("s.TOPIC", "S.`partition`"), ("t.X", "s.Partition")):
+        assert sorted(routing.partitions_of(batch, columns, 9)) == [("a", 0), ("b", 0)]
+    layout = layout_of(REGISTERED)
+    order = order_of(routing.arrow_schema(batch))
+    found = routing.routed(batch, order, layout, ("s.TOPIC", "S.partition")).collect()
+    wanted = routing.routed(rows_of(spark, [("k", "a", 0), ("k", "b", 0)]), order, layout, COLUMNS).collect()
+    assert sorted(found) == sorted(wanted)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert len(routing.partitions_of(batch, ("T.x", "S.partition"), 9)) == 2
+        with pytest.raises(ConfigError, match=r"t\.X and S\.partition, and the batch has not got both"):
+            routing.partitions_of(batch, ("t.X", "S.partition"), 9)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_two_operators_cannot_go_by_fields_of_one_name(spark: SparkSession) -> None:
+    """Their columns would be one."""
+    frame = spark.range(1).selectExpr("struct(id as x) as s", "struct(id as x) as t")
+    rows = routing.arrow_schema(frame)
+    built = [operator_of(name, [f"{name}.x"], aggregate(rows=count()), (), rows) for name in ("s", "t")]
+    assert routing.prepared(frame, built[:1]).columns == ["s", "t", "x"]
+    with pytest.raises(ConfigError, match="two fields of columns would be the column 'x'"):
+        routing.prepared(frame, built)
+
+
 @pytest.mark.parametrize("row", [("k", None, 0), ("k", "b", None)])
 def test_a_row_without_topic_or_partition_is_refused(
     spark: SparkSession, row: tuple[str, str | None, int | None]

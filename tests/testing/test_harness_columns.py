@@ -12,7 +12,16 @@ import pytest
 from pyspark import __version__ as spark_version
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark import Stateful, aggregate, count, transform_with_state, transform_with_state_in_pandas
+from riffle_spark import (
+    Stateful,
+    aggregate,
+    count,
+    max_,
+    min_,
+    sum_,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.testing import Harness
 from tests.processors.columns import Columns
@@ -35,6 +44,16 @@ def test_rows_are_as_they_came_whatever_the_key_is(form: str, key: str, found: s
     rows = pa.Table.from_arrays([["ann"], pa.array([{"x": "in"}], STRUCT), [1], [2]], schema=ROWS)
     with Harness(operator, ROWS) as query:
         assert query.feed(rows) == [{"key": found, "told": "['user', 's', 'v', 'v', 1, 2]"}]
+
+
+def test_an_aggregate_is_of_the_columns_that_are_meant() -> None:
+    """In another case, or fields of one name."""
+    kind = pa.struct([("x", pa.int64())])
+    rows = pa.schema([("user", pa.string()), ("V", pa.int64()), ("s", kind), ("T", kind)])
+    declared = aggregate(total=sum_("v"), least=min_("S.X"), most=max_("t.x"), n=count("USER"))
+    given = [{"user": "ann", "V": n, "s": {"x": n}, "T": None if n == 3 else {"x": 10 * n}} for n in (1, 2, 3)]
+    with Harness(Stateful("totals", "User", declared), rows) as query:
+        assert query.feed(given) == [{"user": "ann", "total": 6, "least": 1, "most": 20, "n": 3}]
 
 
 def test_case_counts_if_spark_is_told_so() -> None:
