@@ -23,6 +23,8 @@ SETTINGS: Final = {
 """Spark's settings by the names of ``PandasOptions``."""
 _SINCE: Final = {"bytes_max": (4, 1), "int_to_decimal": (4, 1)}
 """The versions from which on Spark's own operator goes by a setting."""
+_BYTES_MAX: Final = 64 << 20
+"""Of Spark 4.1 and newer."""
 _NUMBERS: Final = {"rows_max", "bytes_max"}
 _FLAGS: Final = {"by_name", "safe", "int_to_decimal"}
 _UNITS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -32,7 +34,7 @@ _BYTES: Final = re.compile(r"\s*(-?\d+)\s*(?:([kmgtp])?i?b?)\s*", re.IGNORECASE)
 def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) -> dict[str, object]:
     """Return the options that these settings say; what they do not say is as this version of Spark has it."""
     of = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    options: dict[str, object] = {"safe": of >= (4, 1)}
+    options: dict[str, object] = {"safe": False} if of < (4, 1) else {"safe": True, "bytes_max": _BYTES_MAX}
     for name, setting in SETTINGS.items():
         if setting in conf and of >= _SINCE.get(name, (4, 0)):
             options[name] = _value(name, str(conf[setting]))

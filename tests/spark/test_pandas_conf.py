@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pyarrow as pa
 import pytest
+from pyspark.errors import SparkNoSuchElementException
 from pyspark.sql import SparkSession
 
 from riffle_spark import transform_with_state
@@ -31,15 +34,34 @@ def test_settings_are_read_from_the_version_that_has_them() -> None:
     """Spark 4.0's own operator goes by rows alone, whatever is said of bytes."""
     conf = {BYTES: "64b", SETTINGS["rows_max"]: "7", SETTINGS["int_to_decimal"]: "true", SETTINGS["safe"]: "TRUE"}
     assert pandas_options(conf, "4.0.5") == {"safe": True, "rows_max": 7}
+    assert pandas_options(conf, "4.1.0") == pandas_options(conf, "4.3.0")
     assert pandas_options(conf, "4.3.0") == {"safe": True, "rows_max": 7, "bytes_max": 64, "int_to_decimal": True}
 
 
 @pytest.mark.spark
 def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkSession) -> None:
-    """On the Spark at hand, for each setting but the time zone, which is the machine's."""
-    said = {setting: spark.conf.get(setting, None) for name, setting in SETTINGS.items() if name != "timezone"}
-    told = pandas_options({setting: value for setting, value in said.items() if value is not None})
-    assert PandasOptions(**told) == PandasOptions(**pandas_options({}))  # type: ignore[arg-type]
+    """On the Spark at hand, for each setting that it has but the time zone, which is the machine's."""
+    said: dict[str, str] = {}
+    for name, setting in SETTINGS.items():
+        # Asked with a default of ours, Spark returns that, and not its own.
+        with suppress(SparkNoSuchElementException):
+            said |= {} if name == "timezone" else {setting: str(spark.conf.get(setting))}
+    assert {SETTINGS[name] for name in ("safe", "rows_max", "by_name")} <= {*said}
+    assert PandasOptions(**pandas_options(said)) == PandasOptions(**pandas_options({}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("4.0.5", {"safe": False}),
+        ("4.1.0", {"safe": True, "bytes_max": 64 << 20}),
+        ("4.2.0", {"safe": True, "bytes_max": 64 << 20}),
+        ("4.10.1.dev0", {"safe": True, "bytes_max": 64 << 20}),
+    ],
+)
+def test_what_holds_without_a_setting_is_as_the_version_has_it(version: str, told: dict[str, object]) -> None:
+    """As read in Spark 4.0.5, 4.1.0, 4.2.0 and 4.3.0."""
+    assert pandas_options({}, version) == told
 
 
 def test_frames_are_cut_by_bytes() -> None:
