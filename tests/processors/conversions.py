@@ -92,7 +92,7 @@ class Trials(StatefulProcessor):
     """Makes the trials that are not in ``done``, one after the other, and notes each before and after it in a file."""
 
     def __init__(self, path: Path, done: frozenset[str] = frozenset()) -> None:
-        self._path, self._done = path, done
+        self.path, self._done = path, done
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare a value of each type, and a variable of each kind for tuples of two strings."""
@@ -103,7 +103,7 @@ class Trials(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
         """Make the trials."""
-        with self._path.open("a") as file:
+        with self.path.open("a") as file:
             for name in NAMES:
                 if name not in self._done:
                     print(json.dumps([name]), file=file, flush=True)

@@ -3,8 +3,13 @@
     .venv/bin/python -m tests.processors.record_conversions
     .venv-4.3.0/bin/python -m tests.processors.record_conversions
 
-Where Spark cannot unpickle or store a value, its server says so and answers no more: the query fails, and is started
-again with what is left. Spark 4.0 hangs instead, so there what 4.3 cannot store is left out: record 4.3 first.
+Where Spark cannot unpickle or store a value, its server says so and answers no more: the query fails on 4.3 and hangs
+on 4.0, and is started again with what is left. Often a later trial meets it, so each that was begun and not told is
+tried once more, as the first of a query. 4.3 tells all of them, in some 25 queries.
+
+A hang takes a minute and leaves ``put`` and ``appendList`` without an answer on 4.0, where they are left out. The
+recording of 4.0.5 is of three runs that agree and were broken off: besides those two it lacks all of ``appendList of
+one``, generators, what is too short, too long or a number for a map, and a datetime for a date in a struct.
 """
 
 from __future__ import annotations
@@ -18,15 +23,16 @@ from pathlib import Path
 import pyspark
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from tests.processors.conversions import NAMES, Trials, found
 from tests.processors.record import FOLDER, environment, session
 
-__all__ = ["NEWEST", "main"]
+__all__ = ["main"]
 
-NEWEST = "4.3.0"
 OLD = pyspark.__version__.startswith("4.0.")
-END_SECONDS = 120
+QUIET_SECONDS = 30
+"""So long nothing is told by a query that hangs."""
 STARTS_MAX = 80
 _JAVAS = re.compile(r"java\.util|\[Ljava|@[0-9a-f]{6,}|Timedelta: |^'[\[{]")
 """In texts that Java makes of objects."""
@@ -48,9 +54,21 @@ def _run(spark: SparkSession, trials: Trials, folder: Path) -> bool:
     writer = writer.foreachBatch(lambda frame, _: frame.collect())
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
     try:
-        return bool(query.awaitTermination(END_SECONDS))
+        return _ended(query, trials.path)
     except StreamingQueryException:
         return False
+
+
+def _ended(query: StreamingQuery, notes: Path) -> bool:
+    """Wait until a query ends, or stop it where it tells nothing any more."""
+    before = -1
+    while not query.awaitTermination(QUIET_SECONDS):
+        now = notes.stat().st_size if notes.exists() else 0
+        if now == before:
+            query.stop()
+            return False
+        before = now
+    return True
 
 
 def _told(name: str, told: list[str]) -> list[str]:
@@ -63,9 +81,7 @@ def _told(name: str, told: list[str]) -> list[str]:
 def main() -> int:
     """Record the Spark at hand; return how many trials are missing."""
     environment()
-    known = json.loads(path_of(NEWEST).read_text()) if OLD else {}
-    left_out = {name for name in NAMES if OLD and known.get(name, ["!"]) == ["!"]}
-    left_out |= {name for name in NAMES if OLD and name.startswith(("put/", "appendList"))}
+    left_out = {name for name in NAMES if OLD and name.startswith(("put/", "appendList/"))}
     with tempfile.TemporaryDirectory(prefix="riffle-native-") as made:
         spark, notes = session(), Path(made) / "notes"
         for start in range(STARTS_MAX):

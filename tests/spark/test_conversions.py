@@ -34,6 +34,8 @@ REFUSED_WHERE_SPARK_KEEPS = {
 """Where Spark keeps something else than what was given, by what it does."""
 
 
+OLD_SPARK_ALONE = {"struct<x:int,y:string>/Row(x, y)", "update/too long", "appendValue/too long"}
+"""What Spark 4.0 cannot pickle, or cuts, where newer ones take it or refuse."""
 OUT_OF_RANGE = REFUSED_WHERE_SPARK_KEEPS["wraps"] | {f"{kind}/2**63" for kind in ("byte", "short", "int", "long")}
 
 
@@ -71,6 +73,9 @@ def test_a_value_becomes_what_spark_makes_of_it(version: str, ours: dict[str, li
     for name, told in recorded(version).items():
         here = ours[name]
         if (here[0] == "!" and told[0] == "!") or here == told:
+            continue
+        if version == VERSIONS[0] and name in OLD_SPARK_ALONE:
+            assert here[0] == recorded(VERSIONS[-1])[name][0] != told[0], name
             continue
         if told == NULL:
             (refused if here[0] == "!" else kept).add(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -19,6 +19,7 @@ from riffle_spark.spark.event_time import watermark_in
 from riffle_spark.spark.processors import declare
 from riffle_spark.testing import Harness
 from tests.processors.columns import Columns
+from tests.processors.edges import Tells
 
 pytestmark = pytest.mark.newer_spark
 
@@ -93,6 +94,14 @@ def test_a_nested_grouping_key_is_refused(kind: pa.DataType) -> None:
     assert "take the fields you need" in caught.value.remedy
 
 
+class TellsNull(Tells):
+    """Tells nothing."""
+
+    def told(self, key: Any, number: int, times: Any) -> str | None:  # noqa: ARG002
+        """Return null."""
+        return None
+
+
 class Keys(StatefulProcessor):
     """Counts a key's rows, and gives a frame without rows and one without anything, too."""
 
@@ -112,6 +121,16 @@ def test_there_is_one_zero_and_one_nan_and_empty_frames_are_nothing() -> None:
     with Harness(operator, pa.schema([("k", pa.float64())])) as query:
         found = query.feed([{"k": key} for key in (0.0, -0.0, float("nan"), -float("nan"), 1.0)])
     assert sorted(row["n"] for row in found) == [1, 2, 2]  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("make", [transform_with_state, transform_with_state_in_pandas])
+def test_keys_are_pythons_own_and_null_passes_in_output(make: Callable[..., Any]) -> None:
+    """On any version of Spark, and in a column that is not null."""
+    rows = pa.schema([("k", pa.float64()), ("n", pa.int32())])
+    with Harness(make(Tells(), key=["k", "n"], output="told string not null"), rows) as query:
+        assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": "(1.0, 2) 1 -1"}]
+    with Harness(make(TellsNull(), key="k", output="told string not null"), rows) as query:
+        assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": None}]
 
 
 def test_a_watermark_is_found_on_its_column_alone() -> None:
