@@ -25,8 +25,9 @@ def row_maker(names: Sequence[str]) -> RowMaker:
 
 @cache
 def _maker(names: tuple[str, ...]) -> RowMaker:
-    getters = vars(namedtuple("Fields", [f"field{at}" for at in range(len(names))]))
-    found = {name: getters[f"field{at}"] for at, name in reversed(list(enumerate(names)))}
+    # The class is held while it is read: what collects garbage empties it, even under those who hold its `vars`.
+    fields = namedtuple("Fields", [f"field{at}" for at in range(len(names))])
+    found = {name: getattr(fields, f"field{at}") for at, name in reversed(list(enumerate(names)))}
     own = {name: getter for name, getter in found.items() if not hasattr(Row, name) and not name.startswith("__")}
     row = type("Row", (Row,), {"__fields__": list(names), "__module__": Row.__module__, **own})
     return partial(tuple.__new__, row)

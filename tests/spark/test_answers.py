@@ -16,11 +16,14 @@ SHARES = st.floats(min_value=0, max_value=1)
 COPIES = st.lists(st.tuples(NAMES, NUMBERS, NUMBERS, NAMES), max_size=3).map(tuple)
 TEXTS = st.lists(NAMES, max_size=3).map(tuple)
 SNAPSHOTS = st.builds(Snapshot, NAMES, st.builds(Head, NUMBERS, NAMES), NUMBERS, NUMBERS, NUMBERS)
+ADDRESSES = st.lists(st.tuples(NAMES, NUMBERS), max_size=3).map(tuple)
 RECEIPTS = st.builds(
-    UpkeepReceipt, NAMES, NAMES, COPIES, st.lists(st.tuples(NAMES, NUMBERS), max_size=3).map(tuple),
-    st.lists(st.tuples(NAMES, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
-    st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
-    *[NUMBERS] * 5, st.dictionaries(NAMES, NUMBERS, max_size=3), SHARES, TEXTS,
+    UpkeepReceipt, NAMES, NAMES, COPIES, gone=ADDRESSES,
+    unfinished=st.lists(st.tuples(NAMES, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
+    taken=st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
+    failed=ADDRESSES, failed_snapshots=ADDRESSES, ran=st.booleans(), overdue=st.booleans(), snapshots_left=NUMBERS,
+    snapshot_bytes=NUMBERS, delta_bytes=NUMBERS, restores=NUMBERS, folds=NUMBERS,
+    requests=st.dictionaries(NAMES, NUMBERS, max_size=3), seconds=SHARES, errors=TEXTS,
 )  # fmt: skip
 CENSUSES = st.builds(
     Census, NAMES, NAMES, COPIES, TEXTS, st.none() | NAMES, st.dictionaries(NAMES, NAMES, max_size=3), SHARES, NUMBERS,

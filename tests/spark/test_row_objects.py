@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -33,6 +34,17 @@ def test_a_row_is_a_row() -> None:
     assert ours.asDict() == theirs.asDict()
     assert {ours: 1}[theirs] == 1
     assert (("id" in ours), ("nothing" in ours)) == (("id" in theirs), ("nothing" in theirs))
+
+
+def test_rows_can_be_made_while_garbage_is_collected() -> None:
+    """A class that is only read from is garbage at once, and empty after the next collection."""
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for number in range(50):
+            assert row_maker([f"a{number}", f"b{number}"])((1, 2))[f"b{number}"] == 2
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.parametrize("name", NAMES)
