@@ -46,12 +46,20 @@ class KeptResult:
 
     def observed(self, name: str) -> int | None:
         """Return the number that was observed under a name, once an action is through, or ``None``."""
-        return handles.observed(self._result, name)
+        try:
+            return handles.observed(self._result, name)
+        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: the rows can be counted anew
+            _logger.debug("what was observed of a result cannot be read: %s", error)
+            return None
 
     def release(self) -> None:
         """Drop what is kept: reading the frame fails from now on. Spark Connect drops it with its last reference."""
-        if handles.is_classic(self.frame.sparkSession):
+        if not handles.is_classic(self.frame.sparkSession):
+            return
+        try:
             handles.checkpointed(self.frame).unpersist(False)
+        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: it must not hide why a batch failed
+            _logger.warning("a batch's result is kept until its last reference is collected: %s", error)
 
 
 def _sized(frame: DataFrame) -> DataFrame:

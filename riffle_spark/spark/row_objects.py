@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pyspark.sql import Row
 
@@ -25,9 +25,14 @@ def row_maker(names: Sequence[str]) -> RowMaker:
 
 @cache
 def _maker(names: tuple[str, ...]) -> RowMaker:
-    # The class is held while it is read: what collects garbage empties it, even under those who hold its `vars`.
-    fields = namedtuple("Fields", [f"field{at}" for at in range(len(names))])
-    found = {name: getattr(fields, f"field{at}") for at, name in reversed(list(enumerate(names)))}
+    found = _getters(names, namedtuple("Fields", [f"field{at}" for at in range(len(names))]))
     own = {name: getter for name, getter in found.items() if not hasattr(Row, name) and not name.startswith("__")}
     row = type("Row", (Row,), {"__fields__": list(names), "__module__": Row.__module__, **own})
     return partial(tuple.__new__, row)
+
+
+def _getters(names: tuple[str, ...], fields: type) -> dict[str, Any]:
+    """Return the getter of each name, the first of equal ones. The class is held meanwhile: collected as garbage, it is
+    emptied, even under those who hold its ``vars``.
+    """
+    return {name: getattr(fields, f"field{at}") for at, name in reversed(list(enumerate(names)))}

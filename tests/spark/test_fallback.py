@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from streaming import Feed, Kept, rest, run_to_end, settings_in
 
 from riffle_spark import Stateful, aggregate, count, sum_
-from riffle_spark.spark import placement
+from riffle_spark.spark import kept, placement
 
 pytestmark = pytest.mark.spark
 
@@ -38,12 +38,12 @@ def test_a_spark_without_the_placed_plan_gets_hash_placement(
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(3):
         feed.add(batch(number))
-    kept = Kept()
-    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(kept)
+    rows = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(rows)
     with caplog.at_level(logging.WARNING, logger="riffle_spark"):
         run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
     assert [message for message in caplog.messages if WARNING in message] == caplog.messages[:1] != []
-    assert kept.latest("k") == {k: {"rows": 30, "total": 30} for k in range(3)}
+    assert rows.latest("k") == {k: {"rows": 30, "total": 30} for k in range(3)}
     assert [(report.rows, report.misses) for report in job.reports] == [(30, 0)] * 3
     assert not any(report.placed for report in job.reports)
 
@@ -63,6 +63,25 @@ def test_snapshots_are_taken_where_nothing_can_be_placed(
     assert not any(report.placed for report in job.reports)
     assert sum(report.snapshots for report in job.reports) >= 8
     assert [warning for report in job.reports for warning in report.warnings if "snapshot" in warning] == []
+
+
+def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows are counted anew, plans have no size, and what is kept goes later, with a warning."""
+
+    def no_such(*_: object) -> None:
+        raise AttributeError("no such method")
+
+    monkeypatch.setattr(kept.handles, "observed", no_such)
+    monkeypatch.setattr(kept.handles, "checkpointed", no_such)
+    rows = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(rows)
+    with caplog.at_level(logging.WARNING, logger="riffle_spark"):
+        job(spark.range(24).selectExpr("id k"), 0)
+    assert rows.latest("k") == {k: {"rows": 1} for k in range(24)}
+    assert job.reports[0].rows == 24
+    assert any("kept until its last reference" in message for message in caplog.messages)
 
 
 def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
