@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Literal, cast
 
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
-from riffle_spark.assign.scenario_check import Json, check_scenario, items_of
+from riffle_spark.assign.scenario_check import check_scenario
 from riffle_spark.assign.scenario_config import settings_of
+from riffle_spark.assign.scenario_shape import Json, items_of
 from riffle_spark.errors import ConfigError
 
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of"]
@@ -89,7 +90,7 @@ def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
 
 
 def _task(each: Json) -> Task:
-    stateful = bool(each["stateful"]) and any(part["role"] == "changelog" for part in items_of(each, "partitions"))
+    stateful = bool(each["stateful"]) and _keeps_state(each)
     weight = each.get("weight")
     return Task(
         id=TaskId(str(each["subtopology"]).zfill(4), int(cast(int, each["partition"]))),
@@ -100,6 +101,11 @@ def _task(each: Json) -> Task:
         owner_traffic=_traffic(each, "source"),
         standby_traffic=_traffic(each, "changelog"),
     )
+
+
+def _keeps_state(each: Json) -> bool:
+    """Tell whether a task has a changelog; one whose partitions the file leaves out has."""
+    return each.get("partitions") is None or any(part["role"] == "changelog" for part in items_of(each, "partitions"))
 
 
 def _traffic(each: Json, role: Literal["source", "changelog"]) -> Traffic:

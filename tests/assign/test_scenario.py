@@ -168,6 +168,49 @@ def test_what_a_setting_of_a_file_cannot_be_is_refused(name: str, value: object,
         changed(**{name: value})
 
 
+SHAPES: list[tuple[Callable[[Json], object], str]] = [
+    (lambda f: f.pop("name"), "the file has no 'name'"),
+    (lambda f: f.pop("config"), "the file has no 'config'"),
+    (lambda f: f["clients"][0].pop("id"), "the client has no 'id'"),
+    (lambda f: f["tasks"][0].pop("stateful"), "the task has no 'stateful'"),
+    (lambda f: f["clients"].append("I9"), "'I9' is no client"),
+    (lambda f: f.update(events={"drop": ["I1"]}), "events = .* a list"),
+    (lambda f: f["events"].append({"drop": "I1"}), "drop = 'I1' .* a list of names"),
+    (lambda f: f["events"].append({"add": {"id": "I9"}}), "add = .* a list"),
+    (lambda f: f["events"].append({"resurrect": {"id": "I1", "lag": 4}}), "resurrect = .* a list"),
+    (lambda f: f["clients"][0].update(threads="2"), "threads = '2' .* whole number"),
+    (lambda f: f["clients"][0].update(threads=-1), "threads = -1 .* from 0 up"),
+    (lambda f: f["clients"][0].update(tags=["zone=a"]), "tags = .* a table"),
+    (lambda f: f["clients"][0].update(lags={"0_0": -7}), "lags = .* -2 .running. or -3"),
+    (lambda f: f["clients"][0].update(prev_active="0_0"), "prev_active = '0_0' .* a list of names"),
+    (lambda f: f["tasks"][0].update(weight=-1), "weight = -1 .* from 0 up"),
+    (lambda f: f["tasks"][0].update(end_offset_sum=1.5), "end_offset_sum = 1.5 .* whole number"),
+    (lambda f: f["tasks"][0].update(stateful="no"), "stateful = 'no' .* true or false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("slip", "said"), SHAPES, ids=[said for _, said in SHAPES])
+def test_what_a_file_cannot_say_is_refused_with_what_it_can(slip: Callable[[Json], object], said: str) -> None:
+    """Texts for lists, fields that are missing, numbers that are none: the error says which, and what is allowed."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        changed(slip)
+    assert "docs/assignor.md" in caught.value.remedy
+
+
+def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
+    """Who leaves partitions out means no stateless task; who lists them without a changelog does."""
+
+    def leave_out(file: Json) -> None:
+        for number, task in enumerate(file["tasks"]):
+            task["stateful"] = True
+            if number == 0:
+                task["partitions"] = [{"role": "source"}]
+            else:
+                del task["partitions"]
+
+    assert [task.kind for task in changed(leave_out).tasks[:2]] == ["stateless", "stateful"]
+
+
 def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
     """One file of many is wrong: which, and where in it, is in the message; a right one tells its assignor."""
     wrong, right = tmp_path / "wrong.json", tmp_path / "right.json"
