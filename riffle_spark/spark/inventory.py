@@ -228,8 +228,11 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
 
 
 def _digest(batch: DataFrame) -> str:
-    """Return a digest of the rows, whatever their order: their number and the sum of their hashes."""
-    each = F.xxhash64(F.to_json(F.struct(*[F.col("`" + name.replace("`", "``") + "`") for name in batch.columns])))
+    """Return a digest of the rows, whatever their order: their number and the sum of their hashes.
+
+    Columns are not named: there may be two of one name.
+    """
+    each = F.xxhash64(F.to_json(F.struct("*")))
     row = batch.agg(F.count(F.lit(1)), F.sum(each.cast("decimal(38,0)"))).collect()[0]
     return f"{row[0]}:{row[1]}"
 

@@ -51,6 +51,17 @@ def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path
     assert sink.latest("user") == {"ann": {"n": 1, "total": 7, "of": "in"}}
 
 
+def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Called by hand, or on Spark Connect, a batch is known by its rows' digest, whatever their columns are called."""
+    sink = Kept()
+    rows = spark.createDataFrame([("ann", 1)], "user string, v long").selectExpr("user", "v", "v", "v + 1 as V")
+    job = Stateful("totals", "user", aggregate(n=count()), settings=settings_in(tmp_path)).into(sink)
+    job(rows, 0)
+    job(rows, 0)
+    assert [report.decision for report in job.reports] == ["run", "repeat"]
+    assert sink.latest("user") == {"ann": {"n": 1}}
+
+
 def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
     """With ``spark.sql.caseSensitive``, as in any query; no query is needed to be refused."""
     from riffle_spark.spark.routing import is_case_sensitive
