@@ -31,7 +31,11 @@ __all__ = ["Sink", "SparkWork", "arity"]
 Sink = Callable[..., object]
 """``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
 _STALE = "riffle: a row of an attempt that was given up"
-_STALE_SIGNS = {_STALE: "it has rows of an attempt that was given up", GONE: "a part of it is gone"}
+# As Spark says it when it is raised: the bare text is in every plan of the frame, which Spark shows with other errors.
+_STALE_SIGNS = {
+    f"[USER_RAISED_EXCEPTION] {_STALE}": "it has rows of an attempt that was given up",
+    GONE: "a part of it is gone",
+}
 _ROWS = "riffle_rows"
 _OURS = "__riffle_ours"
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import sink_idioms
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sink_idioms import IDIOMS, found
@@ -15,7 +17,10 @@ from streaming import Kept, rest, settings_in
 
 from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.kept import GONE
+from riffle_spark.spark.work import _rows_of, _told_as_stale_rows
+from riffle_spark.worker.order import ATTEMPT, RECEIPT
 from tests.processors.visits import Visits
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -171,3 +176,30 @@ def test_plans_know_how_large_the_frame_is(spark: SparkSession, tmp_path: Path) 
     spark.conf.set(ADAPTIVE, "false")
     operator("aggregate", tmp_path).into(sink)(batch(spark), 0)
     assert "BroadcastHashJoin" in plans[0]
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "in words of its own"])
+def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_path: Path, *, wrapped: bool) -> None:
+    """Spark's words for a column that is not there show the frame's plan: the batch fails at once, with these words."""
+    calls: list[int] = []
+
+    def sink(rows: DataFrame, batch_id: int) -> None:
+        calls.append(batch_id)
+        try:
+            rows.orderBy("usr").collect()
+        except AnalysisException as error:
+            if wrapped:
+                raise RuntimeError(f"the table could not be written: {error}") from None
+            raise
+
+    with pytest.raises(RuntimeError if wrapped else AnalysisException, match="UNRESOLVED_COLUMN"):
+        operator("aggregate", tmp_path).into(sink)(batch(spark), 0)
+    assert calls == [0]
+
+
+def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
+    """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
+    kept = spark.createDataFrame([("theirs", None, "ann")], f"{ATTEMPT} string, {RECEIPT} string, user string")
+    rows = _rows_of(kept, ["ours"], pa.schema([("user", pa.string())]))
+    with pytest.raises(StaleRows), _told_as_stale_rows():
+        rows.collect()
