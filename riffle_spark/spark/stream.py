@@ -17,6 +17,7 @@ from riffle_spark.process.keyed import Keyed
 from riffle_spark.protocol.report import BatchReport
 from riffle_spark.settings import Settings
 from riffle_spark.spark import inventory
+from riffle_spark.spark.arguments import check_compute, check_settings, column_names, key_names
 from riffle_spark.spark.gate import Stopped
 from riffle_spark.spark.intervals import interval_ms
 from riffle_spark.spark.operate import Operated
@@ -55,16 +56,16 @@ class Stateful:
         initial_state_name: str = USUAL_INITIAL,
     ) -> None:  # fmt: skip
         self.store = check_store_name(store)
-        self.key = (key,) if isinstance(key, str) else tuple(key)
+        check_compute(compute, store)
+        check_settings(settings, store)
+        self.key = key_names(key, store)
         self.compute = compute
         self.settings = settings
         self.durable = durable
-        self.order_by = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        self.order_by = column_names("order_by", order_by, store)
         self.initial_state = initial_state
         self.initial_state_name = initial_state_name
         self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
-        if not self.key:
-            raise ConfigError("an operator needs at least one key column", remedy="name them in `key`", where=store)
 
     def into(self, sink: Sink) -> StatefulJob:
         """Return the function for ``foreachBatch`` that hands each batch's output rows to ``sink``.
@@ -84,6 +85,10 @@ def together(*jobs: StatefulJob, settings: Settings | None = None) -> StatefulJo
     Raises ``ConfigError`` if two operators have one store name, or settings of their own that differ while none are
     given here.
     """
+    for job in jobs:
+        if not isinstance(job, StatefulJob):
+            raise ConfigError(f"{job!r} is no job", remedy="give each operator its sink: together(one.into(sink), ...)")
+    check_settings(settings, "together")
     own = [job.settings for job in jobs if job.settings is not None]
     if settings is None and any(one.given() != own[0].given() for one in own):
         raise ConfigError(

@@ -1,0 +1,40 @@
+"""What an operator cannot be made of is refused where it is written, in words of whoever wrote it. Starts no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from riffle_spark import Stateful, aggregate, count, together
+from riffle_spark.errors import ConfigError
+
+COUNTS: Any = aggregate(n=count())
+
+
+class NoText:
+    """Like a Spark column: not text, and it cannot be gone through."""
+
+    def __iter__(self) -> None:
+        raise TypeError("Column is not iterable.")
+
+
+FAULTS: list[tuple[Callable[[], object], str]] = [
+    (lambda: Stateful("t", NoText(), COUNTS), "key = .* must be names"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", [NoText()], COUNTS), "key = .* must be names"),  # type: ignore[list-item]
+    (lambda: Stateful("t", "k", COUNTS, order_by=3), "order_by = 3 .* must be names"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", ["k", "j", "k"], COUNTS), "key names column 'k' twice"),
+    (lambda: Stateful("t", "k", print), "compute = .*print"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", "k", COUNTS, settings={"root": "file:///r"}), "settings = {'root'"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", "k", COUNTS).into(None), "the sink None"),  # type: ignore[arg-type]
+    (lambda: together(Stateful("t", "k", COUNTS)), "is no job"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "said"), FAULTS, ids=[said for _, said in FAULTS])
+def test_what_an_operator_cannot_be_made_of_is_refused(make: Callable[[], object], said: str) -> None:
+    """A column for its name, a function for a computation, a table for settings, an operator for its job."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        make()
+    assert caught.value.remedy
