@@ -126,19 +126,25 @@ class Rounds:
         Returned are the snapshots of the last round: a plan made while it ran does not know of them.
         """
         period, taken = _PIECE_SECONDS, set[Address]()
-        for _ in range(_MOST_ROUNDS):
-            began = self._clock.seconds()
-            receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
-            self.arrived.extend(receipts)
-            taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
-            self.setbacks.note(orders, receipts, self._clock.seconds())
-            orders = _left(orders, receipts)
-            took = self._clock.seconds() - began
-            self._background.rest(min(took * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0)
-            if not orders or self._next:
-                break
-            period = self._clock.seconds() - began
+        try:
+            for _ in range(_MOST_ROUNDS):
+                began = self._clock.seconds()
+                receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
+                self.arrived.extend(receipts)
+                taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
+                self.setbacks.note(orders, receipts, self._clock.seconds())
+                orders = _left(orders, receipts)
+                took = self._clock.seconds() - began
+                self._background.rest(self._rest_after(took))
+                if not orders or self._next:
+                    break
+                period = self._clock.seconds() - began
+        finally:
+            self.setbacks.owe(orders)  # what a round without answers did not remove, no newer plan knows of
         return taken
+
+    def _rest_after(self, took: float) -> float:
+        return min(took * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
 
     def _cut(self, orders: Mapping[str, UpkeepOrder], bandwidth: int, period: float) -> dict[str, UpkeepOrder]:
         """Return the orders with the bounds of the next piece: bytes for the time since the last one began."""

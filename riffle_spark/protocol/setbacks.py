@@ -49,7 +49,8 @@ class Setbacks:
         self._heads: dict[_Piece, Head] = {}
         self._executors: Delays[str] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
         self._overdue: Delays[str] = Delays(_OVERDUE_SECONDS, _LONGEST_OVERDUE_SECONDS)
-        self._owed: dict[str, tuple[Drop, ...]] = {}
+        self._owed: dict[str, tuple[int, tuple[Drop, ...]]] = {}
+        """Of each executor: in which epoch it was told to remove what it did not come to."""
         self._warnings: list[str] = []
 
     def start_over(self) -> None:
@@ -85,9 +86,9 @@ class Setbacks:
         return {executor: order for executor, order in kept.items() if order.asks}
 
     def _kept(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
-        drops = (*self._owed.pop(executor, ()), *order.drops)
+        drops = (*self._taken_owed(executor, order.epoch), *order.drops)
         if self._executors.holds(executor, now) or self._overdue.holds(executor, now):
-            self._owed[executor] = drops
+            self._owed[executor] = (order.epoch, drops)
             return replace(order, drops=(), follows=(), snapshots=())
         member = order.member or executor
         follows = tuple(f for f in order.follows if not self._waits(_follow(member, f), f.entry.head, now))
@@ -109,7 +110,22 @@ class Setbacks:
                     self._note(order, receipt, now)
                 elif order is not None:
                     (self._overdue if receipt.overdue else self._executors).failed(receipt.executor, now)
-                    self._owed[receipt.executor] = (*self._owed.get(receipt.executor, ()), *order.drops)
+                    self._owe(receipt.executor, order)
+
+    def owe(self, orders: Mapping[str, UpkeepOrder]) -> None:
+        """Keep for a later plan what these orders were to remove: nobody else remembers those copies any more."""
+        with self._lock:
+            for executor, order in orders.items():
+                self._owe(executor, order)
+
+    def _owe(self, executor: str, order: UpkeepOrder) -> None:
+        if order.drops:
+            self._owed[executor] = (order.epoch, (*self._taken_owed(executor, order.epoch), *order.drops))
+
+    def _taken_owed(self, executor: str, epoch: int) -> tuple[Drop, ...]:
+        """Return what an executor is still to remove; what an earlier run wanted gone may be needed by now."""
+        owed_in, drops = self._owed.pop(executor, (epoch, ()))
+        return drops if owed_in == epoch else ()
 
     def _note(self, order: UpkeepOrder, receipt: UpkeepReceipt, now: float) -> None:
         member, given_up = order.member or receipt.executor, list[_Piece]()

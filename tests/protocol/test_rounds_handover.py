@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
+import pytest
+
+from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol import rounds as module
 from riffle_spark.protocol.rounds import Rounds
 from riffle_spark.state.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, home_of
-from riffle_spark.worker.upkeep import Drop, UpkeepOrder, UpkeepReceipt
+from riffle_spark.worker.upkeep import Drop, UpkeepOrder, UpkeepReceipt, given_up
 
 
 class Dropping(SimCluster):
@@ -41,9 +44,9 @@ class Handover:
         """Plan the second one."""
         self.plan(2)
 
-    def plan(self, key_group: int) -> None:
+    def plan(self, key_group: int, epoch: int = 1) -> None:
         """Plan to drop one copy."""
-        order = UpkeepOrder(self.cluster.home, "", 1, 0, {}, drops=(Drop("s", key_group, None),))
+        order = UpkeepOrder(self.cluster.home, "", epoch, 0, {}, drops=(Drop("s", key_group, None),))
         self.rounds.begin({"1": order}, 0)
 
     def is_free(self) -> bool:
@@ -107,3 +110,40 @@ def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
             break
         step += 1
     assert step > 20, "too few steps were seen: nothing was tried"
+
+
+def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]) -> None:
+    """Let the first round end with these answers, or without any in an error, while another plan waits."""
+
+    def lost(_: object) -> list[UpkeepReceipt]:
+        monkeypatch.undo()
+        handover.plan_another()
+        if not answers:
+            raise UnavailableError("a job on the executors failed: no core was free for it")
+        return answers
+
+    monkeypatch.setattr(handover.cluster, "upkeep", lost)
+    handover.background.run()
+
+
+@pytest.mark.parametrize("answers", [[], [given_up("2", 1.0)]], ids=["a job that failed", "another is overdue"])
+def test_what_a_lost_round_was_to_remove_is_removed_with_a_later_plan(
+    monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]
+) -> None:
+    """The cleaner has forgotten these copies: without a plan that knows them they lie there until the next start."""
+    handover = Handover()
+    lose_a_round(handover, monkeypatch, answers)
+    handover.plan(3)
+    handover.background.run()
+    assert sorted(handover.cluster.dropped) == [1, 2, 3]
+
+
+def test_what_an_earlier_run_was_to_remove_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its census is answered by no assignment yet, so the copy may be the one that is needed (I9)."""
+    handover = Handover()
+    lose_a_round(handover, monkeypatch, [])
+    handover.rounds.begin({}, 0)
+    handover.background.run()
+    handover.plan(3, epoch=2)
+    handover.background.run()
+    assert sorted(handover.cluster.dropped) == [2, 3]
