@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from riffle_spark.assign.model import MemberId
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.protocol.deletes import Deletes
 from riffle_spark.protocol.following import follows
 from riffle_spark.protocol.long_chains import TIMES, LongChains
@@ -148,7 +148,10 @@ class Upkeep:
         """Return what a claim is to promise after ``tail``: where that is a claim too, no batch came to raise it."""
         if tail.kind != "claim":
             return tail.promised
-        return max(tail.promised, look(self._objects, first, tail, *self._retention.kept).oldest)
+        try:
+            return max(tail.promised, look(self._objects, first, tail, *self._retention.kept).oldest)
+        except CorruptStateError:  # of an old record, which no batch needs: the look beside the first one tells of it
+            return tail.promised
 
     def promise(self, sequence: int) -> int:
         """Return how far back record ``sequence`` is to promise a rollback.

@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from world import World, rows_of
+from world import Crash, World, rows_of
 
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.protocol.recovery import rollback
 from riffle_spark.protocol.scan import scan
+from riffle_spark.protocol.targets import target_of
+from riffle_spark.state import paths
+from riffle_spark.state.lagging import LaggingStore
 from riffle_spark.state.log import Log
 from riffle_spark.state.objects import ObjectStore
 from riffle_spark.state.record import Record
@@ -269,3 +272,35 @@ def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
         assert world.state("totals") == {"a": (count + 2, total + 2 * value)}
     assert [call.id for call in world.sinks["totals"].calls].count("query/5/8") == 1
     assert rollback(root, 2, checkpoint).version == 2
+
+
+def test_a_rollback_finds_the_present_line_where_list_lags(tmp_path: Path) -> None:
+    """A rollback that LIST does not show yet still leaves behind what it left behind: batches 3 and 4 are not there."""
+    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
+    for version in range(5):
+        world.batch(version, rows_of(("a", 1, version)))
+    rollback(world.home.root, 2, checkpoint, execute=True)
+    store = LaggingStore(world.memory)
+    store.hide(paths.record(newest(world).sequence))
+    log = Log(store, world.home.root)
+    tail = log.open(broken=True)
+    assert tail is not None
+    with pytest.raises(ConfigError, match="no intact record of batch 4 is retained; there are: -1 to 2"):
+        target_of(log, tail, 4)
+
+
+def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Path) -> None:
+    """A claim after a claim looks at the old end of the log, which no batch needs: the report tells what is wrong."""
+    world = World(tmp_path, retained_versions=4)
+    for version in range(BATCHES):
+        world.batch(version, rows_of(("a", 1, version)))
+    old = paths.record(newest(world).sequence - 2)
+    world.memory.delete([old])
+    world.memory.put_if_absent(old, b"rotten")
+    world.crash_at = "before run"
+    for _ in range(2):
+        world.start()
+        with suppress(Crash):
+            report = world.batch(BATCHES, rows_of(("a", 1, BATCHES)))
+    assert world.state("totals") == {"a": (BATCHES + 1, BATCHES + 1)}
+    assert any(old in warning for warning in report.warnings)
