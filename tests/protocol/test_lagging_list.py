@@ -214,3 +214,23 @@ def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, s
     history.look()
     assert world.state("totals") == {"a": (41, 41)}
     assert len(world.memory.list("")) < 25
+
+
+def test_a_snapshot_that_is_put_as_the_scan_begins_is_not_taken_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which snapshots may be listed is asked after the LIST: a call may have begun and ended in between."""
+    root, store, told = grown(), grown().store(), set[str]()
+    fresh = paths.snapshot("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{8:032x}")
+    lost = paths.snapshot("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{9:032x}")
+    store.put_if_absent(lost, b"x")
+    store.catch_up()
+    shown = store.list
+
+    def put_then_list(prefix: str) -> list[str]:
+        store.inner.put_if_absent(fresh, b"x")
+        told.add(fresh)
+        return shown(prefix)
+
+    monkeypatch.setattr(store, "list", put_then_list)
+    scan(store, root.tail, 2, 0, named=lambda: frozenset(told))
+    assert store.exists(fresh)
+    assert not store.exists(lost)

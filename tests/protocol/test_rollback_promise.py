@@ -304,3 +304,21 @@ def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Pa
             report = world.batch(BATCHES, rows_of(("a", 1, BATCHES)))
     assert world.state("totals") == {"a": (BATCHES + 1, BATCHES + 1)}
     assert any(old in warning for warning in report.warnings)
+
+
+def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_path: Path) -> None:
+    """Their epochs are not known: its own is higher than any that they may have."""
+    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
+    for version in range(3):
+        world.batch(version, rows_of(("a", 1, version)))
+    world.crash_at = "before run"
+    world.start()
+    with suppress(Crash):
+        world.batch(3, rows_of(("a", 1, 3)))
+    claim = newest(world)
+    world.memory.delete([paths.record(claim.sequence)])
+    world.memory.put_if_absent(paths.record(claim.sequence), b"rotten")
+    rollback(world.home.root, 1, checkpoint, execute=True)
+    assert world.log().read(claim.sequence + 1).epoch > claim.epoch
+    with pytest.raises(FencedError):
+        world.batch(3, rows_of(("a", 1, 3)))
