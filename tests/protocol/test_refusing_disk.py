@@ -157,3 +157,19 @@ def test_a_second_store_finds_the_disk_well_elsewhere(tmp_path: Path, disks: Exi
     report = world.feed_every(BATCH_SECONDS, 1)[0]
     assert (report.runs, report.owners) == (2, {"1": 6})
     world.check_state()
+
+
+def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
+    tmp_path: Path, disks: ExitStack
+) -> None:
+    """Its time is not over, but nobody else is there: it is asked at once, and its disk is well by now."""
+    world = Elastic(tmp_path)
+    fed(world, 4)
+    disk = disk_of(world, "1", disks, "read-only")
+    disk.refuse()
+    assert warnings([world.feed(), world.feed()], "executor 1 is set aside")
+    disk.recover()
+    world.cluster.lose("2", disk=True)
+    report = world.feed()
+    assert (report.runs, report.owners) == (1, {"1": 6})
+    world.check_state()

@@ -322,3 +322,17 @@ def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_pat
     assert world.log().read(claim.sequence + 1).epoch > claim.epoch
     with pytest.raises(FencedError):
         world.batch(3, rows_of(("a", 1, 3)))
+
+
+def test_a_promise_never_goes_back_where_more_is_to_be_retained(tmp_path: Path) -> None:
+    """Neither with a new driver nor with a claim after a claim: what it was given up for may be deleted by now."""
+    world = Beside(tmp_path, "").world
+    promised = newest(world).promised
+    world.settings = replace(world.settings, retained_versions=1_000, retained_for=86_400)
+    assert promised > 1
+    for version in (BATCHES, None, BATCHES + 1):
+        world.start()
+        world.crash_at = "before run" if version is None else None
+        with suppress(Crash):
+            world.batch(BATCHES + 1 if version is None else version, rows_of(("a", 1, BATCHES)))
+        assert newest(world).promised >= promised

@@ -12,8 +12,10 @@ import pytest
 from elastic import Elastic, warnings
 
 from riffle_spark.protocol.report import BatchReport
-from riffle_spark.testing import InlineBackground, SimCluster
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
+from riffle_spark.protocol.setbacks import Setbacks
+from riffle_spark.state.manifest import EMPTY
+from riffle_spark.testing import InlineBackground, SimCluster, home_of
+from riffle_spark.worker.upkeep import Follow, UpkeepOrder, UpkeepReceipt
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -174,3 +176,17 @@ def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it
     long_run(world, 0.2)
     assert world.copies_of("1") == world.owned("1")
     world.check_state()
+
+
+def test_what_worked_again_begins_a_new_row_of_failures() -> None:
+    """Failures with successes between them are never given up, and the delay is the first one each time."""
+    setbacks, now = Setbacks(), 0.0
+    order = UpkeepOrder(home_of("memory://rows", Path("unused")), "m1", 1, 0, {}, follows=(Follow("s", 0, EMPTY),))
+    failed = UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),), ran=True)
+    for _ in range(2 * TRIES):
+        setbacks.note({"1": order}, [failed], now)
+        assert not setbacks.without({"1": order}, now + 0.5)
+        now += 1.5
+        assert setbacks.without({"1": order}, now)
+        setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True)], now)
+    assert not setbacks.take_warnings()
