@@ -164,7 +164,8 @@ def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
 ) -> None:
     """Its time is not over, but nobody else is there: it is asked at once, and its disk is well by now."""
     world = Elastic(tmp_path)
-    fed(world, 4)
+    for _ in range(4):
+        world.feed()
     disk = disk_of(world, "1", disks, "read-only")
     disk.refuse()
     assert warnings([world.feed(), world.feed()], "executor 1 is set aside")
