@@ -108,19 +108,21 @@ class Setbacks:
                     self._executors.forget(receipt.executor)
                     self._overdue.forget(receipt.executor)
                     self._note(order, receipt, now)
+                    self._owe(receipt.executor, order, receipt.drops_left)
                 elif order is not None:
                     (self._overdue if receipt.overdue else self._executors).failed(receipt.executor, now)
-                    self._owe(receipt.executor, order)
+                    self._owe(receipt.executor, order, len(order.drops))
 
     def owe(self, orders: Mapping[str, UpkeepOrder]) -> None:
         """Keep for a later plan what these orders were to remove: nobody else remembers those copies any more."""
         with self._lock:
             for executor, order in orders.items():
-                self._owe(executor, order)
+                self._owe(executor, order, len(order.drops))
 
-    def _owe(self, executor: str, order: UpkeepOrder) -> None:
-        if order.drops:
-            self._owed[executor] = (order.epoch, (*self._taken_owed(executor, order.epoch), *order.drops))
+    def _owe(self, executor: str, order: UpkeepOrder, last: int) -> None:
+        if last:
+            drops = order.drops[len(order.drops) - last :]
+            self._owed[executor] = (order.epoch, (*self._taken_owed(executor, order.epoch), *drops))
 
     def _taken_owed(self, executor: str, epoch: int) -> tuple[Drop, ...]:
         """Return what an executor is still to remove; what an earlier run wanted gone may be needed by now."""

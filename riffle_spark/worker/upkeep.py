@@ -85,7 +85,8 @@ class UpkeepReceipt:
     ``gone`` those that are not there (any more), ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of
     those it did not come to the end of or did not come to; ``taken`` are snapshots put. ``failed`` are those of the
     unfinished that something is wrong with or that may not be begun, ``failed_snapshots`` those that could not be
-    taken. ``ran``: it came to its work; else ``errors`` say what kept it from its folder, or it is ``overdue``: it did
+    taken; of drops and snapshots it did not come to the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to
+    its work; else ``errors`` say what kept it from its folder, or it is ``overdue``: it did
     not end in its time, and what became of it is not known.
     """
 
@@ -99,6 +100,7 @@ class UpkeepReceipt:
     failed_snapshots: tuple[tuple[str, int], ...] = ()
     ran: bool = True
     overdue: bool = False
+    drops_left: int = 0
     snapshots_left: int = 0
     snapshot_bytes: int = 0
     delta_bytes: int = 0
@@ -171,9 +173,10 @@ class _Piece:
 
     def _drop(self, folder: Folder) -> None:
         incoming = Incoming(folder.path)
-        for drop in self._order.drops:
+        for at, drop in enumerate(self._order.drops):
             address = (drop.store, drop.key_group)
             if not self._budget.allows():
+                self.facts["drops_left"] = len(self._order.drops) - at
                 return
             try:
                 found = head_of(folder, *address)

@@ -138,6 +138,15 @@ def test_what_a_lost_round_was_to_remove_is_removed_with_a_later_plan(
     assert sorted(handover.cluster.dropped) == [1, 2, 3]
 
 
+def test_what_a_piece_did_not_come_to_remove_is_removed_with_a_later_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time was over before."""
+    handover = Handover()
+    lose_a_round(handover, monkeypatch, [UpkeepReceipt("1", member="m1", drops_left=1)])
+    handover.plan(3)
+    handover.background.run()
+    assert sorted(handover.cluster.dropped) == [1, 2, 3]
+
+
 def test_what_an_earlier_run_was_to_remove_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its census is answered by no assignment yet, so the copy may be the one that is needed (I9)."""
     handover = Handover()

@@ -21,8 +21,8 @@ RECEIPTS = st.builds(
     UpkeepReceipt, NAMES, NAMES, COPIES, gone=ADDRESSES,
     unfinished=st.lists(st.tuples(NAMES, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
     taken=st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
-    failed=ADDRESSES, failed_snapshots=ADDRESSES, ran=st.booleans(), overdue=st.booleans(), snapshots_left=NUMBERS,
-    snapshot_bytes=NUMBERS, delta_bytes=NUMBERS, restores=NUMBERS, folds=NUMBERS,
+    failed=ADDRESSES, failed_snapshots=ADDRESSES, ran=st.booleans(), overdue=st.booleans(), drops_left=NUMBERS,
+    snapshots_left=NUMBERS, snapshot_bytes=NUMBERS, delta_bytes=NUMBERS, restores=NUMBERS, folds=NUMBERS,
     requests=st.dictionaries(NAMES, NUMBERS, max_size=3), seconds=SHARES, errors=TEXTS,
 )  # fmt: skip
 CENSUSES = st.builds(
