@@ -75,6 +75,7 @@ def test_files_outlive_their_server(tmp_path: Path) -> None:
             client.close()
 
 
+@pytest.mark.long
 def test_workers_come_and_go(spark_cluster: StandaloneCluster, tmp_path: Path) -> None:
     """A job runs on three hosts; a killed worker leaves no process, and may return to its address."""
     assert _places_of_a_job(spark_cluster, tmp_path) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]

@@ -17,7 +17,7 @@ from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.protocol import setbacks
 from riffle_spark.spark import inventory
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 MASTER = "local-cluster[2,1,600]"
 KEYS = 400

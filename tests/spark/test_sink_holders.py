@@ -13,7 +13,7 @@ from streaming import Kept, committed, executor_processes, settings_in, wait_for
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.spark import inventory
 
-pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 
 MASTER = "local-cluster[2,1,600]"
 KEYS = 40
