@@ -20,7 +20,7 @@ from riffle_spark import Stateful, arrow_function
 from riffle_spark.spark.work import _rows_of
 from riffle_spark.worker.order import ATTEMPT, RECEIPT
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 KEYS = 12
