@@ -16,9 +16,9 @@ from typing import Any
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, Member, Strategy, Task, TaskId, Traffic, View
-from riffle_spark.assign.report import converge_of
-from riffle_spark.assign.scenario import Scenario
-from riffle_spark.assign.simulate import run
+from riffle_spark.simulate.figures import converge_of
+from riffle_spark.simulate.group import run
+from riffle_spark.simulate.scenario import Scenario
 from tests.kafka_streams import Anchor, Family, anchors
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "min_cost", "balance_subtopology")

@@ -12,13 +12,13 @@ from pathlib import Path
 import boto3
 
 from benchmarks.elastic_query import STORE, Query
-from riffle_spark.protocol.snapshots import Policy, due
-from riffle_spark.state import paths
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import EMPTY, Address, Entry, Manifest
-from riffle_spark.state.root import open_store
-from riffle_spark.worker.homes import options_of
+from riffle_spark.protocol.upkeep.snapshots import Policy, due
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.worker.member_folders import options_of
 
 __all__ = ["Audit", "StoreView", "missing_bytes"]
 

@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
-    from riffle_spark.process.arrow_function import arrow_function
-    from riffle_spark.protocol.news import RebalanceListener
-    from riffle_spark.protocol.readiness import MemberState, Readiness
-    from riffle_spark.protocol.recovery import adopt, rollback
-    from riffle_spark.protocol.report import BatchReport
-    from riffle_spark.protocol.switch import switch_dispatch
+    from riffle_spark.offline.recovery import adopt, rollback
+    from riffle_spark.offline.switch import switch_dispatch
+    from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
+    from riffle_spark.process.blocks.arrow_function import arrow_function
+    from riffle_spark.protocol.batch.batch_report import BatchReport
+    from riffle_spark.protocol.ownership.move_news import RebalanceListener
+    from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure
     from riffle_spark.spark.heartbeat import heartbeat
-    from riffle_spark.spark.stream import Stateful, StatefulJob, together
+    from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
     from riffle_spark.spark.warm import warm_up
 
@@ -54,17 +54,17 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "process.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
-    "process.arrow_function": ("arrow_function",),
-    "protocol.news": ("RebalanceListener",),
-    "protocol.readiness": ("MemberState", "Readiness"),
-    "protocol.recovery": ("adopt", "rollback"),
-    "protocol.report": ("BatchReport",),
-    "protocol.switch": ("switch_dispatch",),
+    "process.blocks.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
+    "process.blocks.arrow_function": ("arrow_function",),
+    "protocol.ownership.move_news": ("RebalanceListener",),
+    "protocol.ownership.readiness": ("MemberState", "Readiness"),
+    "offline.recovery": ("adopt", "rollback"),
+    "protocol.batch.batch_report": ("BatchReport",),
+    "offline.switch": ("switch_dispatch",),
     "settings": ("Settings",),
     "spark.configure": ("configure",),
     "spark.heartbeat": ("heartbeat",),
-    "spark.stream": ("Stateful", "StatefulJob", "together"),
+    "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
     "spark.warm": ("warm_up",),
 }

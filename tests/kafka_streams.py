@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from riffle_spark.assign.report import Json
-from riffle_spark.assign.scenario import Scenario, scenario_of
+from riffle_spark.simulate.figures import Json
+from riffle_spark.simulate.scenario import Scenario, scenario_of
 
 __all__ = ["Anchor", "Family", "anchors"]
 

@@ -1,1 +1,1 @@
-"""."""
+"""The assignor. Pure: no clock, chance, logging, threads or environment."""

@@ -1,17 +1,35 @@
-"""The one entry: a view in, an assignment out. Knows the order of the steps. Does not know how any step works."""
+"""The one entry: a view in, an assignment out. Knows the order of the steps, and users' own assignors. Does not know
+how any step works.
+
+The high availability assignor follows KIP-441, with a target that respects owners.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from pathlib import PurePath
 
-from riffle_spark.assign.available import high_availability
-from riffle_spark.assign.custom import load_assignor, raised, refusals, with_target
-from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, View
-from riffle_spark.assign.sticky import hashed, sticky
+import numpy as np
+
+from riffle_spark.assign.baselines import hashed, sticky
+from riffle_spark.assign.board import Board, board_of
+from riffle_spark.assign.explain import Decided, told
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, Move, TaskId, View
+from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
+from riffle_spark.assign.owner_target import owner_target
+from riffle_spark.assign.racks import racks_count
+from riffle_spark.assign.standby_moves import plan_standbys
+from riffle_spark.assign.standby_racks import cheaper
+from riffle_spark.assign.standby_target import standby_target
+from riffle_spark.assign.validity import violations
 from riffle_spark.errors import ConfigError
+from riffle_spark.names import nearest
 
-__all__ = ["assign"]
+__all__ = ["assign", "high_availability", "load_assignor", "raised", "refusals", "with_target"]
 
 
 def assign(view: View, settings: AssignSettings) -> Assignment:
@@ -50,3 +68,129 @@ def _without(view: View, settings: AssignSettings, said: Sequence[str]) -> Assig
     kept = high_availability(view, settings if is_first else replace(settings, rebalance_enable="none"))
     instead = "there is no last assignment, so high_availability decides" if is_first else "the last assignment stays"
     return replace(kept, warnings=(*(f"{each}; {instead}" for each in said), *kept.warnings))
+
+
+def high_availability(view: View, settings: AssignSettings) -> Assignment:
+    """Return the assignment of KIP-441 and KIP-925 for this view."""
+    settings = _allowed_moves(view, settings)
+    racks = racks_count(view.members, view.tasks, settings)
+    board = board_of(view, [task for task in view.tasks if task.kind != "stateless"], settings)
+    target = owner_target(board, np.zeros(len(board.members), np.int64), settings, racks=racks)
+    plan = plan_owners(board, _only_if(settings, board, target), settings)
+    copies = standby_target(board, plan.target, settings, racks=racks)
+    if racks and settings.rebalance_enable in ("all", "standbys"):
+        cheaper(copies, settings)
+    standbys, warmups, unsettled = plan_standbys(board, plan, copies, settings)
+    stateless = board_of(view, [task for task in view.tasks if task.kind == "stateless"], settings)
+    placed = _place_stateless(stateless, board, plan, settings, racks=racks)
+    return told(view, settings, Decided(board, plan, copies, standbys, warmups, unsettled, stateless, placed), [])
+
+
+def _allowed_moves(view: View, settings: AssignSettings) -> AssignSettings:
+    """Only place what has no owner while there is any such task, unless the settings allow more always."""
+    live = {member.id for member in view.members} | {member.id for member in view.awaited}
+    owned = sum(view.owners.get(task.id) in live for task in view.tasks)
+    if settings.allow_rebalance == "all_owned" and 0 < owned < len(view.tasks):
+        return replace(settings, moves_at_once=0, max_warmup_replicas=0)
+    return settings
+
+
+def _only_if(settings: AssignSettings, board: Board, target: list[int]) -> list[int]:
+    """Keep every task that has an owner where it is if owners are not to be rebalanced."""
+    if settings.rebalance_enable in ("all", "owners"):
+        return target
+    return [
+        home if home >= 0 and board.placeable[home] and board.pins[t] < 0 else target[t]
+        for t, home in enumerate(board.homes)
+    ]
+
+
+def _place_stateless(
+    stateless: Board, board: Board, plan: OwnerPlan, settings: AssignSettings, *, racks: bool
+) -> list[int]:
+    """Place the tasks without state around the others' target; nothing needs to warm up."""
+    if not stateless.tasks:
+        return []
+    base = np.bincount(np.array(plan.target, np.int64), minlength=len(board.members)).astype(np.int64)
+    free = replace(settings, rack_aware_assignment_traffic_cost=1, rack_aware_assignment_non_overlap_cost=0)
+    target = owner_target(stateless, base, free, racks=racks)
+    target = _only_if(settings, stateless, target)
+    stand_in = next(m for m, (live, may) in enumerate(zip(board.live, board.placeable, strict=True)) if live and may)
+    return [m if board.live[m] else max(stateless.owners[t], stand_in) for t, m in enumerate(target)]
+
+
+_OURS = ("high_availability", "sticky", "hash")
+
+
+@functools.cache
+def load_assignor(path: str) -> Assignor:
+    """Return what the dotted path ``package.module.name`` (or ``package.module:name``) names; a class is made once a
+    process.
+
+    Raises ``ConfigError`` if it names nothing that can be called, or what fails when it is imported or made.
+    """
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        found: object = getattr(import_module(module), name)
+    except Exception as missing:
+        near = f"did you mean {nearest(path, _OURS)!r}? Else " if not module else ""
+        raise ConfigError(
+            f"no assignor is found at {path!r}: {type(missing).__name__}: {missing}",
+            remedy=f"{near}use {', '.join(_OURS)}, or a dotted path to your own",
+            where="assignor",
+        ) from missing
+    if isinstance(found, type):
+        found = _made(found, path)
+    if not callable(found):
+        raise ConfigError(f"{path!r} cannot be called", remedy="name a function (view, settings)", where="assignor")
+    return found
+
+
+def _made(kind: type, path: str) -> object:
+    try:
+        return kind()
+    except Exception as error:
+        raise ConfigError(
+            f"the assignor {path!r} cannot be made: {_told(error, path)}",
+            remedy="make it one that takes no arguments and does not fail, or name a function (view, settings)",
+            where="assignor",
+        ) from error
+
+
+def raised(error: Exception, assignor: Assignor) -> str:
+    """Say what a user's assignor raised, and where in its own code."""
+    return f"the assignor raised {_told(error, getattr(assignor, '__qualname__', type(assignor).__qualname__))}"
+
+
+def _told(error: Exception, name: str) -> str:
+    """Return type, text and place: of the frames after ours the last in the file of the first."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    place = f"{PurePath(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name}" if own else name
+    return f"{type(error).__name__}: {error} ({place})"
+
+
+def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str, ...]:
+    """Name every violation in what a user's assignor returned; empty means it stands."""
+    if not isinstance(answer, Assignment):
+        wrong: tuple[str, ...] = (f"it returned {type(answer).__name__}, not an Assignment",)
+    else:
+        try:
+            wrong = (*_misshapen(answer), *violations(view, answer, settings))
+        except Exception as error:  # noqa: BLE001 - whatever a field of another type does where it is read
+            wrong = (f"it cannot be read: {type(error).__name__}: {error}",)
+    return tuple(f"the assignor's answer is refused: {each}" for each in wrong)
+
+
+def _misshapen(answer: Assignment) -> Iterator[str]:
+    """Name fields that only reports read, so that no violation would show what they are."""
+    if not all(isinstance(move, Move) for move in answer.moves):
+        yield "its moves are not all a Move"
+    if not all(isinstance(text, str) for text in answer.warnings):
+        yield "its warnings are not all texts"
+
+
+def with_target(answer: Assignment) -> Assignment:
+    """Fill in the target an answer left out: the owners themselves."""
+    target: Mapping[TaskId, MemberId] = answer.target or dict(answer.owners)
+    return replace(answer, target=target)

@@ -1,19 +1,17 @@
-"""The view as integers: members and tasks by position. Knows ranks of lag and who may own. Does not know any goal.
-
-Members are ordered by id and tasks by (group, key-group); these two orders decide every tie, so the order in which a
-view lists things never reaches a result.
+"""The view as integers: members and tasks by position. Knows ranks of lag, who may own and what fits into memory. Does
+not know any goal.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from riffle_spark.assign.eligible import is_placeable
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, View
 
-__all__ = ["NOBODY", "Board", "board_of"]
+__all__ = ["NOBODY", "Board", "attribute", "board_of", "copies_that_fit", "is_placeable", "memory_warnings"]
 
 NOBODY: Final = -1
 UNKNOWN_RANK: Final = 1 << 62
@@ -131,3 +129,50 @@ def _rank(lag: Lag, acceptable: int) -> int:
     if lag is None:
         return UNKNOWN_RANK
     return 0 if lag <= acceptable else lag
+
+
+def attribute(member: Member, tag: str) -> str | None:
+    """Return a member's attribute: its tag of that name, else its ``id`` or ``rack``."""
+    if tag in member.tags:
+        return member.tags[tag]
+    return {"id": member.id, "rack": member.rack}.get(tag)
+
+
+def is_placeable(member: Member, settings: AssignSettings) -> bool:
+    """Tell whether the operator's filters let a member hold anything; one that may not is drained."""
+    if any(attribute(member, tag) == value for tag, value in settings.exclude):
+        return False
+    return not settings.include or any(attribute(member, tag) == value for tag, value in settings.include)
+
+
+def copies_that_fit(members: Sequence[Member], tasks: Sequence[Task], copies: int) -> list[int] | None:
+    """Return the most copies each member should hold; ``None`` if memory sets no limit or is too small anyway.
+
+    Counted with the largest task, so that any choice of tasks fits; with the mean where that leaves too little room.
+    """
+    needs = [task.memory_bytes for task in tasks if task.memory_bytes]
+    if not needs or all(member.memory_bytes is None for member in members):
+        return None
+    for need in (max(needs), -(-sum(needs) // len(needs))):
+        most = [copies if m.memory_bytes is None else min(copies, m.memory_bytes // need) for m in members]
+        if sum(most) >= copies:
+            return most
+    return None
+
+
+def memory_warnings(
+    members: Sequence[Member],
+    tasks: Sequence[Task],
+    owners: Mapping[TaskId, MemberId],
+    others: Sequence[Mapping[TaskId, tuple[MemberId, ...]]],
+) -> list[str]:
+    """Say which members hold more than their memory."""
+    held: Counter[MemberId] = Counter()
+    for task in tasks:
+        for member in (owners[task.id], *(m for copies in others for m in copies.get(task.id, ()))):
+            held[member] += task.memory_bytes
+    return [
+        f"member {member.id} is given {held[member.id]} bytes of state and has memory for {member.memory_bytes}"
+        for member in sorted(members, key=lambda member: member.id)
+        if member.memory_bytes is not None and held[member.id] > member.memory_bytes
+    ]

@@ -1,20 +1,33 @@
-"""The result in the caller's words, every move with its reason and goal. Knows what was decided. Decides nothing."""
+"""The result in the caller's words: every move with its reason and goal, how even and how expensive it is. Decides
+nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from riffle_spark.assign.board import NOBODY, Board
-from riffle_spark.assign.figures import balance_of, cost_of
-from riffle_spark.assign.memory import memory_warnings
-from riffle_spark.assign.model import Assignment, AssignSettings, Goal, MemberId, Move, Role, TaskId, View
+from riffle_spark.assign.board import NOBODY, Board, memory_warnings
+from riffle_spark.assign.demand import fair_range
+from riffle_spark.assign.model import (
+    Assignment,
+    AssignSettings,
+    Balance,
+    Goal,
+    Member,
+    MemberId,
+    Move,
+    Role,
+    Task,
+    TaskId,
+    View,
+)
+from riffle_spark.assign.owner_moves import OwnerPlan
 from riffle_spark.assign.racks import rack_cost, rack_warnings
-from riffle_spark.assign.seats import fair_range
-from riffle_spark.assign.standby import Copies
-from riffle_spark.assign.steps import OwnerPlan
+from riffle_spark.assign.standby_target import Copies
 
-__all__ = ["Decided", "told"]
+__all__ = ["Decided", "balance_of", "cost_of", "spread_per_slot", "told"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +165,50 @@ class _Why:
         if member == board.owners[task]:
             return "its owner until now keeps a copy"
         return "already holds a copy" if board.rank(task, member) < board.absent[task] else "keeps a spare copy"
+
+
+Standbys = Mapping[TaskId, tuple[MemberId, ...]]
+
+
+def spread_per_slot(members: Sequence[Member], placed: Iterable[MemberId]) -> float:
+    """Return most minus fewest of ``placed`` per slot over the members."""
+    counts = Counter(placed)
+    loads = [counts[member.id] / max(member.slots, 1) for member in members]
+    return max(loads) - min(loads) if loads else 0.0
+
+
+def balance_of(
+    members: Sequence[Member], tasks: Sequence[Task], owners: Mapping[TaskId, MemberId], standbys: Standbys
+) -> Balance:
+    """Return how even owners, copies and the owners of each group are."""
+    stateful = [task.id for task in tasks if task.kind != "stateless" and task.id in owners]
+    copies = [*(owners[task] for task in stateful), *(m for held in standbys.values() for m in held)]
+    groups = Counter((task.group, owner) for task, owner in owners.items())
+    worst = 0
+    for group in {task.group for task in owners}:
+        counts = [groups[group, member.id] for member in members]
+        worst = max(worst, max(counts) - min(counts))
+    return Balance(
+        owners=spread_per_slot(members, owners.values()),
+        stateful_owners=spread_per_slot(members, (owners[task] for task in stateful)),
+        stateful_copies=spread_per_slot(members, copies),
+        worst_group=worst,
+    )
+
+
+def cost_of(
+    members: Sequence[Member],
+    tasks: Sequence[Task],
+    owners: Mapping[TaskId, MemberId],
+    standbys: Standbys,
+    settings: AssignSettings,
+) -> int:
+    """Return the traffic cost between racks of owners and standbys."""
+    racks = {member.id: member.rack for member in members}
+    weight = settings.rack_aware_assignment_traffic_cost
+    total = 0
+    for task in tasks:
+        if task.id in owners:
+            total += rack_cost(task.owner_traffic, racks.get(owners[task.id]), weight)
+        total += sum(rack_cost(task.standby_traffic, racks.get(m), weight) for m in standbys.get(task.id, ()))
+    return total

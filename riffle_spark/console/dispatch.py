@@ -15,7 +15,7 @@ from riffle_spark.console.options import of_a_root, settings_in, show
 from riffle_spark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from riffle_spark.protocol.switch import PartitionOf
+    from riffle_spark.offline.switch import PartitionOf
 
 __all__ = ["dispatch_command"]
 
@@ -32,8 +32,8 @@ def dispatch_command(
     key_groups: int | None,
 ) -> None:  # fmt: skip
     """Switch a stopped query's state to another dispatch."""
-    from riffle_spark.protocol.switch import switch_dispatch
-    from riffle_spark.worker.homes import options_of
+    from riffle_spark.offline.switch import switch_dispatch
+    from riffle_spark.worker.member_folders import options_of
 
     options = options_of(settings_in(conf_file, s3_endpoint))
     function = named(partition_of) if partition_of else None

@@ -40,8 +40,8 @@ _checkpoint = click.option("--checkpoint", required=True, help="The query's chec
 @click.option("--empty", is_flag=True, help="Begin with no state on purpose.")
 def adopt(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, empty: bool) -> None:
     """Bind the state below a root to the query of another checkpoint."""
-    from riffle_spark.protocol import recovery
-    from riffle_spark.worker.homes import options_of
+    from riffle_spark.offline import recovery
+    from riffle_spark.worker.member_folders import options_of
 
     settings = settings_in(conf_file, s3_endpoint)
     plan = recovery.adopt(
@@ -59,8 +59,8 @@ def adopt(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, 
 @click.option("--to", required=True, metavar="BATCH|record:N", help=_TO)
 def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, to: str) -> None:
     """Take a query's state and Spark's offsets back to a retained batch, together."""
-    from riffle_spark.protocol import recovery
-    from riffle_spark.worker.homes import options_of
+    from riffle_spark.offline import recovery
+    from riffle_spark.worker.member_folders import options_of
 
     options = options_of(settings_in(conf_file, s3_endpoint))
     show(recovery.rollback(root, to, checkpoint, options=options, execute=execute))

@@ -11,7 +11,7 @@ import click
 from riffle_spark.settings import Settings, from_sources
 
 if TYPE_CHECKING:
-    from riffle_spark.protocol.recovery import Plan
+    from riffle_spark.offline.recovery import Plan
 
 __all__ = ["of_a_root", "settings_in", "show"]
 

@@ -11,11 +11,10 @@ from typing import cast
 import click
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.report import Json, converge_of, single_of
-from riffle_spark.assign.scenario import Scenario, read_scenario
-from riffle_spark.assign.scenario_config import STRATEGIES
-from riffle_spark.assign.simulate import group_of, run
 from riffle_spark.errors import ConfigError, RiffleError
+from riffle_spark.simulate.figures import Json, converge_of, single_of
+from riffle_spark.simulate.group import group_of, run
+from riffle_spark.simulate.scenario import STRATEGIES, Scenario, read_scenario
 
 __all__ = ["plan_command"]
 

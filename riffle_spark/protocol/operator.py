@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
-from riffle_spark.process.aggregates import Aggregates
-from riffle_spark.process.compute import Compute, Declared
-from riffle_spark.process.keyed import Keyed
-from riffle_spark.protocol.columns import Column, Input, column_of, found_column, input_of, source_of
-from riffle_spark.state.paths import check_store_name
-from riffle_spark.state.schema import StoreSchema
-from riffle_spark.state.variables import VariablesSchema
-from riffle_spark.worker.order import USUAL_INITIAL, Watermark
+from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
+from riffle_spark.process.blocks.aggregates import Aggregates
+from riffle_spark.process.blocks.block import Compute, Declared
+from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
+from riffle_spark.state.log.paths import check_store_name
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.variables import VariablesSchema
 
 __all__ = ["Operator", "operator_of", "with_watermark"]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from riffle_spark import errors
-from riffle_spark.errors import ConflictError, LocalDiskError, RiffleError
-from riffle_spark.protocol.ports import Work
-from riffle_spark.state.manifest import Address, Entry, Link, Manifest
-from riffle_spark.worker.order import Order, Part, Receipt
+from riffle_spark.errors import ConflictError, LocalDiskError, Misplaced, OutOfDate, RiffleError, UnavailableError
+from riffle_spark.messages.slot_orders import Order, Part, Receipt
+from riffle_spark.protocol.ports import StaleRows, Work
+from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 
-__all__ = ["changes_of", "check_counts", "check_receipts", "error_of", "is_refused", "outputs_of"]
+__all__ = ["changes_of", "check_counts", "check_receipts", "error_of", "is_refused", "lost_place", "outputs_of"]
 
 
 def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None:
@@ -85,3 +85,33 @@ def _extended(manifest: Manifest, receipt: Receipt, part: Part) -> Entry:
 def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
     """Return the sealed output rows of a batch: (store, link)."""
     return tuple((receipt.store, receipt.link(receipt.output)) for receipt in receipts if receipt.output)
+
+
+_EXECUTORS_GO = "look at why executors are lost"
+_RESULT_GOES = (
+    "look at what drops what Spark keeps: a sink that releases RDDs which are not its own, or that reads the frame of "
+    "an earlier batch, or executors whose disks lose files"
+)
+_TASKS_GO_ELSEWHERE = "look at why tasks do not run where their copies are: busy executors, a short spark.locality.wait"
+
+
+def lost_place(
+    version: int, runs: int, error: StaleRows | Misplaced | OutOfDate, gone: Collection[str], root: str
+) -> UnavailableError:
+    """Return the error for a batch, by its last run's error and which executors went while it was run."""
+    if gone:
+        remedy = f"{_EXECUTORS_GO} ({', '.join(sorted(gone))} while the batch was run)"
+    elif isinstance(error, StaleRows):
+        remedy = _RESULT_GOES
+    elif isinstance(error, Misplaced):
+        remedy = _TASKS_GO_ELSEWHERE
+    else:
+        remedy = _EXECUTORS_GO
+    problem = "lost its place"
+    if isinstance(error, StaleRows):
+        problem = "lost rows while its sink read them" + ("" if gone else ", though no executor was seen to go")
+    return UnavailableError(
+        f"batch {version} was run {runs} times and each time {problem}: {error}",
+        remedy=f"{remedy}; the query can be restarted, nothing was committed",
+        where=root,
+    )

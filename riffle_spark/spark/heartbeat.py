@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.shards import HEARTBEAT
-from riffle_spark.spark.intervals import interval_ms
+from riffle_spark.spark.engine.intervals import interval_ms
 
 __all__ = ["Heartbeat", "heartbeat"]
 

@@ -15,19 +15,19 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.names import keywords_told
-from riffle_spark.process.compute import Declared, TimeMode
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.process.processing import Processing, Times
-from riffle_spark.process.processor import Form
-from riffle_spark.process.schema_json import schema_of_json
+from riffle_spark.process.blocks.block import Declared, TimeMode
+from riffle_spark.process.processors.processing import Processing, Times
+from riffle_spark.process.processors.processor import Form
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.schema_json import schema_of_json
 from riffle_spark.settings import Settings
-from riffle_spark.spark.forms_rows import RowForm
-from riffle_spark.spark.pandas_conf import SETTINGS, pandas_options
-from riffle_spark.spark.processors import SparkProcessor, declare, declared_with_rows
-from riffle_spark.spark.stream import Stateful
-from riffle_spark.state.variables import VariablesSchema
-from riffle_spark.worker.order import USUAL_INITIAL
+from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
+from riffle_spark.spark.processors.row_form import RowForm
+from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
+from riffle_spark.spark.stateful import Stateful
+from riffle_spark.state.schemas.variables import VariablesSchema
 
 __all__ = ["ProcessorCompute", "transform_with_state", "transform_with_state_in_pandas"]
 
@@ -69,7 +69,7 @@ class ProcessorCompute:
     def _form(self) -> Form:
         if self.pandas is None:
             return RowForm(self.output)
-        forms = import_module("riffle_spark.spark.forms_pandas")  # pandas is for those who use it
+        forms = import_module("riffle_spark.spark.processors.pandas_form")  # pandas is for those who use it
         form: Form = forms.PandasForm(self.output, forms.PandasOptions(**self.pandas))
         return form
 

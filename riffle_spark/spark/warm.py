@@ -11,9 +11,9 @@ import time
 from pyspark.sql import SparkSession
 
 from riffle_spark.settings import Settings
-from riffle_spark.spark import inventory
-from riffle_spark.spark.cluster import SparkCluster
-from riffle_spark.spark.running import home_of, settings_of
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.cluster import SparkCluster
+from riffle_spark.spark.job import home_of, settings_of
 
 __all__ = ["warm_up"]
 

@@ -1,1 +1,1 @@
-"""."""
+"""Keyed state: objects, the log, byte formats, local copies and how they are restored."""

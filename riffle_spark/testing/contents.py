@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.state.log import Log
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.restored import restored
-from riffle_spark.state.schema import StoreSchema
-from riffle_spark.state.variables import DUE, TIMER, VARIABLE, VariablesSchema
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.whole import restored
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE, VariablesSchema
 
 __all__ = ["Contents", "Key"]
 

@@ -23,21 +23,21 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.compute import Compute
-from riffle_spark.process.keyed import Keyed
-from riffle_spark.protocol.drafts import Stamp, claim_record
-from riffle_spark.protocol.driver import Driver, Surroundings
-from riffle_spark.protocol.initial import with_initial
+from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
+from riffle_spark.process.blocks.block import Compute
+from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, Surroundings
+from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.batch.records import Stamp, claim_record
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ports import Delivery, Incoming
-from riffle_spark.protocol.report import BatchReport
 from riffle_spark.settings import Settings
-from riffle_spark.state.memory import MemoryStore
+from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing.contents import Contents, Key
 from riffle_spark.testing.faults import Crashed, Faults, Step
 from riffle_spark.testing.simulated_work import SimSink, SimWork, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
-from riffle_spark.worker.order import USUAL_INITIAL, Watermark
 
 __all__ = ["Harness"]
 

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark import keygroups
+from riffle_spark.messages.slot_orders import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
 from riffle_spark.protocol.shards import Partition, Shards
-from riffle_spark.state.manifest import Link
-from riffle_spark.state.parts import Reader
+from riffle_spark.state.log.manifest import Link
+from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing.simulation import RandomBytes, SimCluster
-from riffle_spark.worker.late import newest_ms
-from riffle_spark.worker.order import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
+from riffle_spark.worker.input import newest_ms
 from riffle_spark.worker.slot import run_slot
 
 __all__ = ["Attempt", "SimSink", "SimWork", "prepared", "routed"]

@@ -16,13 +16,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.ports import Executor
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.options import StoreOptions
+from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 from riffle_spark.worker.census import Census, CensusOrder, take_census
-from riffle_spark.worker.homes import use_store
-from riffle_spark.worker.order import Home
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, given_up, run_upkeep
+from riffle_spark.worker.member_folders import use_store
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt, given_up, run_upkeep
 
 __all__ = ["InlineBackground", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
 

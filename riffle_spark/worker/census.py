@@ -5,21 +5,22 @@ Does not know who asks, or what the copies are for.
 from __future__ import annotations
 
 import functools
+import http.client
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from riffle_spark.state.abandoned import remove_folders
-from riffle_spark.state.copy import CopyInUse
-from riffle_spark.state.fold import head_of
-from riffle_spark.state.folder import Folder
-from riffle_spark.state.localdisk import used_share
-from riffle_spark.state.manifest import Head
-from riffle_spark.worker.homes import folder_of
-from riffle_spark.worker.order import Home
-from riffle_spark.worker.rack import rack_of_environment, tags_of_environment, zone_of_ec2
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.state.copies.abandoned import remove_folders
+from riffle_spark.state.copies.copy import CopyInUse
+from riffle_spark.state.copies.disk import used_share
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.log.manifest import Head
+from riffle_spark.state.restore.bring import head_of
+from riffle_spark.worker.member_folders import folder_of
 
-__all__ = ["Census", "CensusOrder", "take_census"]
+__all__ = ["Census", "CensusOrder", "rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,45 @@ def _head(folder: Folder, store: str, key_group: int) -> Head | None:
         return head_of(folder, store, key_group)
     except CopyInUse:
         return None
+
+
+EC2_METADATA = "169.254.169.254:80"
+_RACK = "RIFFLE_RACK"
+_TAG = "RIFFLE_TAG_"
+_SECONDS_A_WAIT = 0.25
+"""A silent service costs one such wait, a slow one at most four: to connect, and for each of two answers and bodies."""
+_ANSWER_BYTES_MAX = 4096
+
+
+def rack_of_environment(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return what ``RIFFLE_RACK`` says, ``None`` where it is unset or empty."""
+    return environment.get(_RACK) or None
+
+
+def tags_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what ``RIFFLE_TAG_<NAME>`` say, by name in lower case; empty ones are left out."""
+    return {
+        name[len(_TAG) :].lower(): value
+        for name, value in sorted(environment.items())
+        if name.startswith(_TAG) and name != _TAG and value
+    }
+
+
+def zone_of_ec2(address: str | None = None) -> str | None:
+    """Return this machine's availability zone, or ``None`` if nobody tells within about a second."""
+    connection = http.client.HTTPConnection(address or EC2_METADATA, timeout=_SECONDS_A_WAIT)
+    try:
+        token = _said(connection, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        where = "/latest/meta-data/placement/availability-zone"
+        return _said(connection, "GET", where, {"X-aws-ec2-metadata-token": token}) if token else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+
+
+def _said(connection: http.client.HTTPConnection, method: str, path: str, headers: Mapping[str, str]) -> str | None:
+    connection.request(method, path, headers=dict(headers))
+    answer = connection.getresponse()
+    text = answer.read(_ANSWER_BYTES_MAX).decode("ascii").strip()
+    return text if answer.status == http.client.OK and text.isprintable() else None

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from riffle_spark.state import codec, paths
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.worker.changes import Changes
-from riffle_spark.worker.order import Order, Part
+from riffle_spark.messages.slot_orders import Order, Part
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.worker.run_block import Changes
 
 __all__ = ["Sealed", "seal"]
 
@@ -45,9 +46,9 @@ def seal(order: Order, changes: Changes, output: pa.Table, attempt: str) -> Seal
     parts: list[Part] = []
     start = 0
     for key_group, table in tables:
-        data = codec.encode(table)
+        data = part_codec.encode(table)
         timer_ms = changes.timers.get(key_group)
-        parts.append(Part(key_group, start, len(data), codec.checksum(data), table.num_rows, timer_ms))
+        parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)
         start += len(data)
     output = parts.pop() if parts and parts[-1].key_group == _OUTPUT_PART else None

@@ -18,24 +18,21 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark.errors import Misplaced, RiffleError
-from riffle_spark.state import localdisk
-from riffle_spark.state.caches import settle
-from riffle_spark.state.copy import Copy, DamagedCopy
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.manifest import EMPTY, EMPTY_HEAD, Entry
-from riffle_spark.state.objects import sent_since
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.schema import StoreSchema
-from riffle_spark.worker import call
-from riffle_spark.worker.changes import changes_of
-from riffle_spark.worker.due import due_key_groups
-from riffle_spark.worker.homes import folder_of, manifest_at, store_of
-from riffle_spark.worker.keyed import Computed, run_keyed
-from riffle_spark.worker.late import on_time
-from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
-from riffle_spark.worker.origin import counted
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
+from riffle_spark.state.copies import disk
+from riffle_spark.state.copies.copy import Copy, DamagedCopy
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
+from riffle_spark.state.objects.store import sent_since
+from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.cache_stores import settle
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.worker import run_block
+from riffle_spark.worker.input import Touched, counted, on_time, read_state, touch
+from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
+from riffle_spark.worker.run_block import changes_of
+from riffle_spark.worker.run_processor import Computed, due_key_groups, run_keyed
 from riffle_spark.worker.seal import seal
-from riffle_spark.worker.touched import Touched, read_state, touch
 
 __all__ = ["run_slot"]
 
@@ -66,8 +63,8 @@ class _Attempt:
         """Run the steps up to the sealed delta; return the output rows."""
         order, received = self.order, rows.num_rows
         with self.step("touch"):
-            rows, timed = on_time(order, call.as_declared(order, rows))
-            rows = call.in_declared_order(order, rows)
+            rows, timed = on_time(order, run_block.as_declared(order, rows))
+            rows = run_block.in_declared_order(order, rows)
             touched = touch(order, slot, rows)
         self.facts.update(timed)
         if order.read_by is not None:
@@ -111,7 +108,7 @@ class _Attempt:
             with self._brought(keeper, entries) as copies, self.step("read"):
                 state, found = read_state(order.schema, touched, copies, entries)
             with self.step("compute"):
-                result = call.run(order, rows, touched, state, found)
+                result = run_block.run(order, rows, touched, state, found)
                 return Computed(result.output, changes_of(order.schema, touched, result))
         with self._brought(keeper, entries) as copies, self.step("compute"):
             return run_keyed(order, rows, touched, copies, entries)
@@ -194,9 +191,9 @@ def _in_our_words(error: RiffleError | OSError, folder: Path | None) -> RiffleEr
     """
     if isinstance(error, RiffleError):
         return error
-    if folder is None or not localdisk.is_refusal(error):
+    if folder is None or not disk.is_refusal(error):
         raise error
-    return localdisk.disk_refused(f"the local disk refused: {error}", folder)
+    return disk.disk_refused(f"the local disk refused: {error}", folder)
 
 
 def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:

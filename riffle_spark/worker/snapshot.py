@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state import codec, paths
-from riffle_spark.state.copy import DamagedCopy
-from riffle_spark.state.fold import Keeper, not_cut
-from riffle_spark.state.folder import Folder
-from riffle_spark.state.manifest import Entry, Head, Snapshot
-from riffle_spark.state.objects import ObjectStore, sent_since
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.schema import Stored
-from riffle_spark.worker.homes import folder_of, store_of
-from riffle_spark.worker.order import Home
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.state.copies.copy import DamagedCopy
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Entry, Head, Snapshot
+from riffle_spark.state.objects.store import ObjectStore, sent_since
+from riffle_spark.state.restore.bring import Keeper, not_cut
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.plain_columns import Stored
+from riffle_spark.worker.member_folders import folder_of, store_of
 
 __all__ = ["SnapshotOrder", "SnapshotReceipt", "take_snapshot", "take_snapshots"]
 
@@ -90,10 +91,10 @@ def take_snapshot(
     except DamagedCopy:
         keeper.forget([order.key_group])
         head, table = _scanned(order, keeper)
-    data = codec.encode(table)
+    data = part_codec.encode(table)
     snapshot_id = paths.snapshot_id(head.version, attempt)
     objects.put_if_absent(paths.snapshot(order.schema.store, order.key_group, snapshot_id), data)
-    return Snapshot(snapshot_id, head, len(data), codec.checksum(data), table.num_rows)
+    return Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), table.num_rows)
 
 
 def _scanned(order: SnapshotOrder, keeper: Keeper) -> tuple[Head, pa.Table]:

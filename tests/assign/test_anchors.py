@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.report import Json, converge_of, single_of
-from riffle_spark.assign.scenario import Scenario
-from riffle_spark.assign.simulate import group_of, run
+from riffle_spark.simulate.figures import Json, converge_of, single_of
+from riffle_spark.simulate.group import group_of, run
+from riffle_spark.simulate.scenario import Scenario
 from tests.kafka_streams import Anchor, anchors
 
 REPLAY = "replay: python -m tests.kafka_streams NAME > case.json; riffle plan --scenario case.json --history\n"

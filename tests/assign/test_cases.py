@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from riffle_spark.assign.report import Json, converge_of
-from riffle_spark.assign.scenario import scenario_of
-from riffle_spark.assign.simulate import run
+from riffle_spark.simulate.figures import Json, converge_of
+from riffle_spark.simulate.group import run
+from riffle_spark.simulate.scenario import scenario_of
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 

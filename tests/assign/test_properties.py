@@ -19,13 +19,13 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.check import violations
 from riffle_spark.assign.counts import Demand, balanced_counts
-from riffle_spark.assign.figures import cost_of, spread_per_slot
+from riffle_spark.assign.demand import fair_range
+from riffle_spark.assign.explain import cost_of, spread_per_slot
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic
-from riffle_spark.assign.seats import fair_range
-from riffle_spark.assign.simulate import Event, Group, Phase
-from riffle_spark.assign.simulate import _settle as settle
+from riffle_spark.assign.validity import violations
+from riffle_spark.simulate.group import Event, Group, Phase
+from riffle_spark.simulate.group import _settle as settle
 
 RACKS = ("r1", "r2", "r3")
 

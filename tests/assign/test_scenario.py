@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from riffle_spark.assign import scenario_config
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, TaskId
-from riffle_spark.assign.scenario import Scenario, scenario_of
-from riffle_spark.assign.simulate import group_of, run
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
+from riffle_spark.simulate import scenario
+from riffle_spark.simulate.group import group_of, run
+from riffle_spark.simulate.scenario import Scenario, scenario_of
 
 CASE = json.loads((Path(__file__).parent / "cases" / "kip441_scale_in_event.json").read_text())["scenario"]
 
@@ -69,9 +69,9 @@ def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
 
 def test_neutral_names_say_the_same() -> None:
     """Files for other assignors have names of their own; one setting under two names is refused."""
-    said = {neutral: WRITTEN[ours] for neutral, ours in scenario_config._NEUTRAL.items()}
+    said = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
     found = scenario_of({**CASE, "config": said}).settings
-    assert found == AssignSettings(**{ours: READ[ours] for ours in scenario_config._NEUTRAL.values()})
+    assert found == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
     with pytest.raises(ConfigError, match="one setting"):
         changed(num_standby=1, num_standbys=1)
 

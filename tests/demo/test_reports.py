@@ -9,7 +9,7 @@ from rich.console import Console
 
 from apps.demo.live import LiveView
 from apps.demo.reports import ReportFile
-from riffle_spark.protocol.report import BatchReport
+from riffle_spark.protocol.batch.batch_report import BatchReport
 
 
 def report(version: int, rows: int, decision: str = "run") -> str:

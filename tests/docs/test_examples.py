@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.settings import LIVE, read_toml
-from riffle_spark.state.log import Log
-from riffle_spark.state.root import open_store
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
 from tests.shared_session import SharedSession
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from process_calls import Keyed
 
-from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.process.blocks.arrow_function import arrow_function
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 STATE = pa.schema([("total", pa.int64())])

@@ -8,9 +8,9 @@ from itertools import islice, takewhile
 
 import pyarrow as pa
 
-from riffle_spark.state.rows import Rows
-from riffle_spark.state.variable_keys import due_of
-from riffle_spark.state.variables import NO_DUE, VariablesSchema
+from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.variable_keys import due_of
+from riffle_spark.state.schemas.variables import NO_DUE, VariablesSchema
 
 
 class MemoryReading:

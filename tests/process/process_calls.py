@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.compute import Batch, Compute
-from riffle_spark.process.grouping import group_keys
-from riffle_spark.state.keycodec import encode_keys
+from riffle_spark.process.blocks.block import Batch, Compute
+from riffle_spark.process.blocks.folding import group_keys
+from riffle_spark.state.formats.key_codec import encode_keys
 
 WHERE = {"version": 7, "time_ms": 1_000, "watermark_ms": 900, "key_group": 3, "store": "totals"}
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 from memory_reading import MemoryReading
 
-from riffle_spark.process.cells import declare_all
-from riffle_spark.process.cells_lists import ListCells
-from riffle_spark.process.cells_maps import MapCells
-from riffle_spark.process.cells_values import ValueCells
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.process.session import Session
-from riffle_spark.state.variables import Variable, VariablesSchema
+from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.list_cells import ListCells
+from riffle_spark.process.processors.map_cells import MapCells
+from riffle_spark.process.processors.session import Session
+from riffle_spark.process.processors.value_cells import ValueCells
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.state.schemas.variables import Variable, VariablesSchema
 
 KEY = pa.schema([("k", pa.string())])
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_calls import Keyed
 
-from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
+from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
 
 UTC_MICROS = pa.timestamp("us", tz="UTC")
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {

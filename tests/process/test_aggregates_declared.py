@@ -11,7 +11,7 @@ import pytest
 from process_calls import Keyed
 
 from riffle_spark.errors import ConfigError, UserFunctionError
-from riffle_spark.process.aggregates import aggregate, count, last, max_, mean, min_, sum_
+from riffle_spark.process.blocks.aggregates import aggregate, count, last, max_, mean, min_, sum_
 
 
 def _rows(values: list[Any], type: pa.DataType, keys: list[Any] | None = None) -> pa.Table:

@@ -15,7 +15,7 @@ from process_calls import Keyed
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from riffle_spark.process.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
+from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
 
 pytestmark = pytest.mark.spark
 

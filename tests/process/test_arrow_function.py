@@ -9,7 +9,7 @@ from arrow_totals import NOTHING, OUTPUT, ROWS, STATE, batch, keyed_by, returnin
 from process_calls import WHERE, Keyed
 from pyspark import cloudpickle
 
-from riffle_spark.process.arrow_function import Context, arrow_function
+from riffle_spark.process.blocks.arrow_function import Context, arrow_function
 
 
 def _totals(keyed: Keyed) -> list[object]:

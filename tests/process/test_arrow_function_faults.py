@@ -11,7 +11,7 @@ from arrow_totals import NOTHING, OUTPUT, ROWS, STATE, batch, keyed_by, returnin
 from process_calls import Keyed
 
 from riffle_spark.errors import ConfigError, UserFunctionError
-from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.process.blocks.arrow_function import arrow_function
 
 
 def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:

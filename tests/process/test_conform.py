@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import UserFunctionError
-from riffle_spark.process.conform import conform
+from riffle_spark.process.types.conform import conform
 
 WHERE = "store 'totals', key-group 3"
 

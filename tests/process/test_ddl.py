@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.process.schema_json import schema_of_json
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.schema_json import schema_of_json
 
 LIST = pa.list_(pa.field("element", pa.string()))
 MAP = pa.map_(

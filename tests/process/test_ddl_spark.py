@@ -23,8 +23,8 @@ from pyspark.sql.types import (
 )
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.process.schema_json import schema_of_json
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.schema_json import schema_of_json
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 # What PySpark is told from 4.1 on.

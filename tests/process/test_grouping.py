@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.process.grouping import group_keys
+from riffle_spark.process.blocks.folding import group_keys
 
 
 @pytest.mark.parametrize("type", [pa.binary(), pa.large_binary()], ids=str)

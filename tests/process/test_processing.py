@@ -14,14 +14,13 @@ from memory_reading import MemoryReading
 from sessions import KEY, value
 
 from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionError
-from riffle_spark.process.cells import declare_all
-from riffle_spark.process.cells_values import ValueCells
-from riffle_spark.process.compute import TimeMode
-from riffle_spark.process.grouped import Grouped, windows
-from riffle_spark.process.processing import Processing, Times
-from riffle_spark.process.processor import Key
-from riffle_spark.process.session import Session
-from riffle_spark.state.variables import VariablesSchema
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.processing import Processing, Times
+from riffle_spark.process.processors.processor import Grouped, Key, windows
+from riffle_spark.process.processors.session import Session
+from riffle_spark.process.processors.value_cells import ValueCells
+from riffle_spark.state.schemas.variables import VariablesSchema
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int64())])
 

@@ -6,10 +6,9 @@ import pyarrow as pa
 import pytest
 from sessions import Store, list_of, map_of, value
 
-from riffle_spark.process import cells_ahead
-from riffle_spark.process.cells import Scope
-from riffle_spark.process.cells_ahead import Ahead, Found
-from riffle_spark.process.simple_converters import Misfit
+from riffle_spark.process.processors import cells
+from riffle_spark.process.processors.cells import Ahead, Found, Scope
+from riffle_spark.process.types.simple_converters import Misfit
 
 COUNT = value("n", "count long, name string")
 VISITS = list_of("l", "at long")
@@ -148,7 +147,7 @@ def test_an_iterator_shows_what_there_was_when_it_was_asked_for() -> None:
 
 def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key with more elements than are held at once gives all of them, in order, as do the keys beside it."""
-    monkeypatch.setattr(cells_ahead, "ELEMENTS_MAX", 7)
+    monkeypatch.setattr(cells, "ELEMENTS_MAX", 7)
     store = Store(VISITS, PAGES)
     sizes = [3, 0, 20, 7, 8, 1, 2]
     store.batch(*"abcdefg")

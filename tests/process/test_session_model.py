@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from memory_reading import MemoryReading
 from sessions import list_of, map_of, value
 
-from riffle_spark.process.cells import declare_all
-from riffle_spark.process.cells_lists import ListCells
-from riffle_spark.process.cells_maps import MapCells
-from riffle_spark.process.cells_values import ValueCells
-from riffle_spark.process.session import Session
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.reading import Reading
-from riffle_spark.state.variables import VariablesSchema
+from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.list_cells import ListCells
+from riffle_spark.process.processors.map_cells import MapCells
+from riffle_spark.process.processors.session import Session
+from riffle_spark.process.processors.value_cells import ValueCells
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.reading import Reading
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.schemas.variables import VariablesSchema
 from tests.state.drawn import some
 
 TTL = 30

@@ -8,8 +8,10 @@ import pytest
 from elastic import InOrder
 from world import World
 
-from riffle_spark.protocol import retention, upkeep
-from riffle_spark.state import fold, folder, log
+from riffle_spark.protocol.upkeep import retention, upkeep
+from riffle_spark.state.copies import folder
+from riffle_spark.state.log import log
+from riffle_spark.state.restore import bring
 
 
 @pytest.fixture
@@ -19,8 +21,8 @@ def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     Every other schedule keeps restored snapshots as files beside their copies, however small they are.
     """
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed", 0) % 2:
-        monkeypatch.setattr(fold, "_BASE_BYTES", 1)
-        monkeypatch.setattr(fold, "_SETTLED_BYTES", 300)
+        monkeypatch.setattr(bring, "_BASE_BYTES", 1)
+        monkeypatch.setattr(bring, "_SETTLED_BYTES", 300)
     monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)
     monkeypatch.setattr(log, "FULL_EVERY", 4)
     monkeypatch.setattr(retention, "FULL_EVERY", 4)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from world import World, tails, totals
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import Operator, operator_of
 
 __all__ = ["Disturbances", "drawn_operators", "drawn_settings"]

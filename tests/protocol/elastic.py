@@ -16,10 +16,10 @@ from world import World, rows_of, totals
 
 from riffle_spark import keygroups
 from riffle_spark.assign.model import Assignment
+from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.report import BatchReport
-from riffle_spark.protocol.seating import Seating
-from riffle_spark.protocol.view import task
+from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ownership.view import task
 from riffle_spark.testing import Attempt
 
 __all__ = ["Elastic", "InOrder", "Ran", "held", "warnings"]

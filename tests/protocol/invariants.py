@@ -11,12 +11,13 @@ import pyarrow as pa
 from world import World
 
 from riffle_spark import keygroups
-from riffle_spark.state import codec, paths
-from riffle_spark.state.based import open_copy
-from riffle_spark.state.copy import DamagedCopy
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Address, Entry, Head, Link, Manifest
-from riffle_spark.state.record import Record, decode, digest
+from riffle_spark.state.copies.copy import DamagedCopy
+from riffle_spark.state.copies.snapshot_copy import open_copy
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
+from riffle_spark.state.log.record import Record, decode, digest
 
 Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
 """By version and store: what every key should hold."""
@@ -85,12 +86,12 @@ class History:
                     name = paths.snapshot(store, key_group, entry.snapshot.id)
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
-                    codec.decode(data, entry.snapshot.checksum, name)
+                    part_codec.decode(data, entry.snapshot.checksum, name)
 
     def _check_part(self, link: Link) -> None:
         data = self.world.memory.get(link.object, link.start, link.length)
         assert data is not None, f"I5: {link.object} is gone"
-        assert codec.checksum(data) == link.checksum, f"I5: {link.object} was overwritten"
+        assert part_codec.checksum(data) == link.checksum, f"I5: {link.object} was overwritten"
 
     def check_copies(self, contents: Contents) -> int:
         """I2: every local copy that can be read holds exactly a committed version; return how many were looked at."""

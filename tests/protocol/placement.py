@@ -9,13 +9,13 @@ import pytest
 from world import World
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.check import violations
 from riffle_spark.assign.model import Assignment, View
-from riffle_spark.protocol.cleaner import Cleaner
-from riffle_spark.protocol.copies import Copies
-from riffle_spark.protocol.members import Members
-from riffle_spark.protocol.view import assign_settings, task, view_of
-from riffle_spark.state.manifest import Address
+from riffle_spark.assign.validity import violations
+from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.view import assign_settings, task, view_of
+from riffle_spark.state.log.manifest import Address
 from riffle_spark.worker.census import Census
 
 __all__ = ["check_converges", "check_valid", "watch_the_cleaner"]

@@ -20,9 +20,9 @@ from placement import check_converges, check_valid, watch_the_cleaner
 from world import Crash, Oracle, World, drawn_batch
 
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
-from riffle_spark.state import folder
-from riffle_spark.state.faulty import Fault
+from riffle_spark.state.copies import folder
 from riffle_spark.testing import Attempt, InlineBackground, SimWork
+from riffle_spark.testing.faulty_store import Fault
 
 STEPS = ("before run", "after seal", "after sink", "after record", "after record")
 SHORT, LONG = 4, 14

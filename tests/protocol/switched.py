@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 from world import Oracle, World, drawn_batch, rows_of
 
 from riffle_spark import keygroups
-from riffle_spark.protocol.schemas import stored_schema
-from riffle_spark.protocol.shard_state import state_of
-from riffle_spark.state.log import Log
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.record import Record
-from riffle_spark.state.root import open_store
+from riffle_spark.offline.reshard import state_of
+from riffle_spark.protocol.batch.stored_schemas import stored_schema
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.restore.reader import Reader
 
 PARTITIONS = 5
 BATCHES = 7

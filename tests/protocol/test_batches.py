@@ -9,19 +9,12 @@ import pyarrow as pa
 import pytest
 from world import World, one, rows_of, totals
 
-from riffle_spark.errors import (
-    ConfigError,
-    ConflictError,
-    Misplaced,
-    OutOfDate,
-    UnavailableError,
-    UserFunctionError,
-)
-from riffle_spark.process.aggregates import aggregate, first
-from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.errors import ConfigError, ConflictError, Misplaced, OutOfDate, UnavailableError, UserFunctionError
+from riffle_spark.messages.slot_orders import RECEIPT, Receipt
+from riffle_spark.process.blocks.aggregates import aggregate, first
+from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, SimWork
-from riffle_spark.worker.order import RECEIPT, Receipt
 
 
 @pytest.mark.parametrize("error", [Misplaced, OutOfDate])

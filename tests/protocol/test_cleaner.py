@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment
-from riffle_spark.protocol.cleaner import Cleaner
-from riffle_spark.protocol.copies import Copies
-from riffle_spark.protocol.members import Members
+from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.ports import Executor
-from riffle_spark.protocol.view import task
-from riffle_spark.state.manifest import Head
+from riffle_spark.state.log.manifest import Head
 from riffle_spark.worker.census import Census
 
 MEMBERS = ("m1", "m2", "m3")

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.aggregates import aggregate, count, max_, min_, sum_
-from riffle_spark.protocol.columns import Column, column_of, input_of
+from riffle_spark.messages.slot_orders import Watermark
+from riffle_spark.process.blocks.aggregates import aggregate, count, max_, min_, sum_
+from riffle_spark.protocol.input_columns import Column, column_of, input_of
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
-from riffle_spark.state.schema import StoreSchema
-from riffle_spark.worker.order import Watermark
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 
 STRUCT = pa.struct([("x", pa.string()), ("At", pa.timestamp("us", "UTC")), ("in", pa.struct([("y", pa.int64())]))])
 ROWS = pa.schema([("User", pa.string()), ("v", pa.int64()), ("s", STRUCT), ("a.b", pa.int64())])

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import ROWS
 
-from riffle_spark.process.aggregates import aggregate, count
-from riffle_spark.protocol.copies import Behind, Copies, whole
+from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.state import codec, folder, paths
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import claim
-from riffle_spark.state.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.parts import Reader
+from riffle_spark.protocol.ownership.known_copies import Behind, Copies, whole
+from riffle_spark.state.copies import folder
+from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.census import Census
 
 ADDRESS = ("seen", 0)
@@ -168,9 +170,9 @@ class Real:
         arrays = [
             pa.array(found.get(f.name, [False if f.type == pa.bool_() else None] * len(keys)), f.type) for f in schema
         ]
-        data = codec.encode(pa.table(arrays, schema=schema))
+        data = part_codec.encode(pa.table(arrays, schema=schema))
         self.objects.put_if_absent(paths.delta(*head), data)
-        link = Link(head, 0, len(data), codec.checksum(data), len(keys))
+        link = Link(head, 0, len(data), part_codec.checksum(data), len(keys))
         self.entry = self.entry.extended(link)
 
     def snapshot(self) -> None:
@@ -179,10 +181,10 @@ class Real:
             self.sequence += 1
             with self.keeper(self.elsewhere).bring({0: self.entry})[0][0] as copy:
                 head, pairs, longs = copy.scan()
-            data = codec.encode(OPERATOR.schema.table(pairs, longs))
+            data = part_codec.encode(OPERATOR.schema.table(pairs, longs))
             name = paths.snapshot_id(head.version, head.attempt)
             self.objects.put_if_absent(paths.snapshot(*ADDRESS, name), data)
-            after = self.entry.replaced(Snapshot(name, head, len(data), codec.checksum(data), len(pairs)))
+            after = self.entry.replaced(Snapshot(name, head, len(data), part_codec.checksum(data), len(pairs)))
             assert after is not None
             self.copies.replaced(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after

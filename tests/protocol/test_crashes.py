@@ -9,7 +9,7 @@ import pytest
 from invariants import History
 from world import Crash, Oracle, World, drawn_batch, one, rows_of
 
-from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt
 

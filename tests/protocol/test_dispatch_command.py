@@ -10,7 +10,7 @@ from switched import contents, expected, filled, tail_of
 from world import Oracle
 
 from riffle_spark.console.main import main
-from riffle_spark.state.root import open_store
+from riffle_spark.state.objects.open import open_store
 
 SOURCE = """
 import pyarrow as pa

@@ -10,8 +10,8 @@ from switched import partition_of
 from world import World, one
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.recovery import adopt, rollback
-from riffle_spark.protocol.switch import switch_dispatch
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.switch import switch_dispatch
 
 ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition", "hashed"), ("partition", "key_group")]
 

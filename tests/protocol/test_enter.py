@@ -9,12 +9,12 @@ import pytest
 from world import World, rows_of, totals
 
 from riffle_spark.errors import ConfigError, ConflictError
-from riffle_spark.protocol.drafts import Stamp, first_record
-from riffle_spark.protocol.enter import Decision, decide
+from riffle_spark.protocol.batch.enter import Decision, decide
+from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.ports import Incoming
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault
-from riffle_spark.state.record import Record
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.record import Record
+from riffle_spark.testing.faulty_store import Fault
 
 ROOT = "s3://bucket/state"
 TAIL = replace(first_record("query", 8, "key_group", Stamp("c", 0)), version=5, offsets="offsets-5", kind="batch")

@@ -11,16 +11,16 @@ import pytest
 from world import Crash, World
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.aggregates import aggregate, count
-from riffle_spark.process.compute import Batch, Compute, Declared, TimeMode, Update
-from riffle_spark.protocol.caches import Caches
+from riffle_spark.messages.slot_orders import Order, Part, Receipt, Watermark
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.blocks.block import Batch, Compute, Declared, TimeMode, Update
+from riffle_spark.protocol.batch.orders import Caches
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.receipts import changes_of
-from riffle_spark.protocol.recovery import adopt, rollback
-from riffle_spark.state.manifest import Entry, Head, Link, Manifest
-from riffle_spark.state.record import Record
+from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest
+from riffle_spark.state.log.record import Record
 from riffle_spark.testing import Attempt
-from riffle_spark.worker.order import Order, Part, Receipt, Watermark
 
 EVENTS = pa.schema(
     [("k", pa.string()), ("v", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("other", pa.timestamp("ms"))]

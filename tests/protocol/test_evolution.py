@@ -9,13 +9,13 @@ import pytest
 from world import ROWS, World, rows_of
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.aggregates import aggregate, count, max_, mean, sum_
-from riffle_spark.process.arrow_function import arrow_function
-from riffle_spark.protocol.evolution import can_become
+from riffle_spark.process.blocks.aggregates import aggregate, count, max_, mean, sum_
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.batch.stored_schemas import can_become
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.state import fold
-from riffle_spark.state.schema import StoreSchema
-from riffle_spark.state.variables import Variable, VariablesSchema
+from riffle_spark.state.restore import bring
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.variables import Variable, VariablesSchema
 
 SMALL = pa.schema([("n", pa.int32()), ("last", pa.string())])
 
@@ -60,7 +60,7 @@ def test_a_restart_with_changed_columns_goes_on(
 ) -> None:
     """Written by the old, read by the new: from deltas or snapshots, from the store or beside copies of old columns."""
     if snapshots:
-        monkeypatch.setattr(fold, "_BASE_BYTES", 1)
+        monkeypatch.setattr(bring, "_BASE_BYTES", 1)
     links = 2 if snapshots else 1000
     world = World(tmp_path, operators=[keeping(SMALL)], snapshot_chain_links=links, snapshot_chain_share=1e9)
     keys = [f"key-{number}" for number in range(20)]

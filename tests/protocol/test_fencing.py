@@ -6,13 +6,10 @@ import pytest
 from invariants import History
 from world import World, one
 
-from riffle_spark.errors import (
-    FencedError,
-    UnavailableError,
-)
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault
+from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.state.log import paths
 from riffle_spark.testing import SimWork
+from riffle_spark.testing.faulty_store import Fault
 
 STEPS = ("before run", "after seal", "after sink", "after record")
 

@@ -12,17 +12,17 @@ from invariants import History
 from world import World, one, rows_of, totals
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.protocol import scans
-from riffle_spark.protocol.drafts import Stamp, first_record
-from riffle_spark.protocol.scan import scan
-from riffle_spark.protocol.told import Told
-from riffle_spark.state import paths
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Head, Snapshot
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.record import Record
+from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.protocol.upkeep import scan as scan_module
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.protocol.upkeep.taken_snapshots import Told
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Head, Snapshot
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
 YEAR_SECONDS = 365 * 86_400
 DAY_SECONDS = 86_400
@@ -100,7 +100,7 @@ def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
 
 def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan between the answer and the commit that lists it does not take it for lost (I5)."""
-    monkeypatch.setattr(scans, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(scan_module, "_AGAIN_SECONDS", 0.0)
     world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=1)
     history = History(world)
     world.start(InlineBackground(deferred=True))

@@ -11,14 +11,14 @@ import pytest
 from world import World, totals
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.initial import check_initial, is_due, loaded, with_initial
+from riffle_spark.messages.slot_orders import USUAL_INITIAL
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.protocol.batch.initial import check_initial, is_due, loaded, with_initial
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.recovery import adopt, rollback
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Manifest
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.record import Record
-from riffle_spark.worker.order import USUAL_INITIAL
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.memory import MemoryStore
 from tests.state.drawn_records import PLAIN, drafted
 
 COLUMNS = pa.schema([("k", pa.string())])

@@ -17,16 +17,16 @@ from invariants import History
 from world import World, one, rows_of, totals
 
 from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
-from riffle_spark.protocol.drafts import Stamp, claim_record, first_record
-from riffle_spark.protocol.scan import scan
-from riffle_spark.protocol.targets import target_of
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import FaultyStore
-from riffle_spark.state.lagging import LaggingStore
-from riffle_spark.state.log import FULL_EVERY, Log
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.record import Record, encode
+from riffle_spark.offline.recovery import target_of
+from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.record import Record, encode
+from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.faulty_store import FaultyStore
+from riffle_spark.testing.lagging_store import LaggingStore
 
 VERSIONS = 8
 

@@ -11,8 +11,8 @@ import pytest
 from elastic import Elastic
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import Delivery, StaleRows
-from riffle_spark.protocol.report import BatchReport
 from riffle_spark.testing import Attempt
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

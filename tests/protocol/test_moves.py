@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from elastic import Elastic
 
-from riffle_spark.protocol.news import Moved, RebalanceListener
+from riffle_spark.protocol.ownership.move_news import Moved, RebalanceListener
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 from schedules import Schedule
 
-from riffle_spark.protocol import cleaner, driver, scan, seating
-from riffle_spark.protocol.cleaner import Cleaner
-from riffle_spark.protocol.copies import Copies
-from riffle_spark.protocol.enter import Decision
-from riffle_spark.protocol.members import Seat
+from riffle_spark.protocol.batch import driver
+from riffle_spark.protocol.batch.enter import Decision
+from riffle_spark.protocol.ownership import cleaner, ownership
+from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.members import Seat
 from riffle_spark.protocol.ports import Layout
-from riffle_spark.protocol.retention import Retention
-from riffle_spark.state import record
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Address, Entry, Head, Link, Manifest
+from riffle_spark.protocol.upkeep import scan
+from riffle_spark.protocol.upkeep.retention import Retention
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.log import record
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.worker import slot
 
 SEEDS = 60
@@ -135,14 +137,14 @@ def take_a_foreign_head_for_the_base(patch: pytest.MonkeyPatch) -> None:
 
 def own_twice(patch: pytest.MonkeyPatch) -> None:
     """A task that moves is served by its old owner, too."""
-    original = seating.laid_out
+    original = ownership.laid_out
 
     def twice(members: Mapping[str, Seat], owners: Mapping[int, str], most: int | None = None) -> Layout:
         first, *rest = original(members, owners, most).slots
         also = tuple(sorted({*first.key_groups, *(rest[0].key_groups if rest else ())}))
         return Layout((replace(first, key_groups=also), *rest))
 
-    patch.setattr(seating, "laid_out", twice)
+    patch.setattr(ownership, "laid_out", twice)
 
 
 PLANTS = [

@@ -12,12 +12,12 @@ from elastic import Elastic
 from world import rows_of, totals
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.protocol.recovery import rollback
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault
+from riffle_spark.state.log import paths
 from riffle_spark.testing import Attempt, InlineBackground
+from riffle_spark.testing.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.aggregates import aggregate, count, sum_
+from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
+from riffle_spark.protocol.batch.stored_schemas import check_schemas, kept
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.protocol.schemas import check_schemas, kept
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64()), ("tags", pa.list_(pa.string()))])
 

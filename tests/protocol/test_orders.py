@@ -8,8 +8,8 @@ import pytest
 from elastic import Elastic
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.operations import Operations
-from riffle_spark.spark.operate import Operated
+from riffle_spark.protocol.ownership.operations import Operations
+from riffle_spark.spark.stateful import Operated
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

@@ -12,7 +12,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.testing import SimCluster
 from riffle_spark.worker.census import Census, CensusOrder
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

@@ -8,7 +8,7 @@ import pytest
 from elastic import Elastic
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.protocol.view import assign_settings, view_of
+from riffle_spark.protocol.ownership.view import assign_settings, view_of
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

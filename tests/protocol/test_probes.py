@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment, Move, TaskId
-from riffle_spark.protocol.probes import Patience, Probes, outside_band
+from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
 
 TASK = TaskId("query", 0)
 ACCEPTABLE, INTERVAL = 10, 60.0

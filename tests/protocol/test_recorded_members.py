@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from world import World, one
 
-from riffle_spark.protocol.recovery import adopt
-from riffle_spark.state.record import Record
+from riffle_spark.offline.recovery import adopt
+from riffle_spark.state.log.record import Record
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 

@@ -10,11 +10,11 @@ import pytest
 from world import World, one
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError
-from riffle_spark.protocol.checkpoint import Checkpoint
-from riffle_spark.protocol.recovery import adopt, rollback
-from riffle_spark.state import paths
-from riffle_spark.state.log import FULL_EVERY
-from riffle_spark.state.record import encode
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.log.record import encode
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from elastic import Elastic, warnings
 from world import ROWS, one, tails, totals
 
 from riffle_spark.errors import LocalDiskError, UnavailableError, UserFunctionError
-from riffle_spark.process.arrow_function import arrow_function
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.report import BatchReport
-from riffle_spark.state.faulty import Fault
+from riffle_spark.testing.faulty_store import Fault
 from tests.refusing import RefusingDisk, Way, on_a_disk_of_its_own
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

@@ -13,16 +13,16 @@ from invariants import History
 from world import World, one, rows_of, totals
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.protocol import scan
-from riffle_spark.protocol.drafts import Stamp, first_record
-from riffle_spark.protocol.retention import Retention, orphans
-from riffle_spark.protocol.snapshots import listed
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault
-from riffle_spark.state.log import FULL_EVERY
-from riffle_spark.state.manifest import Address, Entry, Head, Link, Manifest, Snapshot
-from riffle_spark.state.record import Record
+from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.protocol.upkeep import scan
+from riffle_spark.protocol.upkeep.retention import Retention, orphans
+from riffle_spark.protocol.upkeep.snapshots import listed
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.log.record import Record
 from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.faulty_store import Fault
 
 PLAIN = first_record("query", 8, "key_group", Stamp("c", 0))
 

@@ -13,16 +13,15 @@ import pytest
 from world import Crash, World, rows_of
 
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
-from riffle_spark.protocol.recovery import rollback
-from riffle_spark.protocol.scan import scan
-from riffle_spark.protocol.targets import target_of
-from riffle_spark.state import paths
-from riffle_spark.state.lagging import LaggingStore
-from riffle_spark.state.log import Log
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.record import Record
-from riffle_spark.state.root import open_store
+from riffle_spark.offline.recovery import rollback, target_of
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.lagging_store import LaggingStore
 
 BATCHES = 9
 pytestmark = pytest.mark.usefixtures("short_cycles")

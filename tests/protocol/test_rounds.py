@@ -10,10 +10,10 @@ import pytest
 from elastic import Elastic
 from world import World, rows_of, totals
 
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault
+from riffle_spark.state.log import paths
 from riffle_spark.testing import InlineBackground, SimCluster
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt
+from riffle_spark.testing.faulty_store import Fault
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from elastic import Elastic, warnings
 
-from riffle_spark.protocol.report import BatchReport
-from riffle_spark.protocol.setbacks import Setbacks
-from riffle_spark.state.manifest import EMPTY
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.upkeep.setbacks import Setbacks
+from riffle_spark.state.log.manifest import EMPTY
 from riffle_spark.testing import InlineBackground, SimCluster, home_of
-from riffle_spark.worker.upkeep import Follow, UpkeepOrder, UpkeepReceipt
+from riffle_spark.worker.upkeep_piece import Follow, UpkeepOrder, UpkeepReceipt
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

@@ -12,12 +12,12 @@ from invariants import History
 from world import World, rows_of, totals
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.protocol import snapshots, upkeep
-from riffle_spark.protocol.snapshots import Policy, due, listed
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault
-from riffle_spark.state.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.protocol.upkeep import snapshots, upkeep
+from riffle_spark.protocol.upkeep.snapshots import Policy, due, listed
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.faulty_store import Fault
 
 ADDRESS = ("totals", 3)
 FLOOR = snapshots._FLOOR_BYTES

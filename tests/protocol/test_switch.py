@@ -11,14 +11,14 @@ from world import Oracle, World, one
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConflictError, FencedError, UnavailableError
-from riffle_spark.protocol import reshard, switch
-from riffle_spark.protocol.scan import scan
-from riffle_spark.protocol.switch import switch_dispatch
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault, FaultyStore
-from riffle_spark.state.log import Log
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.root import open_store
+from riffle_spark.offline import reshard, switch
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 

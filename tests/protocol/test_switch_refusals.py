@@ -13,9 +13,9 @@ from switched import filled, partition_of, shards_of, tail_of
 from world import World, one
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
-from riffle_spark.protocol import switch
-from riffle_spark.protocol.switch import switch_dispatch
-from riffle_spark.state import paths
+from riffle_spark.offline import switch
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.state.log import paths
 
 
 @pytest.fixture

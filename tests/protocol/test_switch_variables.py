@@ -12,12 +12,12 @@ from switched import partition_of, shards_of, tail_of
 
 from riffle_spark import keygroups, transform_with_state
 from riffle_spark.errors import ConflictError
-from riffle_spark.protocol import reshard
-from riffle_spark.protocol.recovery import rollback
-from riffle_spark.protocol.switch import switch_dispatch
-from riffle_spark.state.log import Log
-from riffle_spark.state.root import open_store
-from riffle_spark.state.variables import DUE
+from riffle_spark.offline import reshard
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.schemas.variables import DUE
 from riffle_spark.testing import Harness
 from tests.processors.case import Case
 from tests.processors.catalogue import CASES

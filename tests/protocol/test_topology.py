@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.protocol.topology import Topology, ask_script
+from riffle_spark.spark.engine.topology import Topology, ask_script
 
 HOSTS = ["10.0.1.7", "10.0.2.8", "10.0.3.9"]
 MEMBERS = [(f"m{number}", host, f"own-{number}") for number, host in enumerate(HOSTS)]

@@ -11,8 +11,8 @@ from placement import view_now
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, View
-from riffle_spark.protocol.driver import Driver, Surroundings
-from riffle_spark.protocol.report import BatchReport
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, Surroundings
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.protocol.view import assign_settings
+from riffle_spark.protocol.ownership.view import assign_settings
 from riffle_spark.settings import Settings
 
 

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.process.aggregates import aggregate, count, sum_
-from riffle_spark.process.arrow_function import arrow_function
-from riffle_spark.protocol.driver import Driver, Surroundings
+from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, Surroundings
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ports import Incoming
-from riffle_spark.protocol.report import BatchReport
 from riffle_spark.settings import Settings
-from riffle_spark.state.faulty import FaultyStore
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import claim
-from riffle_spark.state.log import Log
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.root import open_store
+from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+from riffle_spark.testing.faulty_store import FaultyStore
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
 SETTINGS = {"key_groups": 8, "retained_versions": 2, "retained_for": 0, "snapshot_chain_links": 3}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
-from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing.contents import Contents
 from tests.roots.diary import ROWS, State, operators
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import lmdb
 
-from riffle_spark.protocol.driver import Driver, Surroundings
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, Surroundings
 from riffle_spark.protocol.ports import Incoming
-from riffle_spark.protocol.report import BatchReport
 from riffle_spark.settings import Settings
-from riffle_spark.state.log import Log
-from riffle_spark.state.record import Record
-from riffle_spark.state.root import open_store, root_id
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store, root_id
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from tests.roots.diary import START_MS, STORES, Oracle, State, table
 from tests.roots.held import built, held

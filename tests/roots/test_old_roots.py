@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.protocol.recovery import rollback
-from riffle_spark.state.copy import boot_id
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.state.copies.copy import boot_id
 from tests.roots.old_root import ARCHIVES, OldRoot
 
 

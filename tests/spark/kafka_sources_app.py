@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streaming import QUERY_TIMEOUT_SECONDS
 
 import riffle_spark
-from riffle_spark.spark.kafka_source import kafka_of
+from riffle_spark.spark.engine.kafka import kafka_of
 
 TOPICS = {
     "subscribe": {"subscribe": "clicks, views"},

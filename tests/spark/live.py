@@ -16,12 +16,12 @@ from streaming import PATIENCE_SECONDS, Kept, rest, wait_for
 from apps.demo.servers import StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.assign.model import Assignment
-from riffle_spark.protocol.following import follows
-from riffle_spark.protocol.report import BatchReport
-from riffle_spark.protocol.seating import Seating
-from riffle_spark.protocol.view import task
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ownership.view import task
+from riffle_spark.protocol.upkeep.upkeep import follows
 from riffle_spark.settings import Settings
-from riffle_spark.spark import inventory
+from riffle_spark.spark.engine import inventory
 
 __all__ = ["CONF", "LiveQuery", "Roles", "await_executors", "executor_ids", "executors_of", "run_workers", "wait_for"]
 

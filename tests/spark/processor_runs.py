@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark.process.compute import TimeMode
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.process.grouped import Grouped
-from riffle_spark.process.processing import Outcome, Processing, Times
-from riffle_spark.process.processor import Form
-from riffle_spark.spark.forms_rows import RowForm
-from riffle_spark.spark.processors import SparkProcessor, declare, declared_with_rows
-from riffle_spark.state.variables import VariablesSchema
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.processors.processing import Outcome, Processing, Times
+from riffle_spark.process.processors.processor import Form, Grouped
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.spark.processors.row_form import RowForm
+from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
+from riffle_spark.state.schemas.variables import VariablesSchema
 from tests.process.memory_reading import MemoryReading
 
 KEY = pa.schema([("id", pa.string())])

@@ -19,9 +19,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 from apps.demo.servers.guard import descendants
 from riffle_spark import Settings, StatefulJob
-from riffle_spark.state.log import Log
-from riffle_spark.state.record import Record
-from riffle_spark.state.root import open_store
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
 
 QUERY_TIMEOUT_SECONDS = 180
 PATIENCE_SECONDS = 90.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.spark import answers
-from riffle_spark.state.manifest import Head, Snapshot
+from riffle_spark.spark.engine import task
+from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.worker.census import Census
-from riffle_spark.worker.upkeep import UpkeepReceipt
+from riffle_spark.worker.upkeep_piece import UpkeepReceipt
 
 NAMES = st.text(max_size=8)
 NUMBERS = st.integers(min_value=0, max_value=2**63)
@@ -34,7 +34,7 @@ CENSUSES = st.builds(
 @given(RECEIPTS)
 def test_a_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
     """Written as a line and read, a receipt is equal, its snapshots and heads are of their types."""
-    read = answers.upkeep(answers.text(receipt))
+    read = task.upkeep(task.text(receipt))
     assert read == receipt
     assert all(type(snapshot) is Snapshot and type(snapshot.head) is Head for _, _, snapshot in read.taken)
 
@@ -42,6 +42,6 @@ def test_a_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
 @given(CENSUSES)
 def test_a_census_comes_back_as_it_was(census: Census) -> None:
     """Written as a line and read, a census is equal and can be hashed where it is made of tuples."""
-    read = answers.census(answers.text(census))
+    read = task.census(task.text(census))
     assert read == census
     assert hash((read.copies, read.sealed)) == hash((census.copies, census.sealed))

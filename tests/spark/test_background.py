@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from riffle_spark.spark.background import Worker
+from riffle_spark.spark.engine.background import Worker
 
 SOON_SECONDS = 60
 

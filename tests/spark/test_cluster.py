@@ -13,17 +13,16 @@ import pytest
 from pyspark.sql import SparkSession
 from streaming import settings_in, wait_for
 
+from riffle_spark.messages.slot_orders import Home
 from riffle_spark.settings import Settings
-from riffle_spark.spark import inventory
-from riffle_spark.spark.background import Worker
-from riffle_spark.spark.cluster import UPKEEP_POOL, SparkCluster
-from riffle_spark.spark.overdue import Deadline
-from riffle_spark.spark.tagged import TaggedJobs
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.background import Worker
+from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
+from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.spark.warm import warm_up
-from riffle_spark.state.options import StoreOptions
+from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.worker.census import CensusOrder
-from riffle_spark.worker.order import Home
-from riffle_spark.worker.upkeep import UpkeepOrder
+from riffle_spark.worker.upkeep_piece import UpkeepOrder
 
 pytestmark = pytest.mark.cluster
 
@@ -173,12 +172,12 @@ def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_pat
     root = settings.root
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from riffle_spark.worker import homes, place
+        from riffle_spark.worker import member_folders
 
         for _ in batches:
             time.sleep(0.1)
-            holds = any(name == root for name, _ in homes._stores)
-            yield pa.record_batch({"executor": [place.executor_id()], "holds": [holds]})
+            holds = any(name == root for name, _ in member_folders._stores)
+            yield pa.record_batch({"executor": [member_folders.executor_id()], "holds": [holds]})
 
     def seen() -> set[tuple[str, bool]]:
         return {

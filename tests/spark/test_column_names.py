@@ -64,7 +64,7 @@ def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSes
 
 def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
     """With ``spark.sql.caseSensitive``, as in any query; no query is needed to be refused."""
-    from riffle_spark.spark.routing import is_case_sensitive
+    from riffle_spark.spark.engine.routing import is_case_sensitive
 
     assert not is_case_sensitive(spark)
     spark.conf.set("spark.sql.caseSensitive", "true")

@@ -16,9 +16,9 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from riffle_spark.spark.forms_pandas import PandasForm, PandasOptions
-from riffle_spark.spark.forms_rows import RowForm
-from riffle_spark.spark.processors import declare
+from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
+from riffle_spark.spark.processors.row_form import RowForm
+from riffle_spark.spark.processors.spark_processor import declare
 from tests.processors.gone import TOLD, Gone
 from tests.spark import native
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from streaming import settings_in, wait_for
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.spark import departures, inventory
+from riffle_spark.spark.engine import inventory
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +35,7 @@ def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
     assert len(first) == 1
     assert spark.range(5).count() == 5
     wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
-    assert departures.planned(spark, [first[0].id]) == {first[0].id}
+    assert inventory.planned(spark, [first[0].id]) == {first[0].id}
     assert len(inventory.await_executors(spark, settings)) == 1
 
 

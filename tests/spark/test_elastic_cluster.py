@@ -17,7 +17,7 @@ from live import LiveQuery, await_executors, executor_ids, executors_of, wait_fo
 from pyspark.sql import SparkSession
 
 from apps.demo.servers import StandaloneCluster
-from riffle_spark.spark import inventory
+from riffle_spark.spark.engine import inventory
 
 pytestmark = pytest.mark.cluster
 

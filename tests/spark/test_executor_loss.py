@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streaming import Kept, executor_processes, settings_in, wait_for
 
 from riffle_spark import Stateful, StatefulJob, arrow_function
-from riffle_spark.spark import inventory
+from riffle_spark.spark.engine import inventory
 
 pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.

@@ -15,9 +15,9 @@ import pytest
 from pandas.testing import assert_frame_equal
 from pyspark.errors import PySparkTypeError, PySparkValueError
 
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.spark import frames_given
-from riffle_spark.spark.forms_pandas import PandasForm, PandasOptions
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.spark.processors import pandas_form
+from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 
 pytestmark = pytest.mark.newer_spark
 
@@ -109,8 +109,8 @@ def test_a_key_with_many_rows_gets_several_frames(rows_max: int) -> None:
 
 def test_slices_are_the_same_the_public_way() -> None:
     """Where pandas does not have what the quick way needs, its own methods give equal frames."""
-    whole = frames_given.frame_of(ROWS, "UTC")
-    quick, public = frames_given.Slices(whole), frames_given.Slices(whole)
+    whole = pandas_form.frame_of(ROWS, "UTC")
+    quick, public = pandas_form.Slices(whole), pandas_form.Slices(whole)
     public._slice = None
     assert quick._slice is not None
     for span in [(0, 1), (1, 4), (0, 4), (2, 2)]:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.spark import forms_rows
-from riffle_spark.spark.forms_rows import RowForm
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.spark.processors import row_form
+from riffle_spark.spark.processors.row_form import RowForm
 
 pytestmark = pytest.mark.newer_spark
 
@@ -46,7 +46,7 @@ def test_each_key_gets_its_rows_in_order() -> None:
 @pytest.mark.parametrize("rows_max", [1, 2, 3, 7, 100])
 def test_rows_of_all_keys_come_whatever_is_held_at_once(monkeypatch: pytest.MonkeyPatch, rows_max: int) -> None:
     """Also of a key that has more rows than are Python objects at once."""
-    monkeypatch.setattr(forms_rows, "ROWS_MAX", rows_max)
+    monkeypatch.setattr(row_form, "ROWS_MAX", rows_max)
     sizes = [3, 0, 8, 1, 1, 2, 0]
     positions = [sum(sizes[:at]) for at in range(len(sizes) + 1)]
     table = pa.concat_tables([pa.table({"v": [at]}) for at in range(sum(sizes))])
@@ -56,7 +56,7 @@ def test_rows_of_all_keys_come_whatever_is_held_at_once(monkeypatch: pytest.Monk
 
 def test_a_key_need_not_look_at_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next key gets its own nevertheless."""
-    monkeypatch.setattr(forms_rows, "ROWS_MAX", 2)
+    monkeypatch.setattr(row_form, "ROWS_MAX", 2)
     keys = RowForm(OUTPUT).rows(pa.table({"v": list(range(6))}), [0, 5, 6])
     assert next(next(keys)).v == 0
     assert [row.v for row in next(keys)] == [5]

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from streaming import PATIENCE_SECONDS, Kept, rest, settings_in
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
-from riffle_spark.protocol import setbacks
-from riffle_spark.spark import inventory
+from riffle_spark.protocol.upkeep import setbacks
+from riffle_spark.spark.engine import inventory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

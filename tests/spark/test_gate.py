@@ -8,7 +8,7 @@ import time
 import pytest
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.spark.gate import Gate, Stopped
+from riffle_spark.spark.engine.background import Gate, Stopped
 
 SOON = 60.0
 

@@ -16,9 +16,9 @@ from streaming import PATIENCE_SECONDS, settings_in, wait_for
 
 from apps.demo.servers.guard import descendants
 from riffle_spark.protocol.ports import Executor
-from riffle_spark.spark import departures, inventory
-from riffle_spark.spark.cluster import SparkCluster
-from riffle_spark.worker.place import executor_id
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.cluster import SparkCluster
+from riffle_spark.worker.member_folders import executor_id
 
 pytestmark = pytest.mark.cluster
 
@@ -81,15 +81,15 @@ def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSessi
     leaving = two[0]
     assert spark.sparkContext._jsc.sc().killExecutor(leaving.id)
     assert leaving.id not in ids(spark)
-    assert departures.planned(spark, [leaving.id]) == {leaving.id}
+    assert inventory.planned(spark, [leaving.id]) == {leaving.id}
 
 
 def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor, ...]) -> None:
     """A killed process is soon gone from the list, and it was not planned."""
     os.kill(pid_of(spark, two[1]), signal.SIGKILL)
     wait_for(lambda: two[1].id not in ids(spark), "Spark has noticed")
-    assert departures.planned(spark, [two[1].id]) == frozenset()
-    assert "137" in departures.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
+    assert inventory.planned(spark, [two[1].id]) == frozenset()
+    assert "137" in inventory.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from streaming import Kept, settings_in
 
 from riffle_spark import Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.running import settings_of
+from riffle_spark.spark.job import settings_of
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, records, run_to_end, settings_in, start, wait_for
 
 from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
-from riffle_spark.spark import placement
+from riffle_spark.spark.engine import placed
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -69,8 +69,8 @@ def test_processing_time_builds_the_placed_frame_once(
 ) -> None:
     """Batches come as they are due, and as long as the assignment stands its frame is built once."""
     built = []
-    place = placement.placed
-    monkeypatch.setattr(placement, "placed", lambda *given: built.append(given) or place(*given))
+    place = placed.placed
+    monkeypatch.setattr(placed, "placed", lambda *given: built.append(given) or place(*given))
     kept = Kept()
     job = totals(tmp_path, kept)
     query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")

@@ -15,7 +15,7 @@ from streaming import told_by
 
 from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker, free_port
-from riffle_spark.spark.kafka_racks import partition_racks
+from riffle_spark.spark.engine.kafka import partition_racks
 
 pytestmark = pytest.mark.cluster
 

@@ -19,7 +19,7 @@ from live import LiveQuery, Roles, await_executors, run_workers
 from pyspark.sql import SparkSession
 
 from apps.demo.servers import StandaloneCluster
-from riffle_spark.protocol.report import BatchReport
+from riffle_spark.protocol.batch.batch_report import BatchReport
 
 pytestmark = pytest.mark.cluster
 

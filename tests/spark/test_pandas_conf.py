@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import transform_with_state
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.ddl import schema_of_ddl
-from riffle_spark.spark.forms_pandas import PandasForm, PandasOptions
-from riffle_spark.spark.pandas_conf import SETTINGS, pandas_options
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
+from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 from tests.processors.visits import Visits
 
 pytestmark = pytest.mark.newer_spark

@@ -10,13 +10,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.messages.slot_orders import KEY_GROUP, SLOT, Order
+from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ports import Layout, SlotPlace
 from riffle_spark.protocol.shards import Partition, Shards
-from riffle_spark.spark import routing
+from riffle_spark.spark.engine import routing
 from riffle_spark.testing import home_of
-from riffle_spark.worker.order import KEY_GROUP, SLOT, Order
 
 pytestmark = pytest.mark.spark
 

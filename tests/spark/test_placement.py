@@ -12,16 +12,16 @@ from pyspark.sql import DataFrame, SparkSession
 from streaming import Kept, job_group, settings_in
 
 from riffle_spark import Stateful, aggregate, count
-from riffle_spark.protocol.layout import laid_out
-from riffle_spark.protocol.members import Seat
+from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.ownership.members import Seat
+from riffle_spark.protocol.ownership.slots import laid_out
 from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
-from riffle_spark.spark import inventory, placement
-from riffle_spark.spark.frames import PlacedFrames
-from riffle_spark.spark.routing import arrow_schema
-from riffle_spark.spark.running import home_of
-from riffle_spark.spark.work import SparkWork
-from riffle_spark.worker.order import Order, Receipt
+from riffle_spark.spark.engine import inventory, placed
+from riffle_spark.spark.engine.placed import PlacedFrames
+from riffle_spark.spark.engine.routing import arrow_schema
+from riffle_spark.spark.engine.spark_batch import SparkWork
+from riffle_spark.spark.job import home_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 MASTER = "local-cluster[3,1,600]"
@@ -148,8 +148,8 @@ def test_a_job_follows_its_executors(
     asked, and a frame is built once an assignment.
     """
     chance, built, live = random.Random(6), [], [executors]
-    place: Callable[..., DataFrame] = placement.placed
-    monkeypatch.setattr(placement, "placed", lambda *given: built.append(given) or place(*given))
+    place: Callable[..., DataFrame] = placed.placed
+    monkeypatch.setattr(placed, "placed", lambda *given: built.append(given) or place(*given))
     monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
     kept = Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)

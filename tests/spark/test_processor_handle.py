@@ -14,9 +14,9 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from riffle_spark.errors import ConfigError, UserFunctionError
-from riffle_spark.process.compute import TimeMode
-from riffle_spark.spark.processors import declare
-from riffle_spark.state.variables import Variable
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.spark.processors.spark_processor import declare
+from riffle_spark.state.schemas.variables import Variable
 
 pytestmark = pytest.mark.newer_spark
 

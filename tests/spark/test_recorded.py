@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark import transform_with_state, transform_with_state_in_pandas
-from riffle_spark.state.variables import DUE, TIMER, VARIABLE
+from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE
 from riffle_spark.testing import Aborted, Harness
 from tests.processors.case import Case
 from tests.processors.catalogue import CASES

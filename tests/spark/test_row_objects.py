@@ -11,7 +11,7 @@ from pyspark.errors import PySparkAttributeError, PySparkRuntimeError, PySparkVa
 from pyspark.sql import Row
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from riffle_spark.spark.row_objects import row_maker
+from riffle_spark.spark.processors.row_form import row_maker
 
 pytestmark = pytest.mark.newer_spark
 

@@ -17,10 +17,10 @@ from streaming import Kept, rest, settings_in
 
 from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import UnavailableError
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
 from riffle_spark.protocol.ports import StaleRows
-from riffle_spark.spark.kept import GONE
-from riffle_spark.spark.work import _rows_of, _told_as_stale_rows
-from riffle_spark.worker.order import ATTEMPT, RECEIPT
+from riffle_spark.spark.engine.kept_result import GONE
+from riffle_spark.spark.engine.spark_batch import _rows_of, _told_as_stale_rows
 from tests.processors.visits import Visits
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

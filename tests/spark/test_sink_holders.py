@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streaming import Kept, committed, executor_processes, settings_in, wait_for
 
 from riffle_spark import Stateful, aggregate, count
-from riffle_spark.spark import inventory
+from riffle_spark.spark.engine import inventory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 

@@ -14,8 +14,8 @@ from sink_idioms import IDIOMS, found
 from streaming import committed, executor_processes, settings_in
 
 from riffle_spark import Stateful, aggregate, count, sum_, together, transform_with_state
-from riffle_spark.spark import inventory
-from riffle_spark.spark.kept import GONE, is_told
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.kept_result import GONE, is_told
 from tests.processors.visits import Visits
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]

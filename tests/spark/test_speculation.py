@@ -16,7 +16,7 @@ from streaming import Kept, committed, job_group, settings_in
 
 from apps.demo.servers import StandaloneCluster
 from riffle_spark import Stateful, arrow_function
-from riffle_spark.spark import inventory
+from riffle_spark.spark.engine import inventory
 
 pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.

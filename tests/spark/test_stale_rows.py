@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from streaming import committed, settings_in, wait_for
 
 from riffle_spark import Stateful, arrow_function
-from riffle_spark.spark.work import _rows_of
-from riffle_spark.worker.order import ATTEMPT, RECEIPT
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
+from riffle_spark.spark.engine.spark_batch import _rows_of
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.

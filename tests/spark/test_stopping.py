@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from riffle_spark.spark.stopping import Py4JJavaError, is_interruption
+from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
 
 CALL = "An error occurred while calling o1.save.\n: "
 TIMED_OUT = CALL + "java.io.InterruptedIOException: java.net.SocketTimeoutException: Read timed out"

@@ -7,7 +7,7 @@ from streaming import Kept
 
 from riffle_spark import Settings, Stateful, aggregate, count, together
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.stream import StatefulJob
+from riffle_spark.spark.stateful import StatefulJob
 
 
 def job(store: str, settings: Settings | None = None) -> StatefulJob:

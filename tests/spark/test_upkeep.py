@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from streaming import Kept, records, rest, settings_in
 
 from riffle_spark import Stateful, aggregate, count, sum_
-from riffle_spark.spark import inventory
-from riffle_spark.spark.jvm import observed
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.jvm import observed
 
 pytestmark = pytest.mark.cluster
 

@@ -19,9 +19,9 @@ from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, records, run_to_end, se
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.compute import Batch, Compute, Declared, Update
-from riffle_spark.spark.intervals import interval_ms
-from riffle_spark.state.record import Record
+from riffle_spark.process.blocks.block import Batch, Compute, Declared, Update
+from riffle_spark.spark.engine.intervals import interval_ms
+from riffle_spark.state.log.record import Record
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from streaming import Feed, Kept, records, settings_in, start
 
 from riffle_spark import Stateful, aggregate, count, together
-from riffle_spark.spark.event_time import policy_in
+from riffle_spark.spark.engine.event_time import policy_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 

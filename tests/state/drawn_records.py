@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Entry, Head, Link, Manifest, Snapshot
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.record import Record
-from riffle_spark.state.recorded_member import RecordedMember
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.log.record import Record, RecordedMember
+from riffle_spark.state.objects.store import ObjectStore
 
 NUMBERS = st.integers(0, 2**40)
 CHECKSUMS = st.integers(0, 2**64 - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from riffle_spark.state.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
+from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
 from tests.state.drawn import KEY_TYPES, Values, nested, nullable_lists, structs
 
 LONG = ["k" * length for length in (150, 236, 237, 238, 300, 900)]

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.state import codec, paths
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.faulty import FaultyStore
-from riffle_spark.state.fold import Brought, Keeper
-from riffle_spark.state.folder import Folder, claim
-from riffle_spark.state.manifest import EMPTY, Entry, Head, Link, Snapshot
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link, Snapshot
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.restore.bring import Brought, Keeper
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.testing.faulty_store import FaultyStore
 from tests.state.drawn_records import attempt
 
 SCHEMA = StoreSchema("totals", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
@@ -42,8 +43,8 @@ class Place:
         """Commit one delta of several key-groups; ``kept``: this member sealed it itself."""
         name, data, links = attempt(version, epoch), b"", []
         for key_group, rows in sorted(changes.items()):
-            part = codec.encode(delta_table(rows))
-            links.append(Link(Head(version, name), len(data), len(part), codec.checksum(part), len(rows)))
+            part = part_codec.encode(delta_table(rows))
+            links.append(Link(Head(version, name), len(data), len(part), part_codec.checksum(part), len(rows)))
             data += part
             self.entries[key_group] = self.entries.get(key_group, EMPTY).extended(links[-1])
             holding = self.wanted.setdefault(key_group, {})
@@ -59,9 +60,9 @@ class Place:
         """Take and list a snapshot of a key-group at its head."""
         entry, rows = self.entries[key_group], self.wanted[key_group]
         schema = SCHEMA.part_schema()
-        data = codec.encode(pa.table([sorted(rows), [rows[key] for key in sorted(rows)]], schema=schema))
+        data = part_codec.encode(pa.table([sorted(rows), [rows[key] for key in sorted(rows)]], schema=schema))
         taken = Snapshot(paths.snapshot_id(entry.head.version, attempt(99)), entry.head, len(data), 0, len(rows))
-        taken = Snapshot(taken.id, taken.head, taken.length, codec.checksum(data), taken.rows)
+        taken = Snapshot(taken.id, taken.head, taken.length, part_codec.checksum(data), taken.rows)
         self.store.put_if_absent(paths.snapshot(SCHEMA.store, key_group, taken.id), data)
         replaced = entry.replaced(taken)
         assert replaced is not None

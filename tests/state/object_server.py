@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from riffle_spark.state.options import StoreOptions
+from riffle_spark.state.objects.store import StoreOptions
 
 START_SECONDS = 60.0
 BUCKET = "riffle"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.state.objects import ObjectStore
+from riffle_spark.state.objects.store import ObjectStore
 
 CALLS: dict[str, Callable[[ObjectStore], object]] = {
     "put": lambda store: store.put_if_absent("log/1", b"abc"),

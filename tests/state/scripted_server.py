@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.root import StoreOptions, open_store
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
 
 
 @dataclass(frozen=True)

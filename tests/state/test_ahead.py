@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.state.ahead import ahead
-from riffle_spark.state.budget import Budget
+from riffle_spark.state.restore.prefetch import Budget, ahead
 
 
 def results(found: list[tuple[int, Future[int]]]) -> list[int]:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from riffle_spark.state.alive import is_dead, named
-from riffle_spark.state.folder import claim
+from riffle_spark.state.copies.abandoned import is_dead, named
+from riffle_spark.state.copies.folder import claim
 
 
 def test_a_process_is_dead_once_it_has_ended_and_not_before() -> None:

@@ -18,13 +18,15 @@ from members import SCHEMA as TOTALS
 from members import Place, delta_table
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state import base, codec, fold
-from riffle_spark.state import based as based_copy
-from riffle_spark.state.base import FILE, Base
-from riffle_spark.state.based import BasedCopy, begun, open_copy
-from riffle_spark.state.copy import Copy, DamagedCopy
-from riffle_spark.state.manifest import Head
-from riffle_spark.state.schema import StoreSchema
+from riffle_spark.state.copies import snapshot_copy as based_copy
+from riffle_spark.state.copies import snapshot_file
+from riffle_spark.state.copies.copy import Copy, DamagedCopy
+from riffle_spark.state.copies.snapshot_copy import BasedCopy, begun, open_copy
+from riffle_spark.state.copies.snapshot_file import FILE, Base
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log.manifest import Head
+from riffle_spark.state.restore import bring
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 
 SPAWN = multiprocessing.get_context("spawn")
 SCHEMA = StoreSchema("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64()), ("t", pa.string())]))
@@ -48,10 +50,10 @@ def table(pairs: dict[str, int | None], *, delta: bool = False) -> pa.Table:
 def based(folder: Path, pairs: dict[str, int]) -> Copy:
     """Return a copy at version 1 that was begun from a snapshot of these pairs."""
     fresh = Copy(folder, new=True, layout=SCHEMA.layout)
-    data = codec.encode(table(dict(pairs)))
-    with base.written_at(folder / FILE, 0) as write:
+    data = part_codec.encode(table(dict(pairs)))
+    with snapshot_file.written_at(folder / FILE, 0) as write:
         write(data)
-    base.make_readable(folder / FILE, codec.checksum(data), "snapshot")
+    snapshot_file.make_readable(folder / FILE, part_codec.checksum(data), "snapshot")
     return begun(fresh, at(1), SCHEMA)
 
 
@@ -131,19 +133,19 @@ def test_a_file_left_behind_by_a_settled_copy_goes(tmp_path: Path) -> None:
 
 def test_bytes_that_were_altered_are_refused(tmp_path: Path) -> None:
     """The checksum of the whole file is compared before a row is believed; the object is named."""
-    data = bytearray(codec.encode(table({"a": 1})))
-    right = codec.checksum(bytes(data))
+    data = bytearray(part_codec.encode(table({"a": 1})))
+    right = part_codec.checksum(bytes(data))
     data[len(data) // 2] ^= 1
-    with base.written_at(tmp_path / FILE, 0) as write:
+    with snapshot_file.written_at(tmp_path / FILE, 0) as write:
         write(bytes(data))
     with pytest.raises(CorruptStateError, match="checksum"):
-        base.make_readable(tmp_path / FILE, right, "s/snapshot")
+        snapshot_file.make_readable(tmp_path / FILE, right, "s/snapshot")
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A cold member of three key-groups whose snapshots are large ones, one of them compressed."""
-    monkeypatch.setattr(fold, "_BASE_BYTES", 1)
+    monkeypatch.setattr(bring, "_BASE_BYTES", 1)
     made = Place(tmp_path / "member")
     spread = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(3_000)}
     made.seal(0, {1: dict(spread), 2: {"a": 1}, 3: dict.fromkeys((f"{n:06}" for n in range(9_000)), 7)})
@@ -164,7 +166,7 @@ def test_a_cold_member_keeps_the_files_and_settles_with_later_batches(
     assert all(file.exists() for file in files)
     for copy in copies.values():
         copy.close()
-    monkeypatch.setattr(fold, "_SETTLED_BYTES", 20_000)
+    monkeypatch.setattr(bring, "_SETTLED_BYTES", 20_000)
     for _ in range(60):
         for copy in place.keeper().bring(place.entries)[0].values():
             copy.close()

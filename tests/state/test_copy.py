@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state import copy as copy_module
-from riffle_spark.state.copy import Copy, DamagedCopy
-from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX
-from riffle_spark.state.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.rowcodec import RowCodec
-from riffle_spark.state.rows import Rows
-from riffle_spark.state.schema import StoreSchema, shortened
+from riffle_spark.state.copies import copy as copy_module
+from riffle_spark.state.copies.copy import Copy, DamagedCopy
+from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX
+from riffle_spark.state.formats.row_codec import RowCodec
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.plain_columns import StoreSchema, shortened
 
 SPAWN = multiprocessing.get_context("spawn")
 TEXT = StoreSchema("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))

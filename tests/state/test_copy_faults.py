@@ -13,16 +13,16 @@ import pytest
 from test_copy import at, contents, rows
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.state.copy import Copy, DamagedCopy
-from riffle_spark.state.manifest import EMPTY_HEAD
+from riffle_spark.state.copies.copy import Copy, DamagedCopy
+from riffle_spark.state.log.manifest import EMPTY_HEAD
 
 FILL = """
 import resource, sys, os
 from pathlib import Path
 from riffle_spark.errors import UnavailableError
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.rows import Rows
-from riffle_spark.state.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 with Copy(folder, new=True) as copy:
     copy.fold(EMPTY_HEAD, Head(1, "1-a"), Rows([b"kept"], [b"value"]))
@@ -109,7 +109,7 @@ READ = """
 import sys
 from pathlib import Path
 from riffle_spark.errors import RiffleError
-from riffle_spark.state.copy import Copy
+from riffle_spark.state.copies.copy import Copy
 try:
     with Copy(Path(sys.argv[1])) as copy:
         copy.scan()

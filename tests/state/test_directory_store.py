@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.root import open_store
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
 
 
 class TestDirectory:
@@ -76,7 +76,7 @@ class TestDirectory:
     def test_processes_exclude_each_other(self, store: ObjectStore, root: Path) -> None:
         """Of three processes that put the same fifty names, one alone is told that it wrote each."""
         program = (
-            "import sys; from riffle_spark.state.root import open_store\n"
+            "import sys; from riffle_spark.state.objects.open import open_store\n"
             "store = open_store(sys.argv[1]); input()\n"
             "print(*(n for n in range(50) if store.put_if_absent(f'log/{n}', sys.argv[2].encode())))"
         )

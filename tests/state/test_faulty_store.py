@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.faulty import Fault, FaultyStore
-from riffle_spark.state.memory import MemoryStore
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
 
 
 @pytest.fixture

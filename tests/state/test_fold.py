@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from members import SCHEMA, Place, held
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import claim
-from riffle_spark.state.manifest import EMPTY, Entry, Head
-from riffle_spark.state.parts import Reader
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.log.manifest import EMPTY, Entry, Head
+from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.reader import Reader
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from drawn_records import attempt
 from members import Place
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
-from riffle_spark.state import copy as copy_module
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault
+from riffle_spark.state.copies import copy as copy_module
+from riffle_spark.state.log import paths
+from riffle_spark.testing.faulty_store import Fault
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
-from riffle_spark.state import folder as folder_module
-from riffle_spark.state import localdisk
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.folder import Folder, claim
-from riffle_spark.state.localdisk import default_local_dir
+from riffle_spark.state.copies import disk
+from riffle_spark.state.copies import folder as folder_module
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.disk import default_local_dir
+from riffle_spark.state.copies.folder import Folder, claim
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -198,7 +198,7 @@ def test_network_file_systems_are_refused(
     """Memory-mapped files and locks need a local disk; the innermost mount decides."""
     mounts = tmp_path / "mounts"
     mounts.write_text(f"none / xfs rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
-    monkeypatch.setattr(localdisk, "_MOUNTS", mounts)
+    monkeypatch.setattr(disk, "_MOUNTS", mounts)
     if refused:
         with pytest.raises(ConfigError, match=kind) as caught:
             claim(tmp_path / "deep" / "er", "app/1", ())

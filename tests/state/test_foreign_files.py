@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.state import folder as folder_module
-from riffle_spark.state.abandoned import remove_folders, remove_strays
-from riffle_spark.state.directory import DirectoryStore
-from riffle_spark.state.folder import Folder, claim
-from riffle_spark.state.incoming import Incoming
-from riffle_spark.state.manifest import Head, Snapshot
+from riffle_spark.state.copies import folder as folder_module
+from riffle_spark.state.copies.abandoned import remove_folders, remove_strays
+from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.log.manifest import Head, Snapshot
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.state.restore.incoming import Incoming
 
 FILES = (".DS_Store", "._7-1-aa", "Thumbs.db", "7-1-aa~", ".7-1-aa.swp", "#7-1-aa#", "notes.txt", "0007.old", "²", "-")
 FOLDERS = ("lost+found", ".Trash-0", "8-1-bb", "0008.00000000000000000008-1-aa", "9.part", "m-old")

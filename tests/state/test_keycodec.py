@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.keycodec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
+from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
 from tests.state.drawn import damaged, keys, some
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import FencedError, UnavailableError
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault, FaultyStore
-from riffle_spark.state.log import FULL_EVERY, Log
-from riffle_spark.state.manifest import Address, Entry, Manifest
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.record import Record, decode, digest
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.manifest import Address, Entry, Manifest
+from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
 
 
 def test_an_empty_root_is_an_empty_log() -> None:

@@ -8,9 +8,9 @@ import pytest
 from drawn_records import ROOT, grown, opened
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
-from riffle_spark.state import paths
-from riffle_spark.state.log import Log
-from riffle_spark.state.memory import MemoryStore
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.memory import MemoryStore
 
 
 def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes]) -> None:

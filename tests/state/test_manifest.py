@@ -6,8 +6,8 @@ from drawn_records import attempt, entry, link
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.state import paths
-from riffle_spark.state.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
 
 VERSIONS = st.lists(st.integers(0, 30), unique=True, min_size=1, max_size=8).map(sorted)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.nestedkeys import check_map_key_type, decode_nested_keys, encode_nested_keys
-from riffle_spark.state.scalars import KeyEncoder
+from riffle_spark.state.formats.nested_keys import check_map_key_type, decode_nested_keys, encode_nested_keys
+from riffle_spark.state.formats.scalar_codec import KeyEncoder
 from tests.state.drawn import KEY_TYPES, Values, damaged, nullable_lists, some, structs
 from tests.state.test_keycodec import rank as rank_of_plain
 from tests.state.test_keycodec import types_of

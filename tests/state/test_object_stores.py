@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.root import StoreOptions, open_store
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
 from tests.state.object_server import ObjectServer
 
 BODY = bytes(range(256))

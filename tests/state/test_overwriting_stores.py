@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.protocol.drafts import Stamp, claim_record, first_record
-from riffle_spark.state import paths
-from riffle_spark.state.faulty import Fault, FaultyStore
-from riffle_spark.state.log import Log
-from riffle_spark.state.manifest import Manifest
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.objects import ObjectStore
-from riffle_spark.state.record import Kind
-from riffle_spark.state.root import StoreOptions, open_store
+from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Kind
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from tests.state.careless_proxy import careless_proxy
 from tests.state.object_server import ObjectServer
 

@@ -10,8 +10,8 @@ from drawn_records import link
 from members import Place, delta_table
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state import codec
-from riffle_spark.state.parts import joined
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.restore.reader import joined
 
 
 @pytest.fixture
@@ -75,20 +75,20 @@ def test_a_missing_object_is_named(place: Place) -> None:
 def test_a_part_is_read_as_it_was_sealed() -> None:
     """Columns, nulls and deleted marks survive; equal tables have equal bytes."""
     table = delta_table({"a": 1, "b": None, "ü": -5})
-    data = codec.encode(table)
-    assert codec.decode(data, codec.checksum(data), "x").equals(table)
-    assert codec.encode(table) == data
+    data = part_codec.encode(table)
+    assert part_codec.decode(data, part_codec.checksum(data), "x").equals(table)
+    assert part_codec.encode(table) == data
 
 
 def test_bytes_that_are_no_part_are_told() -> None:
     """A right checksum over wrong bytes, or a part of another format, raises our error alone."""
-    for data in (b"", b"nothing of ours", codec.encode(delta_table({"a": 1}))[:-40]):
+    for data in (b"", b"nothing of ours", part_codec.encode(delta_table({"a": 1}))[:-40]):
         with pytest.raises(CorruptStateError) as caught:
-            codec.decode(data, codec.checksum(data), "x").validate(full=True)
+            part_codec.decode(data, part_codec.checksum(data), "x").validate(full=True)
         assert caught.value.where == "x"
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([("a", pa.int64())], metadata={b"riffle.format": b"9"})):
         pass
     newer = bytes(sink.getvalue())
     with pytest.raises(CorruptStateError, match="format b'9'"):
-        codec.decode(newer, codec.checksum(newer), "x")
+        part_codec.decode(newer, part_codec.checksum(newer), "x")

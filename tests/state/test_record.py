@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state.record import Record, decode, digest, encode
+from riffle_spark.state.log.record import Record, decode, digest, encode
 
 
 @given(RECORDS)

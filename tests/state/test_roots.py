@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.root import normalised, open_store, root_id
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.open import normalised, open_store, root_id
 
 
 class TestRoots:

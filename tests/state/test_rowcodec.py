@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.rowcodec import RowCodec
+from riffle_spark.state.formats.row_codec import RowCodec
 from tests.state.drawn import damaged, some, tables
 
 
@@ -121,7 +121,7 @@ def test_large_values_come_back():
 
 def test_rows_are_decoded_in_pieces(monkeypatch):
     """Where values hold more than Arrow's 32-bit offsets, rows come in several chunks and none is lost."""
-    monkeypatch.setattr("riffle_spark.state.rowcodec.PIECE_BYTES_MAX", 50)
+    monkeypatch.setattr("riffle_spark.state.formats.row_codec.PIECE_BYTES_MAX", 50)
     table = pa.table({"t": ["a" * (n % 70) for n in range(40)], "n": range(40)})
     codec = RowCodec(table.schema)
     decoded = codec.decode(codec.encode(table))

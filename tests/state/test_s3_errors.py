@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.root import StoreOptions, open_store
+from riffle_spark.state.objects.open import StoreOptions, open_store
 from tests.state.object_server import ObjectServer, running_server
 from tests.state.s3_calls import CALLS, error_of
 from tests.state.scripted_server import Answer, ScriptedServer, refusal

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
-from riffle_spark.state.objects import PIECE_BYTES
+from riffle_spark.state.objects.store import PIECE_BYTES
 from tests.state.s3_calls import CALLS, error_of
 from tests.state.scripted_server import Answer, ScriptedServer, refusal
 

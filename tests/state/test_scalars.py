@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state.keycodec import encode_keys
-from riffle_spark.state.rowcodec import RowCodec
-from riffle_spark.state.scalars import KeyEncoder, ValueDecoder
+from riffle_spark.state.formats.key_codec import encode_keys
+from riffle_spark.state.formats.row_codec import RowCodec
+from riffle_spark.state.formats.scalar_codec import KeyEncoder, ValueDecoder
 from tests.state.drawn import KEY_TYPES, damaged, keys, some, tables
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from members import Place
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
-from riffle_spark.state import fold, supply
-from riffle_spark.state.faulty import Fault
-from riffle_spark.state.parts import next_range
+from riffle_spark.state.restore import bring, supply
+from riffle_spark.state.restore.reader import next_range
+from riffle_spark.testing.faulty_store import Fault
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """
     monkeypatch.setattr(supply, "RANGE_BYTES", 2_000)
     monkeypatch.setattr(supply, "_BYTES_AHEAD", 9_000)
-    monkeypatch.setattr(fold, "_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(bring, "_GROUP_BYTES", 20_000)
     place = Place(tmp_path / "member")
     large = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(1_500)}
     place.seal(0, {1: dict(large), 2: {"a": 1}, 3: dict(large), 4: {"b": 1}, 5: dict(large)})

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state import codec
-from riffle_spark.state.codec import DELETED
-from riffle_spark.state.nestedkeys import encode_nested_keys
-from riffle_spark.state.variable_keys import due_key, due_of, index_key, index_of
-from riffle_spark.state.variables import DUE, INDEX, NO_DUE, TIMER, VARIABLE, Variable, VariablesSchema
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.nested_keys import encode_nested_keys
+from riffle_spark.state.formats.part_codec import DELETED
+from riffle_spark.state.schemas.variable_keys import due_key, due_of, index_key, index_of
+from riffle_spark.state.schemas.variables import DUE, INDEX, NO_DUE, TIMER, VARIABLE, Variable, VariablesSchema
 from tests.state.drawn import damaged, some
 from tests.state.drawn_variables import table_of, wide_tables
 
@@ -75,8 +75,8 @@ def test_rows_come_back_from_what_is_stored(drawn):
 def test_rows_come_back_from_the_bytes_of_a_part(drawn):
     """What a part's bytes hold is stored as the table itself is, in one piece or in several with names of their own."""
     schema, table = drawn
-    data = codec.encode(table)
-    back = codec.decode(data, codec.checksum(data), "a part")
+    data = part_codec.encode(table)
+    back = part_codec.decode(data, part_codec.checksum(data), "a part")
     assert back.schema.equals(table.schema)
     halves = [schema.table(*pairs_of(schema, table.slice(*span))) for span in ((0, 3), (3, 9))]
     both = pa.concat_tables(halves)
@@ -210,7 +210,7 @@ def test_large_tables_go_both_ways_in_pieces(monkeypatch):
     table = pa.concat_tables(batches)
     pairs, longs = pairs_of(SCHEMA, table)
     whole, back = SCHEMA.encode(table), SCHEMA.table(pairs, longs)
-    monkeypatch.setattr("riffle_spark.state.variables.PIECE_BYTES_MAX", 100)
+    monkeypatch.setattr("riffle_spark.state.schemas.variables.PIECE_BYTES_MAX", 100)
     assert SCHEMA.encode(table) == whole
     assert whole.cleared == (7,)
     assert SCHEMA.table(pairs, longs).column("k").num_chunks > 2

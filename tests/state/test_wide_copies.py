@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copy import Copy, DamagedCopy
-from riffle_spark.state.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.reading import EMPTY, Reading
-from riffle_spark.state.rows import Rows
-from riffle_spark.state.variables import NO_DUE, TIMER, Variable, VariablesSchema
+from riffle_spark.state.copies.copy import Copy, DamagedCopy
+from riffle_spark.state.copies.reading import EMPTY_READING, Reading
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.variables import NO_DUE, TIMER, Variable, VariablesSchema
 from tests.state.drawn import some
 from tests.state.drawn_records import attempt
 from tests.state.drawn_variables import table_of
@@ -188,6 +188,6 @@ READS: list[Callable[[Reading], object]] = [
 @pytest.mark.parametrize("read", READS)
 def test_nothing_is_in_an_empty_reading_or_an_empty_copy(read: Callable[[Reading], object], tmp_path: Path) -> None:
     """A key-group without a copy reads as one whose copy is empty."""
-    assert read(EMPTY) is None
+    assert read(EMPTY_READING) is None
     with Copy(tmp_path / "c", new=True) as copy, copy.reading(EMPTY_HEAD) as reading:
         assert read(reading) is None

@@ -8,19 +8,20 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from riffle_spark.state import codec, paths
-from riffle_spark.state.budget import Budget
-from riffle_spark.state.codec import DELETED
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.fold import Keeper
-from riffle_spark.state.folder import Folder, claim
-from riffle_spark.state.follow import Follower
-from riffle_spark.state.manifest import EMPTY, Entry, Head, Link
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.options import StoreOptions
-from riffle_spark.state.parts import Reader
-from riffle_spark.state.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
-from riffle_spark.worker.order import Home
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.part_codec import DELETED
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.follow import Follower
+from riffle_spark.state.restore.prefetch import Budget
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
 from tests.state.drawn_records import attempt
 from tests.state.drawn_variables import table_of
@@ -117,8 +118,8 @@ class Log:
         """Commit one delta of some key-groups."""
         data, name = b"", attempt(self.version)
         for key_group, of_group in sorted(changes.items()):
-            part = codec.encode(table_of(SCHEMA, [row_of(change) for change in of_group], delta=True))
-            link = Link(Head(self.version, name), len(data), len(part), codec.checksum(part), len(of_group))
+            part = part_codec.encode(table_of(SCHEMA, [row_of(change) for change in of_group], delta=True))
+            link = Link(Head(self.version, name), len(data), len(part), part_codec.checksum(part), len(of_group))
             data += part
             self.entries[key_group] = self.entries.get(key_group, EMPTY).extended(link)
             self.models[key_group] = applied(self.models.get(key_group, {}), of_group)

@@ -32,7 +32,7 @@ def test_two(riffle_harness, fails):
 OWN_ROOTS = """
 import pytest
 from riffle_spark import Settings
-from riffle_spark.state.root import open_store
+from riffle_spark.state.objects.open import open_store
 
 @pytest.mark.parametrize("turn", [1, 2])
 def test_own(riffle_root, tmp_path, turn):

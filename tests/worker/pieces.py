@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.folder import Folder
-from riffle_spark.state.manifest import Entry, Head, Manifest
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.log.manifest import Entry, Head, Manifest
 from riffle_spark.testing import home_of
-from riffle_spark.worker.homes import folder_of, use_store
+from riffle_spark.worker.member_folders import folder_of, use_store
 from riffle_spark.worker.snapshot import SnapshotOrder
-from riffle_spark.worker.upkeep import Drop, Follow, UpkeepOrder, UpkeepReceipt, run_upkeep
+from riffle_spark.worker.upkeep_piece import Drop, Follow, UpkeepOrder, UpkeepReceipt, run_upkeep
 from tests.state.drawn_records import PLAIN, Log, drafted
 from tests.state.members import SCHEMA, Place, held
 

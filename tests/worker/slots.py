@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.process.arrow_function import arrow_function
-from riffle_spark.process.compute import Compute
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.blocks.block import Compute
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.receipts import changes_of
-from riffle_spark.state.faulty import FaultyStore
-from riffle_spark.state.manifest import Entry, Manifest
-from riffle_spark.state.memory import MemoryStore
-from riffle_spark.state.parts import Reader
+from riffle_spark.state.log.manifest import Entry, Manifest
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import home_of, routed
-from riffle_spark.worker.homes import use_store
-from riffle_spark.worker.order import ATTEMPT, RECEIPT, Order, Receipt
+from riffle_spark.testing.faulty_store import FaultyStore
+from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.slot import run_slot
 
 TOTAL = 16

@@ -12,17 +12,17 @@ import pytest
 from slots import Member, rows_of
 from test_rack import metadata_service
 
-from riffle_spark.process.aggregates import aggregate, count
-from riffle_spark.state import copy as copy_module
-from riffle_spark.state import paths
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.folder import Folder
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.state.copies import copy as copy_module
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.log import paths
 from riffle_spark.testing import home_of
 from riffle_spark.worker import census as census_module
-from riffle_spark.worker import rack as rack_module
+from riffle_spark.worker import census as rack_module
 from riffle_spark.worker.census import Census, CensusOrder, take_census
-from riffle_spark.worker.homes import folder_of
-from riffle_spark.worker.order import Home
+from riffle_spark.worker.member_folders import folder_of
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -15,11 +15,11 @@ from slots import Member, rows_of
 import riffle_spark
 from riffle_spark import errors
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, UserFunctionError
-from riffle_spark.process.aggregates import aggregate, count
-from riffle_spark.process.compute import Batch, Declared, Update
-from riffle_spark.process.processing import Processing
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.processors.processing import Processing
 from riffle_spark.protocol.receipts import check_receipts
-from riffle_spark.state.damage import CopyInUse, DamagedCopy
+from riffle_spark.state.copies.lmdb_file import CopyInUse, DamagedCopy
 
 PROBLEM, REMEDY, WHERE = "what is wrong\nin two lines", "what to do", "store 's', key-group 7"
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from slots import Member, rows_of
 
-from riffle_spark.process.aggregates import aggregate, count
+from riffle_spark.messages.slot_orders import Part, Receipt, Watermark
+from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import with_watermark
-from riffle_spark.worker.late import newest_ms, on_time
-from riffle_spark.worker.order import Part, Receipt, Watermark
+from riffle_spark.worker.input import newest_ms, on_time
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 WATERMARK_MS = 1_700_000_000_500

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from riffle_spark.worker.order import KEY_GROUP
-from riffle_spark.worker.origin import counted
+from riffle_spark.messages.slot_orders import KEY_GROUP
+from riffle_spark.worker.input import counted
 
 
 def test_rows_are_counted_by_key_group_and_partition() -> None:

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from riffle_spark.worker.rack import rack_of_environment, tags_of_environment, zone_of_ec2
+from riffle_spark.worker.census import rack_of_environment, tags_of_environment, zone_of_ec2
 
 HANG_SECONDS = 60
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from slots import Member, rows_of
 
-from riffle_spark.process.aggregates import aggregate, count
-from riffle_spark.state import codec, paths
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.faulty import Fault
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt, take_snapshots
 
 
@@ -38,7 +39,7 @@ def rows(member: Member, receipt: SnapshotReceipt) -> dict[str, int]:
         data = member.store.inner.get(name)
         assert data is not None
         assert len(data) == snapshot.length
-        table = codec.decode(data, snapshot.checksum, name)
+        table = part_codec.decode(data, snapshot.checksum, name)
         assert table.num_rows == snapshot.rows
         assert snapshot.head in [link.head for link in member.entries[key_group].chain]
         found |= dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))

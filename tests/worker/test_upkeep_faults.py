@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from pieces import STORE, Upkept
 
-from riffle_spark.state import budget as budget_module
-from riffle_spark.state import copy as copy_module
-from riffle_spark.state import follow as follow_module
-from riffle_spark.state import paths
-from riffle_spark.state.directory import DirectoryStore
-from riffle_spark.state.faulty import Fault, FaultyStore
-from riffle_spark.state.manifest import Snapshot
+from riffle_spark.state.copies import copy as copy_module
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Snapshot
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.state.restore import follow as follow_module
+from riffle_spark.state.restore import prefetch as budget_module
 from riffle_spark.testing import home_of
-from riffle_spark.worker.homes import use_store
-from riffle_spark.worker.upkeep import UpkeepOrder, UpkeepReceipt, run_upkeep
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from riffle_spark.worker.member_folders import use_store
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt, run_upkeep
 
 SPAWN = multiprocessing.get_context("spawn")
 RANGE = 2_000

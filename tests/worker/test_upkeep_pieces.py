@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pieces import STORE, Upkept
 
-from riffle_spark.state import codec, paths
-from riffle_spark.state.copy import Copy
-from riffle_spark.state.folder import claim
-from riffle_spark.state.manifest import EMPTY, Head
-from riffle_spark.state.supply import rows_of
-from riffle_spark.worker.upkeep import UpkeepReceipt, run_upkeep
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, Head
+from riffle_spark.state.restore.supply import rows_of
+from riffle_spark.worker.upkeep_piece import UpkeepReceipt, run_upkeep
 from tests.state.members import SCHEMA
 
 KEY_GROUPS = range(1, 9)
@@ -150,7 +151,7 @@ def test_snapshots_are_taken_of_what_the_copy_holds(upkept: Upkept) -> None:
     assert [(store, kg) for store, kg, _ in receipt.taken] == [(STORE, 1), (STORE, 2), (STORE, 3)]
     for store, key_group, taken in receipt.taken:
         name = paths.snapshot(store, key_group, taken.id)
-        table = codec.decode(upkept.store.get(name) or b"", taken.checksum, name)
+        table = part_codec.decode(upkept.store.get(name) or b"", taken.checksum, name)
         assert dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)) == upkept.place.wanted[key_group]
         assert taken.head == upkept.place.entries[key_group].head
     short = upkept.run(follows=(), snapshots=due, seconds=0.0)

@@ -1,0 +1,77 @@
+"""The sticky and the plain hash assignor. Knows the consumer assignor's steps. Does not know lags or warm-ups."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+
+from riffle_spark.assign.board import NOBODY, Board, board_of
+from riffle_spark.assign.explain import Decided, told
+from riffle_spark.assign.model import Assignment, AssignSettings, View
+from riffle_spark.assign.owner_moves import OwnerPlan
+from riffle_spark.assign.owner_target import owner_target
+from riffle_spark.assign.racks import racks_count
+from riffle_spark.assign.standby_racks import cheaper
+from riffle_spark.assign.standby_target import standby_target
+
+__all__ = ["hashed", "sticky"]
+
+
+def sticky(view: View, settings: AssignSettings) -> Assignment:
+    """Keep every owner that may stay, place the rest on the least loaded, then level: nobody waits for a copy.
+
+    These are the steps of Kafka's StickyAssignor. With a rack strategy the cost of not overlapping is counted against
+    the previous owner.
+    """
+    board = board_of(view, view.tasks, settings)
+    if racks_count(view.members, view.tasks, settings):
+        owners = owner_target(board, np.zeros(len(board.members), np.int64), settings, racks=True)
+    else:
+        owners = _levelled(board)
+    return _placed(view, settings, board, _on_live(board, owners))
+
+
+def hashed(view: View, settings: AssignSettings) -> Assignment:
+    """Place each task by a hash of its name over the slots: needs no history, and spares none."""
+    board = board_of(view, view.tasks, settings)
+    ring = [m for m, slots in enumerate(board.slots) for _ in range(slots) if board.live[m] and board.placeable[m]]
+    owners = [ring[crc32(str(task.id).encode()) % len(ring)] for task in board.tasks]
+    return _placed(view, settings, board, owners)
+
+
+def _levelled(board: Board) -> list[int]:
+    able = [m for m, may in enumerate(board.placeable) if may and board.live[m]]
+    slots = [max(count, 1) for count in board.slots]
+    owners = [owner if owner in able else NOBODY for owner in board.owners]
+    held: dict[int, list[int]] = {m: [t for t, owner in enumerate(owners) if owner == m] for m in able}
+    for t, owner in enumerate(owners):
+        if owner == NOBODY:
+            held[min(able, key=lambda m: (len(held[m]) / slots[m], m not in board.standbys[t], m))].append(t)
+    for _ in board.tasks:
+        giver = max(able, key=lambda m: (len(held[m]) / slots[m], -m))
+        taker = min(able, key=lambda m: ((len(held[m]) + 1) / slots[m], m))
+        if (len(held[taker]) + 1) / slots[taker] >= len(held[giver]) / slots[giver]:
+            break
+        task = min(held[giver], key=lambda t: (taker not in board.standbys[t], t))
+        held[giver].remove(task)
+        held[taker].append(task)
+    placed = {t: m for m, tasks in held.items() for t in tasks}
+    return [placed[t] for t in range(len(owners))]
+
+
+def _on_live(board: Board, owners: list[int]) -> list[int]:
+    first = next(m for m, (live, may) in enumerate(zip(board.live, board.placeable, strict=True)) if live and may)
+    return [owner if board.live[owner] else max(board.owners[t], first) for t, owner in enumerate(owners)]
+
+
+def _placed(view: View, settings: AssignSettings, board: Board, owners: list[int]) -> Assignment:
+    racks = racks_count(view.members, view.tasks, settings)
+    plan = OwnerPlan(owners, owners, [], frozenset(), frozenset())
+    copies = standby_target(board, owners, settings, racks=racks)
+    if racks:
+        cheaper(copies, settings)
+    standbys = [[m for m in held if board.live[m]] for held in copies.standbys]
+    nothing: list[list[int]] = [[] for _ in board.tasks]
+    empty = board_of(view, [], settings)
+    return told(view, settings, Decided(board, plan, copies, standbys, nothing, [], empty, []), [])

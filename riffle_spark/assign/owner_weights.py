@@ -1,0 +1,91 @@
+"""Owners levelled by measured work instead of by number. Knows weights and the dead band. Does not know racks.
+
+Nothing moves while every member's work per slot is within ``balance_band`` of the mean. Beyond it one task moves from
+the heaviest to the lightest member, or two are exchanged, whichever levels the two most, until all are within the band
+or nothing helps any more; so a group that was levelled once is left alone until its weights really change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from riffle_spark.assign.board import NOBODY, Board
+from riffle_spark.assign.demand import FreeSet, Rows
+
+__all__ = ["is_weighed", "weighed_target"]
+
+
+def is_weighed(board: Board) -> bool:
+    """Tell whether any task's work has been measured."""
+    return any(task.weight is not None for task in board.tasks)
+
+
+def weighed_target(board: Board, rows: Rows, sets: Sequence[FreeSet], band: float) -> list[int]:
+    """Return a member for every task; tasks that were not measured count as the mean."""
+    known = [task.weight for task in board.tasks if task.weight is not None]
+    mean = sum(known) / len(known)
+    scale = _Scale(board, rows, [mean if task.weight is None else float(task.weight) for task in board.tasks])
+    for t in sorted(range(len(sets)), key=lambda t: (len(sets[t] or board.members), -scale.weights[t], t)):
+        scale.place(t, scale.lightest(t, sets[t] or scale.able))
+    for _ in range(4 * len(board.tasks)):
+        if scale.is_within(band) or not scale.level():
+            break
+    return scale.placed
+
+
+class _Scale:
+    """Tasks on members while they are levelled."""
+
+    def __init__(self, board: Board, rows: Rows, weights: list[float]) -> None:
+        self._board, self._rows, self.weights = board, rows, weights
+        self._slots = [max(slots, 1) for slots in board.slots]
+        self.able = tuple(m for m, may in enumerate(board.placeable) if may)
+        self.placed = [NOBODY] * len(weights)
+        self._load = [0.0] * len(self._slots)
+        self._held: list[set[int]] = [set() for _ in self._slots]
+
+    def ratio(self, member: int, change: float = 0.0) -> float:
+        """Return the work per slot, as it is or after a change."""
+        return (self._load[member] + change) / self._slots[member]
+
+    def lightest(self, task: int, among: Sequence[int]) -> int:
+        """Return the member with the least work that may have the task."""
+        allowed = [m for m in among if self._rows.allowed[self._rows.of[task], m]] or list(among)
+        return min(allowed, key=lambda m: (self.ratio(m, self.weights[task]), m))
+
+    def place(self, task: int, member: int) -> None:
+        """Put a task on a member, from wherever it was."""
+        before = self.placed[task]
+        if before != NOBODY:
+            self._load[before] -= self.weights[task]
+            self._held[before].remove(task)
+        self.placed[task] = member
+        self._load[member] += self.weights[task]
+        self._held[member].add(task)
+
+    def is_within(self, band: float) -> bool:
+        """Tell whether every member's work is within the band around the mean."""
+        mean = sum(self._load) / sum(self._slots[m] for m in self.able)
+        return all((1 - band) * mean <= self.ratio(m) <= (1 + band) * mean for m in self.able)
+
+    def level(self) -> bool:
+        """Move or exchange what levels the heaviest and the lightest member most; tell whether anything did."""
+        heavy = max(self.able, key=lambda m: (self.ratio(m), -m))
+        light = min(self.able, key=lambda m: (self.ratio(m), m))
+        best: tuple[float, int, int, int] | None = None
+        for t in sorted(self._held[heavy]):
+            for u in (NOBODY, *sorted(self._held[light])):
+                if self._may(t, light) and (u == NOBODY or self._may(u, heavy)):
+                    moved = self.weights[t] - (self.weights[u] if u != NOBODY else 0.0)
+                    after = max(self.ratio(heavy, -moved), self.ratio(light, moved))
+                    key = (after, int(u != NOBODY), t, u)
+                    best = key if best is None else min(best, key)
+        if best is None or best[0] >= self.ratio(heavy) * (1 - 1e-9):
+            return False
+        self.place(best[2], light)
+        if best[3] != NOBODY:
+            self.place(best[3], heavy)
+        return True
+
+    def _may(self, task: int, member: int) -> bool:
+        return self._board.pins[task] == NOBODY and bool(self._rows.allowed[self._rows.of[task], member])

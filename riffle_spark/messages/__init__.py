@@ -1,0 +1,1 @@
+"""What driver and executors say to each other. Plain data."""

@@ -1,0 +1,199 @@
+"""What a driver tells the slots of one operator in one batch, and what they answer. Knows plain data only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from riffle_spark.errors import RiffleError
+from riffle_spark.process.blocks.block import Compute, TimeMode
+from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.state.log.manifest import Entry, Head, Link
+from riffle_spark.state.objects.open import StoreOptions
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.variables import VariablesSchema
+
+__all__ = [
+    "ATTEMPT",
+    "INITIAL",
+    "KEY_GROUP",
+    "RECEIPT",
+    "SLOT",
+    "USUAL_INITIAL",
+    "Home",
+    "Order",
+    "Part",
+    "Receipt",
+    "Watermark",
+    "result_schema",
+    "told",
+]
+
+INITIAL = "__riffle_initial"
+SLOT = "__riffle_slot"
+KEY_GROUP = "__riffle_key_group"
+ATTEMPT = "__riffle_attempt"
+RECEIPT = "__riffle_receipt"
+USUAL_INITIAL = "initial"
+"""The name of the initial state that comes with a store's first batch or not at all."""
+
+
+class Watermark(NamedTuple):
+    """The column that holds a row's event time, and by how many milliseconds rows may come later than the newest."""
+
+    column: str
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive.
+
+    ``log_id`` keeps copies of a root apart from those of one that was emptied and begun again.
+    """
+
+    root: str
+    options: StoreOptions
+    local_dir: str | None
+    application: str
+    live: frozenset[str]
+    log_id: str = ""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One operator's batch: what every slot needs to know. ``slots`` maps a slot's number to its key-groups.
+
+    ``entries`` come cut to their last links, which is all that an owner needs; a slot that needs more reads the log's
+    record ``sequence`` itself. So an order stays small however long the chains are. ``newest``: the driver has just
+    seen that nobody committed after its base, so a copy that is beyond it is of a line that was given up, and is
+    restored. ``standbys`` names, by key-group, members with a copy that could take over at once: a slot that finds none
+    where it runs stops. ``followed_by`` names all that will read a key-group's deltas, so that what one member reads
+    can lie together. A store that is not ``durable`` has no objects: what this member has not, is empty.
+    ``read_by`` is the column by whose numbers rows are counted, to know where they came from. ``by_key``: a row's
+    key-group is its key's hash; else it stands for the row's partition.
+
+    Where there is a ``watermark``, rows whose event time is not after ``late_watermark_ms`` are late and left out.
+    Timers of event time are due by ``watermark_ms``; those due by ``last_pass_ms`` too, after all others, where no
+    batch may follow this one. Timers of processing time are due by ``time_ms``. Where there is ``initial``, rows have
+    one more column: of these columns in rows of initial state, which have only their keys else, and null in others.
+    """
+
+    home: Home
+    schema: StoreSchema | VariablesSchema
+    compute: Compute | Keyed
+    output: pa.Schema
+    rows: pa.Schema
+    per_key_group: bool
+    order_by: tuple[str, ...]
+    total: int
+    epoch: int
+    version: int
+    time_ms: int
+    watermark_ms: int | None
+    slots: Mapping[int, tuple[int, ...]]
+    entries: Mapping[int, Entry]
+    sequence: int
+    seal_output: bool = False
+    newest: bool = False
+    standbys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    followed_by: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    durable: bool = True
+    read_by: str | None = None
+    by_key: bool = True
+    time_mode: TimeMode = "None"
+    watermark: Watermark | None = None
+    late_watermark_ms: int | None = None
+    last_pass_ms: int | None = None
+    initial: pa.Schema | None = None
+    shown: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One key-group's part of the delta an attempt sealed, and when its earliest timer is due after it (ms)."""
+
+    key_group: int
+    start: int
+    length: int
+    checksum: int
+    rows: int
+    timer_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or got from the store.
+
+    ``rows`` counts all that it received, ``late_rows`` those that it left out. ``timers_fired`` and ``expired`` count
+    timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event time of all rows.
+    ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number of
+    the partition, rows) where the order asked to count.
+    """
+
+    store: str
+    slot: int
+    attempt: str
+    version: int
+    member: str
+    executor: str
+    rows: int = 0
+    keys: int = 0
+    output_rows: int = 0
+    late_rows: int = 0
+    timers_fired: int = 0
+    expired: int = 0
+    event_time_max_ms: int | None = None
+    parts: tuple[Part, ...] = ()
+    output: Part | None = None
+    sealed_bytes: int = 0
+    restores: int = 0
+    folds: int = 0
+    local_parts: int = 0
+    fetched_parts: int = 0
+    fetched_snapshots: int = 0
+    fetched_bytes: int = 0
+    fetched_snapshot_bytes: int = 0
+    missing: tuple[int, ...] = ()
+    read: tuple[tuple[int, int, int], ...] = ()
+    requests: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_mb: float = 0.0
+    error: tuple[str, str, str, str] | None = None
+
+    def link(self, part: Part) -> Link:
+        """Return the manifest's link to one of this attempt's parts."""
+        return Link(Head(self.version, self.attempt), part.start, part.length, part.checksum, part.rows)
+
+    def to_json(self) -> str:
+        """Return the receipt as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Receipt:
+        """Return the receipt that ``to_json`` wrote."""
+        body = json.loads(text)
+        body["parts"] = tuple(Part(**part) for part in body["parts"])
+        body["output"] = Part(**body["output"]) if body["output"] else None
+        body["error"] = tuple(body["error"]) if body["error"] else None
+        body["missing"] = tuple(body["missing"])
+        body["read"] = tuple(map(tuple, body["read"]))
+        return cls(**body)
+
+
+def told(error: RiffleError) -> tuple[str, str, str, str]:
+    """Return an error as a receipt tells it: as the class of ``riffle_spark.errors`` that says who must act. What a
+    module, or a user, made of that class need not be known to the driver.
+    """
+    public = next(kind for kind in type(error).__mro__ if kind.__module__ == RiffleError.__module__)
+    return public.__name__, error.problem, error.remedy, error.where
+
+
+def result_schema(output: pa.Schema) -> pa.Schema:
+    """Return the schema of what a slot returns: attempt, receipt (in one row only), then the output columns."""
+    nullable = [pa.field(f.name, f.type, nullable=True) for f in output]
+    return pa.schema([pa.field(ATTEMPT, pa.string()), pa.field(RECEIPT, pa.string()), *nullable])

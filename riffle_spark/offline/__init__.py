@@ -1,0 +1,1 @@
+"""What runs while the query is stopped: recovery, and another dispatch."""

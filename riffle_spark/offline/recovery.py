@@ -1,0 +1,198 @@
+"""The remedies: take state under a new checkpoint, or take query and state back. Knows the log's lines, what its newest
+record promises, and Spark's checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
+
+__all__ = ["Plan", "adopt", "offsets_before", "rollback", "target_of"]
+
+_DEFAULT_KEY_GROUPS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a remedy will do, or did (``executed``): one sentence a step. ``offsets`` is Spark's offset-log entry of
+    the state.
+    """
+
+    steps: tuple[str, ...]
+    executed: bool
+    version: int
+    offsets: str | None
+
+
+def adopt(
+    root: str, checkpoint: str, *, options: StoreOptions | None = None, empty: bool = False,
+    key_groups: int = _DEFAULT_KEY_GROUPS, dispatch: str = "key_group", execute: bool = False,
+) -> Plan:  # fmt: skip
+    """Bind the state below ``root`` to the query of ``checkpoint``, whose next batch will then be run on it.
+
+    ``empty`` allows a root without any state (``key_groups`` and ``dispatch`` are then fixed by this call). Does
+    nothing unless ``execute``. The plan tells the offsets the state is at: the new query must start reading there, or
+    rows are missed or counted twice. Raises ``ConfigError`` for an empty root without ``empty`` and for a checkpoint
+    that is none.
+    """
+    objects = open_store(root, options or StoreOptions())
+    log, spark = Log(objects, root), Checkpoint(checkpoint)
+    tail = log.open()
+    query_id, version = spark.query_id(), spark.next_batch() - 1
+    if tail is None and not empty:
+        raise ConfigError(f"{root} holds no state", remedy="say that this is wanted: --empty", where=root)
+    stamp = _stamp()
+    base = tail or first_record(query_id, key_groups, dispatch, stamp)
+    draft = replace(
+        base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
+        query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
+        late_watermark_ms=None, event_times={},
+    )  # fmt: skip
+    steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
+    if execute:
+        log.append(draft, log.manifest)
+    return Plan(tuple(steps), execute, version, base.offsets)
+
+
+def rollback(
+    root: str, to: int | str, checkpoint: str, *, options: StoreOptions | None = None, execute: bool = False
+) -> Plan:
+    """Take the state below ``root`` and Spark's ``checkpoint`` back (or the checkpoint forward) to committed batch
+    ``to``.
+
+    -1 is the state before the first batch. ``record:17`` names a record of the log instead, also one of a line that
+    a rollback has given up. Does nothing unless ``execute``. Raises ``ConfigError`` if no retained record is of that
+    batch, or the newest one does not promise it any more (``Record.promised``), ``CorruptStateError`` if objects that
+    it needs are gone.
+    """
+    objects = open_store(root, options or StoreOptions())
+    log, spark = Log(objects, root), Checkpoint(checkpoint)
+    tail = log.open(broken=True)
+    if tail is None:
+        raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
+    query_id = spark.query_id()
+    target = target_of(log, tail, to)
+    manifest = log.manifest_of(target)
+    _check_present(objects, manifest)
+    stamp = _stamp()
+    draft = replace(
+        target, kind="rollback", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=tail.epoch + 1,
+        query_id=query_id, rollbacks=tail.rollbacks + 1, target=target.sequence,
+        promised=tail.promised, members=tail.members, orders=tail.orders,
+    )  # fmt: skip
+    steps = [
+        f"append a rollback of {root} from batch {tail.version} (record {tail.sequence}) to batch {target.version} "
+        f"(record {target.sequence}); --to record:{tail.sequence} leads back as long as that is retained"
+    ]
+    if execute:
+        before = offsets_before(log, target)
+        log.append(draft, manifest)
+        _check_present(objects, manifest)
+        steps += spark.restore(target.version, target.offsets, before)
+    else:
+        steps.append(f"make batch {target.version} the last one of the checkpoint {checkpoint}")
+    return Plan(tuple(steps), execute, target.version, target.offsets)
+
+
+def _stamp() -> Stamp:
+    return Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)
+
+
+def _check_present(objects: ObjectStore, manifest: Manifest) -> None:
+    gone = [name for name in sorted(manifest.objects()) if not objects.exists(name)]
+    if gone:
+        raise CorruptStateError(
+            f"{len(gone)} objects that this batch's state needs are gone",
+            remedy="choose a newer batch",
+            where=gone[0],
+        )
+
+
+_RECORD = "record:"
+
+
+def target_of(log: Log, tail: Record, to: int | str) -> Record:
+    """Return the record that ``to`` names: a batch on the present line, or ``record:<sequence>`` on any.
+
+    Raises ``ConfigError`` with the range there is if that is not retained or not promised.
+    """
+    if isinstance(to, str) and to.startswith(_RECORD) and to.removeprefix(_RECORD).isdecimal():
+        return _record_at(log, tail, int(to.removeprefix(_RECORD)))
+    try:
+        version = int(to)
+    except ValueError:
+        raise ConfigError(
+            f"{to!r} names no batch and no record",
+            remedy="give a batch, as 4711, or a record, as record:17",
+            where="--to",
+        ) from None
+    return _record_of(log, tail, version)
+
+
+def offsets_before(log: Log, target: Record) -> str | None:
+    """Return Spark's offset-log entry of the batch before that of ``target``, on its line, if that is known."""
+    for record in _line(log, target):
+        if record.version < target.version:
+            return record.offsets if record.version == target.version - 1 else None
+    return None
+
+
+def _record_at(log: Log, tail: Record, sequence: int) -> Record:
+    if not tail.promised <= sequence <= tail.sequence:
+        raise ConfigError(
+            f"record {sequence} is not one that a rollback is promised to: those are {tail.promised} to {tail.sequence}"
+            + (", as what older ones need may be deleted at any moment" if sequence < tail.promised else ""),
+            remedy="choose one of these, or raise retained_versions for the future",
+            where="--to",
+        )
+    return log.read(sequence)
+
+
+def _record_of(log: Log, tail: Record, version: int) -> Record:
+    """Return the newest record of ``version`` on the present line: a rollback leads on to where it went back to."""
+    seen: list[int] = []
+    old: Record | None = None
+    for record in _line(log, tail):
+        if record.sequence < tail.promised:
+            old = record if record.version == version else old
+        elif record.version == version:
+            return record
+        else:
+            seen.append(record.version)
+    known = f"{min(seen)} to {max(seen)}" if seen else "none"
+    raise ConfigError(
+        f"no intact record of batch {version} is retained; there are: {known}"
+        if old is None
+        else f"a rollback is promised to batches {known}: what batch {version} (record {old.sequence}) needs may be "
+        f"deleted at any moment, as record {tail.sequence} promises {tail.promised} and later only",
+        remedy="choose one of these, or raise retained_versions for the future",
+        where="--to",
+    )
+
+
+def _line(log: Log, tail: Record) -> Iterator[Record]:
+    """Yield the intact records from the newest back, by their numbers, without those that a rollback left behind: a
+    LIST that lags might not show the rollback.
+    """
+    sequence = tail.sequence
+    while sequence >= log.first:
+        at, sequence = sequence, sequence - 1
+        try:
+            record = log.read(at)
+            log.manifest_of(record)
+        except CorruptStateError:
+            continue
+        yield record
+        if record.target is not None:
+            sequence = record.target

@@ -1,0 +1,204 @@
+"""One store's state on its way to other shards. Knows entries, parts and a local folder to sort in. Does not know the
+log, or why a key goes where it goes.
+
+Theory of operation. Shards are read one after the other, from the objects alone. Their rows, of which a key of state
+variables has several, are kept until there are some megabytes of them; then they are sorted by their new shard and
+written to the folder as a *run*, a batch of rows a shard. When all is read, each new shard is put together from its
+batches in all runs. So memory holds one run and one shard, and the folder one store.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.errors import ConflictError
+from riffle_spark.process.blocks.folding import group_keys
+from riffle_spark.protocol.batch.stored_schemas import Columns
+from riffle_spark.state.formats.key_codec import local_key
+from riffle_spark.state.formats.part_codec import DELETED, fitted
+from riffle_spark.state.log.manifest import Entry
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.whole import restored
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.variables import DUE, VariablesSchema
+
+__all__ = ["Place", "SharedKey", "earliest_ms", "resharded", "state_of"]
+
+Place = Callable[[int, pa.Table], npt.NDArray[np.int32]]
+"""From a shard and keys of it to each key's new shard."""
+
+_RUN_BYTES = 64 << 20
+_SOURCE = "__riffle_source"
+_TARGET = "__riffle_target"
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+class SharedKey(ConflictError):
+    """A key has state in two shards that become one. ``shards`` are their numbers, ``key`` shows its columns."""
+
+    def __init__(self, key: str, shards: tuple[int, int], store: str) -> None:
+        super().__init__(f"key {key} has state in two shards, {shards[0]} and {shards[1]}", where=store)
+        self.key = key
+        self.shards = shards
+
+
+def resharded(
+    schema: Columns, entries: Mapping[int, Entry], reader: Reader, place: Place, folder: Path
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield each new shard that has keys and its state, sorted as a snapshot is, by number.
+
+    Raises ``SharedKey`` for a key that two shards bring to one.
+    """
+    runs = _Runs(folder, pa.schema([*schema.part_schema(), (_SOURCE, pa.int32()), (_TARGET, pa.int32())]))
+    for source, entry in sorted(entries.items()):
+        state = state_of(schema, source, entry, reader)
+        if state.num_rows:
+            targets = _placed(schema, state, source, place)
+            runs.add(pa.table([*state.columns, pa.repeat(np.int32(source), len(targets)), targets], schema=runs.schema))
+    runs.write()
+    left = runs.rows
+    for target in runs.targets():
+        state = _sorted(schema, runs.rows_of(target))
+        left -= state.num_rows
+        yield target, state
+    assert left == 0, "every row that was read went somewhere"
+
+
+def _placed(schema: Columns, state: pa.Table, source: int, place: Place) -> npt.NDArray[np.int32]:
+    """Return the new shard of each row: that of its key, which is asked for once."""
+    numbers, firsts = group_keys(schema.encoded(state))
+    return place(source, state.select(schema.key.names).take(pa.array(firsts)))[numbers]
+
+
+def _sorted(schema: Columns, rows: pa.Table) -> pa.Table:
+    """Return the rows as a local copy lists them; all rows of a key must be of one source."""
+    state = rows.select(schema.part_schema().names)
+    order = pc.sort_indices(_stored_keys(schema, state))
+    rows, keys = rows.take(order), schema.encoded(rows).take(order)
+    sources = rows.column(_SOURCE).combine_chunks()
+    shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
+    twice = pc.indices_nonzero(shared)
+    if len(twice):
+        first, second = rows.slice(twice[0].as_py(), 2).to_pylist()
+        key = ", ".join(f"{name} = {first[name]!r}" for name in schema.key.names)
+        raise SharedKey(key, (first[_SOURCE], second[_SOURCE]), schema.store)
+    return rows.select(state.column_names)
+
+
+def _stored_keys(schema: Columns, state: pa.Table) -> pa.Array:
+    if isinstance(schema, StoreSchema):
+        return local_key(schema.encoded(state))
+    return pa.array(schema.encode(state).keys, pa.large_binary())
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One file of rows in the order of ``targets``, a batch each."""
+
+    path: Path
+    targets: npt.NDArray[np.int32]
+
+
+class _Runs:
+    """Rows in a folder, to be had by their target."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.rows = 0
+        self._folder = folder
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._runs: list[_Run] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows; write a run if there are many by now."""
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        self.rows += rows.num_rows
+        if self._held_bytes >= _RUN_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """Write what is held."""
+        if not self._held:
+            return
+        rows = pa.concat_tables(self._held)
+        rows = rows.take(pc.sort_indices(rows.column(_TARGET)))
+        path = self._folder / f"run-{len(self._runs)}.arrow"
+        self._runs.append(_Run(path, _written(path, rows)))
+        self._held, self._held_bytes = [], 0
+
+    def targets(self) -> list[int]:
+        """Return the targets of all rows, ascending."""
+        found = [run.targets for run in self._runs]
+        return [int(target) for target in np.unique(np.concatenate(found))] if found else []
+
+    def rows_of(self, target: int) -> pa.Table:
+        """Return a target's rows out of all runs."""
+        batches: list[pa.RecordBatch] = []
+        for run in self._runs:
+            first, end = np.searchsorted(run.targets, [target, target + 1]).tolist()
+            if first < end:
+                with pa.memory_map(str(run.path)) as file:
+                    reader = pa.ipc.open_file(file)
+                    batches += [reader.get_batch(at) for at in range(first, end)]
+        return pa.Table.from_batches(batches, self.schema)
+
+
+def _written(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
+    """Write rows that are sorted by target, and return the target of each batch."""
+    column = rows.column(_TARGET).to_numpy()
+    targets, starts = np.unique(column, return_index=True)
+    ends = [*starts[1:].tolist(), rows.num_rows]
+    of_batch: list[int] = []
+    with pa.ipc.new_file(str(path), rows.schema, options=_COMPRESSED) as writer:
+        for target, start, end in zip(targets.tolist(), starts.tolist(), ends, strict=True):
+            for batch in rows.slice(start, end - start).combine_chunks().to_batches():
+                writer.write_batch(batch)
+                of_batch.append(target)
+    return np.array(of_batch, dtype=np.int32)
+
+
+def state_of(schema: Columns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+    """Return one shard's whole state as a snapshot's table, in no particular order."""
+    if isinstance(schema, StoreSchema):
+        return _newest(schema, key_group, entry, reader)
+    return _restored(schema, key_group, entry, reader)
+
+
+def earliest_ms(schema: Columns, rows: pa.Table) -> int | None:
+    """Return when the first timer or element among rows of state is due (ms)."""
+    if isinstance(schema, StoreSchema):
+        return None
+    earliest: int | None = pc.min(rows.column(DUE)).as_py()
+    return earliest
+
+
+def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+    wanted = schema.part_schema(delta=True)
+    parts = reader.links(entry.chain)
+    tables = [parts[link] for link in entry.chain]
+    if entry.snapshot is not None:
+        (kept,) = reader.snapshots([(schema.store, key_group, entry.snapshot)])
+        tables.insert(0, kept.append_column(DELETED, pa.repeat(False, kept.num_rows)))
+    if not tables:
+        return schema.part_schema().empty_table()
+    rows = pa.concat_tables([fitted(table, wanted) for table in tables])
+    newest_first = rows.take(pa.array(np.arange(rows.num_rows)[::-1]))
+    _, newest = group_keys(schema.encoded(newest_first))
+    state = newest_first.take(pa.array(newest))
+    return state.filter(pc.invert(state.column(DELETED))).drop_columns([DELETED]).cast(schema.part_schema())
+
+
+def _restored(schema: VariablesSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+    with tempfile.TemporaryDirectory(prefix="riffle-shard-") as place:
+        found = restored(schema, {key_group: entry}, reader, Path(place))
+        return found.get(key_group, schema.part_schema().empty_table())

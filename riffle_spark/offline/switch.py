@@ -1,0 +1,246 @@
+"""Another dispatch for state that exists: `riffle dispatch`. Knows the log, and where keys go in each mode. Does not
+know Spark, or how rows reach a batch.
+
+The query is stopped. Between ``partition`` and ``hashed`` the shards stay what they are, and one record says the rest.
+Between keys and partitions, or to another number of key-groups, every store's state is read from the objects and
+written as new snapshots, which no record lists until the last step: one record that lists them all, under a higher
+epoch, which fences a driver that still runs. A crash before it leaves objects that the next driver's scan finds and
+deletes; they are named after the epoch that was, so that it may. What the switch replaced stays as long as the
+records before it are retained, and so does the way back: a rollback.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from riffle_spark import keygroups
+from riffle_spark.errors import ConfigError, ConflictError, FencedError
+from riffle_spark.offline.recovery import Plan
+from riffle_spark.offline.reshard import Place, SharedKey, earliest_ms, resharded
+from riffle_spark.protocol.batch.stored_schemas import Columns, stored_schema
+from riffle_spark.protocol.shards import Partition, Shards, partitions_in
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+
+__all__ = ["DISPATCHES", "PartitionOf", "switch_dispatch"]
+
+DISPATCHES = ("key_group", "partition", "hashed")
+PartitionOf: TypeAlias = Callable[[pa.Table], pa.Table]
+"""From a table of key columns to a table of ``topic`` and ``partition``, row for row, always the same for a key."""
+_SAMPLE = 256
+_TOLD = pa.schema([("topic", pa.string()), ("partition", pa.int32())])
+
+
+def switch_dispatch(
+    root: str, to: str, *, options: StoreOptions | None = None, partition_of: PartitionOf | None = None,
+    key_groups: int | None = None, execute: bool = False,
+) -> Plan:  # fmt: skip
+    """Make the state below ``root`` that of dispatch ``to``, with ``key_groups`` key-groups, or shards at most.
+
+    The query must be stopped. Without ``execute`` everything is read and checked and nothing is written.
+    ``partition_of`` tells from which partition a key comes; a switch from ``key_group`` needs it, as state alone cannot
+    say. Raises ``ConfigError`` for what cannot be done, and ``ConflictError`` for a key with state in two partitions
+    that would become one, or if the query went on in the meantime.
+    """
+    objects = open_store(root, options or StoreOptions())
+    log = Log(objects, root)
+    tail = log.open()
+    if tail is None:
+        raise ConfigError(f"{root} holds no state", remedy="set dispatch before the first batch", where=root)
+    total = tail.total if key_groups is None else key_groups
+    _check_wanted(tail, to, total)
+    switch = _Switch(objects, tail, to, total, execute)
+    manifest, shards, steps = switch.run(log.manifest, partition_of)
+    if execute:
+        _append(log, replace(switch.draft(), shards=shards.partitions), manifest)
+    steps.append(
+        f"append a record: dispatch {tail.dispatch} -> {to}, key_groups {tail.total} -> {total}; "
+        f"then start the query with dispatch = {to}, key_groups = {total}"
+    )
+    return Plan(tuple(steps), execute, tail.version, tail.offsets)
+
+
+def _check_wanted(tail: Record, to: str, total: int) -> None:
+    if to not in DISPATCHES:
+        raise ConfigError(f"there is no dispatch {to!r}", remedy=f"use one of {', '.join(DISPATCHES)}", where="--to")
+    keygroups.check_total(total)
+    if (tail.dispatch, tail.total) == (to, total):
+        raise ConfigError(
+            f"the state is that of dispatch {to} with {total} key-groups already",
+            remedy="start the query",
+            where="--to",
+        )
+
+
+def _append(log: Log, draft: Record, manifest: Manifest) -> None:
+    try:
+        log.append(draft, manifest)
+    except FencedError as error:
+        raise ConflictError(
+            "the query committed while its state was being switched; nothing was changed",
+            remedy="stop the query, then run the command again",
+            where=error.where,
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """One switch of the state that record ``tail`` says."""
+
+    objects: ObjectStore
+    tail: Record
+    to: str
+    total: int
+    execute: bool
+
+    def run(self, before: Manifest, partition_of: PartitionOf | None) -> tuple[Manifest, Shards, list[str]]:
+        """Return the state as it will be listed, its registry, and what was done or would be."""
+        shards = Shards(self.tail.shards)
+        by_key = self.to == "key_group"
+        if not by_key and (self.tail.dispatch != "key_group" or not before.entries):
+            return before, shards.extended((), self.total), ["leave every shard as it is"]
+        place: _ByKey | _ByPartition
+        place = _ByKey(self.total) if by_key else _ByPartition(self._given(partition_of), self.total, self.tail.offsets)
+        entries: dict[Address, Entry] = {}
+        steps = []
+        for store in sorted({store for store, _ in before.entries}):
+            mine = {shard: entry for (name, shard), entry in before.entries.items() if name == store}
+            schema = stored_schema(store, self.tail.schemas[store])
+            new = self._moved(schema, mine, place)
+            entries |= {(store, shard): entry for shard, entry in new.items()}
+            what = "keys" if isinstance(schema, StoreSchema) else "entries"
+            taken = [entry.snapshot for entry in new.values() if entry.snapshot]
+            steps.append(
+                f"write the state of store {store!r} anew: {sum(s.rows for s in taken)} {what}, "
+                f"{sum(s.length for s in taken)} bytes, from {len(mine)} shards to {len(new)}"
+            )
+        return Manifest(entries), place.shards, steps
+
+    def draft(self) -> Record:
+        """Return the record of the switch, but for its registry."""
+        return replace(
+            self.tail, kind="dispatch", commit_id=uuid.uuid4().hex, written_ms=time.time_ns() // 1_000_000,
+            epoch=self.tail.epoch + 1, total=self.total, dispatch=self.to, owners={}, standbys={}, target=None,
+        )  # fmt: skip
+
+    def _given(self, partition_of: PartitionOf | None) -> PartitionOf:
+        if partition_of is None:
+            raise ConfigError(
+                f"state of dispatch {self.tail.dispatch} does not say from which partition a key came",
+                remedy="give a function from keys to their topic and partition (--partition-of module:function), or "
+                "begin with an empty root and replay the input",
+                where="--partition-of",
+            )
+        return partition_of
+
+    def _moved(self, schema: Columns, entries: Mapping[int, Entry], place: Place) -> dict[int, Entry]:
+        reader = Reader(self.objects, None)
+        with tempfile.TemporaryDirectory(prefix="riffle-dispatch-") as folder:
+            try:
+                moved = resharded(schema, entries, reader, place, Path(folder))
+                return {
+                    shard: Entry(self._put(schema.store, shard, rows), timer_ms=earliest_ms(schema, rows))
+                    for shard, rows in moved
+                }
+            except SharedKey as found:
+                raise self._unmergeable(found) from found
+
+    def _put(self, store: str, shard: int, rows: pa.Table) -> Snapshot:
+        attempt = f"{self.tail.epoch}-{uuid.uuid4().hex}"
+        head, data = Head(self.tail.version, attempt), part_codec.encode(rows)
+        taken = Snapshot(
+            paths.snapshot_id(head.version, attempt), head, len(data), part_codec.checksum(data), rows.num_rows
+        )
+        if self.execute:
+            self.objects.put_if_absent(paths.snapshot(store, shard, taken.id), data)
+        return taken
+
+    def _unmergeable(self, found: SharedKey) -> ConflictError:
+        one, other = (f"{topic}/{partition}" for topic, partition in (self.tail.shards[n] for n in found.shards))
+        return ConflictError(
+            f"key {found.key} of store {found.where!r} has state of two partitions, {one} and {other}, and nobody can "
+            "tell how to make one of them",
+            remedy="let your function forget the key in one of them, or begin with an empty root and replay the input",
+            where=found.where,
+        )
+
+
+class _ByKey:
+    """Sends keys to their key-groups. ``shards`` stays empty."""
+
+    def __init__(self, total: int) -> None:
+        self.shards = Shards()
+        self._total = total
+
+    def __call__(self, source: int, keys: pa.Table) -> npt.NDArray[np.int32]:  # noqa: ARG002 - the key says all
+        return keygroups.key_groups(keys.columns, self._total)
+
+
+class _ByPartition:
+    """Sends keys to the shards of the partitions that a user's function names. ``shards`` is their registry."""
+
+    def __init__(self, partition_of: PartitionOf, total: int, offsets: str | None) -> None:
+        self._known = partitions_in(offsets)
+        self.shards = Shards().extended(self._known or (), total)
+        self._partition_of = partition_of
+        self._total = total
+
+    def __call__(self, source: int, keys: pa.Table) -> npt.NDArray[np.int32]:  # noqa: ARG002 - the key says all
+        told = _asked(self._partition_of, keys)
+        if not _asked(self._partition_of, keys.slice(0, _SAMPLE)).equals(told.slice(0, _SAMPLE)):
+            raise _refused("names another partition when it is asked again, or asked for fewer keys")
+        named = _distinct(told)
+        strange = sorted(named - self._known) if self._known else []
+        if strange:
+            raise _refused(f"names {strange[0][0]}/{strange[0][1]}, of which the query has read nothing")
+        self.shards = self.shards.extended(named, self._total)
+        return self.shards.of(told.column("topic"), told.column("partition"))
+
+
+def _asked(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
+    """Return what the function says of each key, checked."""
+    answer = partition_of(keys)
+    if isinstance(answer, pa.StructArray):
+        answer = pa.Table.from_struct_array(answer)
+    if not isinstance(answer, pa.Table) or not set(_TOLD.names) <= set(answer.column_names):
+        raise _refused("must return a pyarrow table with the columns topic and partition")
+    if answer.num_rows != keys.num_rows:
+        raise _refused(f"returned {answer.num_rows} rows for {keys.num_rows} keys")
+    try:
+        told = answer.select(_TOLD.names).cast(_TOLD).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _refused(f"returned what is no topic (text) and partition (whole number): {error}") from error
+    if any(column.null_count for column in told.columns):
+        raise _refused("returned a null")
+    return told
+
+
+def _distinct(told: pa.Table) -> set[Partition]:
+    groups = told.group_by(_TOLD.names).aggregate([])
+    return set(zip(groups["topic"].to_pylist(), groups["partition"].to_pylist(), strict=True))
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        f"the function from keys to partitions {what}",
+        remedy="correct the function: it gets a table of key columns, and must name for each key the topic and "
+        "partition that its rows come from",
+        where="--partition-of",
+    )

@@ -1,0 +1,1 @@
+"""Computations that see a key-group's rows at once: aggregates and Arrow functions."""

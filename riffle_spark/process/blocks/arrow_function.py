@@ -1,0 +1,174 @@
+"""A user's function on Arrow, once a key-group. Knows what it gets and may return. Does not know where it runs."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.names import keywords_told
+from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.types.conform import conform
+from riffle_spark.state.formats.key_codec import encode_keys
+
+__all__ = ["ArrowFunction", "Context", "arrow_function"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a call may know besides its rows. Times are the batch's own, so that a repeated batch sees the same."""
+
+    key_group: int
+    version: int
+    time_ms: int
+    watermark_ms: int | None
+    store: str
+
+
+@keywords_told
+def arrow_function(function: Callable[..., object], *, state: pa.Schema, output: pa.Schema) -> ArrowFunction:
+    """Declare a stateful function on Arrow, called once for each key-group that a batch touches.
+
+    ``function(rows, state)``, or ``function(rows, state, context)`` if its third parameter has no default, gets the
+    rows of one key-group, in the declared order if there is one, and the state of the keys they touch: a table of key
+    columns and state columns, one row a key that has state. It returns ``(output, new_state)`` or
+    ``(output, new_state, deleted)``: rows for the sink; key and state columns of the keys to write, while others stay
+    as they are; key columns of the keys to forget. The schema ``state`` names the state columns without the key's,
+    ``output`` all columns of the rows for the sink. The function must be deterministic in its arguments.
+    """
+    for name, schema in (("state", state), ("output", output)):
+        if not isinstance(schema, pa.Schema):
+            raise ConfigError(
+                f"arrow_function({name}=...) was given a {type(schema).__name__}",
+                remedy=f"Give an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
+            )
+    return ArrowFunction(function, state, output, _takes_context(function))
+
+
+def _takes_context(function: Callable[..., object]) -> bool:
+    """Tell whether the function wants a third argument; refuse what cannot be called with two or three."""
+    if not callable(function):
+        raise ConfigError(f"arrow_function() was given a {type(function).__name__}", remedy="Give it a function.")
+    signature = inspect.signature(function)
+    for count in (2, 3):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return count == 3
+    raise ConfigError(
+        f"{_name(function)}{signature} cannot be called with two or three arguments",
+        remedy="Write it as function(rows, state) or function(rows, state, context).",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowFunction:
+    """A ``Compute`` of a user's function; made by ``arrow_function``."""
+
+    function: Callable[..., object]
+    state: pa.Schema
+    output: pa.Schema
+    takes_context: bool
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the function may read any column
+        """Declare the schemas as given; ``ConfigError`` where they cannot be stored or told from the key's columns."""
+        for what, names in (("state", [*key.names, *self.state.names]), ("output", self.output.names)):
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise ConfigError(
+                    f"The {what} has more than one column named {', '.join(repeated)}",
+                    remedy="Name each column once; the state schema is given without the key columns.",
+                )
+        if not self.state.names:
+            raise ConfigError("The state has no column", remedy="Declare at least one, such as ('seen', pa.bool_()).")
+        return Declared(self.state, self.output, columns=None, per_key_group=True)
+
+    def __call__(self, batch: Batch) -> Update:
+        """Call the function and check what it returns; ``UserFunctionError`` where it breaks its declaration."""
+        where = f"store {batch.store!r}, key-group {batch.key_group}"
+        stored = pa.schema([*batch.keys.schema, *self.state])
+        output, new_state, deleted = _parts(self._run(batch, stored, where), batch.keys.schema, where)
+        output = conform(output, self.output, "output", where)
+        new_state = conform(new_state, stored, "new state", where)
+        deleted = conform(deleted, batch.keys.schema, "table of deleted keys", where)
+        encoded = encode_keys(batch.keys.columns)
+        changed = _own_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
+        removed = _own_keys(deleted, encoded, "table of deleted keys", where)
+        _refuse_both(changed, removed, batch.keys, where)
+        return Update(output, changed, new_state.select(self.state.names), removed[batch.found[removed]])
+
+    def _run(self, batch: Batch, stored: pa.Schema, where: str) -> object:
+        state = pa.table([*batch.keys.columns, *batch.state.select(self.state.names).columns], schema=stored)
+        assert batch.key_group is not None
+        context = Context(batch.key_group, batch.version, batch.time_ms, batch.watermark_ms, batch.store)
+        arguments = (batch.rows, state.filter(pa.array(batch.found)), context)
+        try:
+            return self.function(*arguments[: 3 if self.takes_context else 2])
+        except Exception as error:
+            inner = error.__traceback__.tb_next if error.__traceback__ else None
+            told = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+            raise UserFunctionError(
+                f"{_name(self.function)} raised {type(error).__name__}:\n{told}",
+                remedy="Fix the function, or the input it cannot take. The batch failed and nothing was committed.",
+                where=where,
+            ) from error
+
+
+def _parts(returned: object, key: pa.Schema, where: str) -> tuple[object, object, object]:
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return *returned, key.empty_table()
+    if isinstance(returned, tuple) and len(returned) == 3:
+        return returned
+    told = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+    raise UserFunctionError(
+        f"The function returned {told}",
+        remedy="Return (output, new_state) or (output, new_state, deleted), all Arrow tables.",
+        where=where,
+    )
+
+
+def _own_keys(keys: pa.Table, encoded: pa.Array, what: str, where: str) -> npt.NDArray[np.int64]:
+    """Return the place of each key among the batch's; refuse foreign keys and repeated ones."""
+    places = pc.index_in(encode_keys(keys.columns), value_set=encoded)
+    if places.null_count:
+        foreign = pc.index(places.is_null(), True).as_py()
+        raise UserFunctionError(
+            f"The {what} holds a key that is not its own: {_key(keys, foreign)}",
+            remedy="Return only keys of the rows that the call was given; every other key belongs to another call.",
+            where=where,
+        )
+    indices: npt.NDArray[np.int64] = places.to_numpy(zero_copy_only=False).astype(np.int64)
+    repeated = np.flatnonzero(np.bincount(indices, minlength=len(encoded))[indices] > 1)
+    if len(repeated):
+        raise UserFunctionError(
+            f"The {what} holds the same key twice: {_key(keys, int(repeated[0]))}",
+            remedy="Return one row a key.",
+            where=where,
+        )
+    return indices
+
+
+def _refuse_both(changed: npt.NDArray[np.int64], removed: npt.NDArray[np.int64], keys: pa.Table, where: str) -> None:
+    both = np.intersect1d(changed, removed)
+    if len(both):
+        raise UserFunctionError(
+            f"A key is both in the new state and deleted: {_key(keys, int(both[0]))}",
+            remedy="Return it in one of the two.",
+            where=where,
+        )
+
+
+def _key(keys: pa.Table, index: int) -> str:
+    return str(keys.slice(index, 1).to_pylist()[0])
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__qualname__", repr(function))

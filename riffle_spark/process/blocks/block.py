@@ -1,0 +1,87 @@
+"""The seam to what users compute. Knows the Arrow shapes of one call. Does not know any computation or stored bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from riffle_spark.state.schemas.variable_kinds import Variable
+
+__all__ = ["Batch", "BoolArray", "Compute", "Declared", "IndexArray", "TimeMode", "Update"]
+
+IndexArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
+"""What timers go by, in Spark's words: nothing, the batch's time, or the watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a computation declares once it knows its input.
+
+    ``state`` holds the state columns without the key's, ``output`` all columns of the result. ``columns`` names the
+    input columns that are needed besides the key (``None``: all of them), so that the others are dropped before the
+    shuffle. ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
+    ``time_mode`` says what its timers go by. A computation that keeps several variables a key names them instead of
+    ``state``.
+    """
+
+    state: pa.Schema
+    output: pa.Schema
+    columns: tuple[str, ...] | None
+    per_key_group: bool
+    time_mode: TimeMode = "None"
+    variables: tuple[Variable, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The input of one call.
+
+    ``rows`` are the input rows with their key columns, in the declared order if there is one. ``codes`` holds per row
+    the index of its key in ``keys``, which lists each key once; every key has at least one row. Row i of ``state`` and
+    of ``found`` belongs to row i of ``keys``; a key that is not ``found`` has no state and a ``state`` row of nulls.
+    ``time_ms`` is the batch's time and ``watermark_ms`` the one that earlier batches made; neither is a clock's.
+    ``key_group`` is ``None`` where the call holds several.
+    """
+
+    rows: pa.Table
+    codes: IndexArray
+    keys: pa.Table
+    state: pa.Table
+    found: BoolArray
+    version: int
+    time_ms: int
+    watermark_ms: int | None
+    key_group: int | None
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The result of one call.
+
+    ``output`` goes to the sink. ``changed`` holds indices into the batch's keys; row i of ``state`` is the new state of
+    key ``changed[i]``. ``deleted`` holds the indices of keys whose state is removed. Keys in neither keep their state.
+    """
+
+    output: pa.Table
+    changed: IndexArray
+    state: pa.Table
+    deleted: IndexArray
+
+
+class Compute(Protocol):
+    """A stateful computation on Arrow. A plain picklable object, made on the driver and called on executors."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare state and output for these key columns and input columns; ``ConfigError`` if they do not fit."""
+        ...
+
+    def __call__(self, batch: Batch) -> Update:
+        """Compute one batch. Must depend on nothing but its argument, so that a batch can run again."""
+        ...

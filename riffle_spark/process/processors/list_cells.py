@@ -1,0 +1,117 @@
+"""List states of one key-group in one batch. Knows what was put and appended. Does not know a user.
+
+To append never reads the list: an element's index only has to be above those before it, and the next one is looked up
+when the delta is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark.process.processors.cells import (
+    Ahead,
+    DeclaredVariable,
+    Found,
+    Piece,
+    Scope,
+    last_are_deleted,
+    visible,
+)
+from riffle_spark.process.types.fields import Values
+from riffle_spark.state.schemas.variable_keys import index_of
+
+__all__ = ["ListCells"]
+
+
+class ListCells:
+    """One list variable: tuples in the order in which they were added, of the key where the scope is at."""
+
+    def __init__(self, scope: Scope, declared: DeclaredVariable) -> None:
+        self._scope = scope
+        self._variable = declared.variable
+        self._fields = declared.value
+        self._stored: Ahead[Values] = Ahead(scope, declared.variable.name, self._decoded)
+        self._added: dict[int, list[Values]] = {}
+        self._cleared: set[int] = set()
+
+    def get(self) -> Iterator[Values]:
+        """Return an iterator over the elements that there are now."""
+        at = self._scope.at
+        added = self._added.get(at)
+        stored: Iterable[Values] = () if at in self._cleared else self._stored.of(at)
+        elements = chain(stored, tuple(added)) if added else iter(stored)
+        return map(self._fields.copied, elements) if self._fields.can_change else elements
+
+    def exists(self) -> bool:
+        """Tell whether there is any element."""
+        at = self._scope.at
+        if self._added.get(at):
+            return True
+        return at not in self._cleared and self._stored.has_any(at)
+
+    def put(self, elements: Iterable[object]) -> None:
+        """Replace all elements. Raises ``Misfit`` for one that does not fit."""
+        taken = self._fields.take_all(elements)
+        self.clear()
+        self._added[self._scope.at] = taken
+
+    def append(self, element: object) -> None:
+        """Add an element. Raises ``Misfit`` if it does not fit."""
+        taken = self._fields.take(element)
+        self._added.setdefault(self._scope.at, []).append(taken)
+
+    def extend(self, elements: Iterable[object]) -> None:
+        """Add several elements. Raises ``Misfit`` for one that does not fit, and adds none."""
+        taken = self._fields.take_all(elements)
+        self._added.setdefault(self._scope.at, []).extend(taken)
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self._added.pop(self._scope.at, None)
+        self._cleared.add(self._scope.at)
+
+    def is_replaced(self, number: int, element: bytes) -> bool:  # noqa: ARG002 - as of all cells
+        """Tell whether what the store has of this element counts no more."""
+        return number in self._cleared
+
+    def earliest_ms(self) -> int | None:
+        """Return when the first of what was written expires."""
+        return self._scope.due_ms(self._variable.ttl_ms) if any(self._added.values()) else None
+
+    def changes(self) -> list[Piece]:
+        """Return what was written."""
+        numbers: list[int] = []
+        indexes: list[int | None] = []
+        rows: list[Values] = []
+        for number, added in sorted(self._added.items()):
+            first = self._next_index(number)
+            numbers += [number] * len(added)
+            indexes += range(first, first + len(added))
+            rows += added
+        cleared = sorted(self._cleared)
+        count = len(rows) + len(cleared)
+        if not count:
+            return []
+        structs = self._fields.structs(rows)
+        structs = pa.concat_arrays([structs, pa.nulls(len(cleared), structs.type)]) if cleared else structs
+        due = self._scope.due_ms(self._variable.ttl_ms)
+        dues = None if due is None else pa.array(np.full(count, due))
+        elements = pa.array(indexes + [None] * len(cleared), pa.int64())
+        deleted = last_are_deleted(count, len(cleared))
+        return [Piece(self._variable.name, numbers + cleared, deleted, structs, elements, dues)]
+
+    def _next_index(self, number: int) -> int:
+        if number in self._cleared:
+            return 0
+        last = self._scope.reading.last_under(self._scope.prefix(self._variable.name, number))
+        return 0 if last is None else index_of(last) + 1
+
+    def _decoded(self, found: Found) -> Iterable[Values | None]:
+        dues, table = self._scope.schema.values(self._variable.name, found.values)
+        are_visible = visible(dues, self._scope.now_ms).tolist()
+        rows = zip(self._fields.tuples(table), are_visible, strict=True)
+        return (row if is_visible else None for row, is_visible in rows)

@@ -1,0 +1,193 @@
+"""One slot's processor over its key-groups in one batch. Knows the order of calls. Does not know what a processor is.
+
+The order is Spark's: a processor is begun; then, key-group by key-group, each key's initial states and rows, the
+output of each call taken to its end before the next one; then, in order of time, the timers that are due, each deleted
+after its call; at last the processor is closed. Spark does so by partition, and here a key-group is one.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import pyarrow as pa
+
+from riffle_spark.errors import RiffleError, UserFunctionError
+from riffle_spark.process.blocks.block import Declared, TimeMode
+from riffle_spark.process.processors.cells import DeclaredVariable
+from riffle_spark.process.processors.processor import Form, Grouped, Processor
+from riffle_spark.process.processors.session import Session
+from riffle_spark.process.types.simple_converters import Misfit
+from riffle_spark.state.copies.reading import EMPTY_READING, Reading
+from riffle_spark.state.schemas.variables import VariablesSchema
+
+__all__ = ["Keyed", "Outcome", "Processing", "Times"]
+
+_Result = TypeVar("_Result")
+_COLLECTED_EVERY: Final = 10_000
+_OURS: Final = "riffle_spark."
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What time it is: the batch's, the watermark, and that of a last pass of timers, if there is to be one."""
+
+    mode: TimeMode
+    now_ms: int
+    watermark_ms: int | None = None
+    last_pass_ms: int | None = None
+
+    @property
+    def passes(self) -> list[tuple[int, int | None]]:
+        """Return for each pass of timers the time by which they are due, and the watermark."""
+        if self.mode == "ProcessingTime":
+            return [(self.now_ms, self.watermark_ms)]
+        if self.mode == "None":
+            return []
+        first = self.watermark_ms or 0
+        last = self.last_pass_ms
+        return [(first, first)] if last is None or last <= first else [(first, first), (last, last)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one key-group: its part of the delta, when something is due next, what fired and expired."""
+
+    changes: pa.Table
+    timer_ms: int | None
+    timers_fired: int
+    expired: int
+
+
+class Processing:
+    """Runs a processor over one slot's input. ``where`` is told with what the processor raises."""
+
+    def __init__(
+        self, schema: VariablesSchema, declared: Sequence[DeclaredVariable], processor: Processor, form: Form,
+        times: Times, *, where: str = "",
+    ) -> None:  # fmt: skip
+        self._schema = schema
+        self._declared = declared
+        self._processor = processor
+        self._form = form
+        self._times = times
+        self._where = where
+        self._next = 0
+
+    def begin(self, grouped: Grouped) -> None:
+        """Begin with this input."""
+        self._told(self._processor.begin, "init")
+        self._grouped = grouped
+        self._keys = list(self._form.keys(grouped.keys))
+        self._rows = self._form.rows(grouped.rows, grouped.positions)
+        states = grouped.states
+        self._states = None if states is None else self._form.states(states, grouped.state_positions)
+
+    def key_group(self, count: int, reading: Reading = EMPTY_READING) -> Outcome:
+        """Process the next ``count`` keys of the input, all of one key-group, and what is due in it.
+
+        Raises ``UserFunctionError`` with what the processor raised.
+        """
+        with _seldom_collected():
+            return self._key_group(count, reading)
+
+    def _key_group(self, count: int, reading: Reading) -> Outcome:
+        start, end = self._next, self._next + count
+        self._next = end
+        keys = self._grouped.keys.slice(start, count)
+        session = Session(self._schema, self._declared, reading, keys, self._times.now_ms)
+        self._processor.enter(session)
+        self._processor.as_of(self._times.watermark_ms)
+        for number, at in enumerate(range(start, end)):
+            session.at(number)
+            self._key(at)
+        fired = sum(self._fire(session, start, until_ms, watermark) for until_ms, watermark in self._times.passes)
+        expired = session.expire() if self._times.mode == "ProcessingTime" else 0
+        changes = self._told(session.changes, "what it wrote")
+        return Outcome(changes, session.next_due_ms(), fired, expired)
+
+    def output(self) -> pa.Table:
+        """Return the output since the last call."""
+        return self._told(self._form.output, "its output")
+
+    def end(self) -> None:
+        """End after the last key-group."""
+        assert self._next == self._grouped.keys.num_rows, "every key belongs to a key-group"
+        self._told(self._processor.end, "close")
+
+    def _key(self, at: int) -> None:
+        """Call the processor for one key."""
+        key, rows, grouped = self._keys[at], next(self._rows), self._grouped
+        try:
+            if self._states is not None:
+                for state in next(self._states):
+                    self._processor.initial(key, state)
+            if grouped.positions[at] < grouped.positions[at + 1]:
+                self._form.take(self._processor.rows(key, rows))
+        except Exception as error:
+            raise self._raised(error, f"key {key!r}") from error
+
+    def _fire(self, session: Session, start: int, until_ms: int, watermark_ms: int | None) -> int:
+        due = session.fire(until_ms)
+        if not due:
+            return 0
+        given = self._keys[start : self._next]
+        keys = [*given, *self._form.keys(session.keys(len(given)))]
+        self._processor.as_of(watermark_ms)
+        for due_ms, number in due:
+            session.at(number)
+            try:
+                self._form.take(self._processor.expired(keys[number], due_ms))
+            except Exception as error:
+                raise self._raised(error, f"the timer of key {keys[number]!r} at {due_ms}") from error
+            session.timers.delete(due_ms)
+        return len(due)
+
+    def _told(self, call: Callable[[], _Result], what: str) -> _Result:
+        try:
+            return call()
+        except Exception as error:
+            raise self._raised(error, what) from error
+
+    def _raised(self, error: Exception, what: str) -> RiffleError:
+        """Return what tells that the processor raised; an error of riffle's own as it is, not one a user derived."""
+        if isinstance(error, RiffleError) and type(error).__module__.startswith(_OURS):
+            return error
+        if isinstance(error, Misfit):
+            told = str(error)
+        else:
+            told = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+        return UserFunctionError(
+            f"The processor raised {type(error).__name__}, {what}:\n{told}",
+            remedy="Fix the processor, or the input it cannot take. The batch failed and nothing was committed.",
+            where=self._where,
+        )
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let Python look for cycles less often: rows and values are many objects and no cycles, and a third of the time
+    would go into looking at them.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(max(_COLLECTED_EVERY, before[0]) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class Keyed(Protocol):
+    """A processor's computation. A plain picklable object, made on the driver and called on executors."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare variables and output for these key and input columns; ``ConfigError`` if they do not fit."""
+        ...
+
+    def processing(self, schema: VariablesSchema, times: Times, where: str) -> Processing:
+        """Return the processing of one slot in one batch; ``where`` is told with what the processor raises."""
+        ...

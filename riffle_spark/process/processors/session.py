@@ -1,0 +1,111 @@
+"""One key-group in one batch: its keys, the cells of its state, and what became of them. Knows how cells come together
+to one delta. Does not know users, forms or where the copy is.
+
+A session reads as of one head and never sees another batch. What is written stays in cells; ``changes`` makes one
+table of it. Keys are numbered: first those that were given, then those that only have something due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark.process.processors.cells import DeclaredVariable, Piece, Scope
+from riffle_spark.process.processors.due_timers import Due, Expired
+from riffle_spark.process.processors.list_cells import ListCells
+from riffle_spark.process.processors.map_cells import MapCells
+from riffle_spark.process.processors.timer_cells import Timers
+from riffle_spark.process.processors.value_cells import ValueCells
+from riffle_spark.state.copies.reading import Reading
+from riffle_spark.state.formats.part_codec import DELETED
+from riffle_spark.state.schemas.variables import DUE, INDEX, VARIABLE, VariablesSchema
+
+__all__ = ["Cells", "Session"]
+
+Cells: TypeAlias = ValueCells | ListCells | MapCells
+
+_CELLS: Final[dict[str, type[ValueCells] | type[ListCells] | type[MapCells]]] = {
+    "value": ValueCells,
+    "list": ListCells,
+    "map": MapCells,
+}
+
+
+class Session:
+    """The state of one key-group's keys in one batch.
+
+    ``keys`` holds each key once; key i has number i. ``cells`` holds the cells of each variable by its name.
+    """
+
+    def __init__(
+        self,
+        schema: VariablesSchema,
+        declared: Sequence[DeclaredVariable],
+        reading: Reading,
+        keys: pa.Table,
+        now_ms: int,
+    ) -> None:
+        self._keys = [keys]
+        self._scope = Scope(schema, reading, now_ms, schema.group_keys(schema.encoded(keys)))
+        self.cells: dict[str, Cells] = {
+            one.variable.name: _CELLS[one.variable.kind](self._scope, one) for one in declared
+        }
+        self.timers = Timers(self._scope)
+        self._due = Due(self._scope, self.timers, self._add_keys)
+        self._expired: Expired | None = None
+
+    def at(self, number: int) -> None:
+        """Let all cells be of the key of this number."""
+        self._scope.at = number
+
+    def keys(self, start: int) -> pa.Table:
+        """Return the keys from this number on; there are more once timers were looked for."""
+        return pa.concat_tables(self._keys).slice(start)
+
+    def fire(self, until_ms: int) -> list[tuple[int, int]]:
+        """Return (due time, key's number) of all timers that are due at or before this time, in order of time.
+
+        As in Spark, what is registered or deleted while they fire is not among them.
+        """
+        return self._due.timers(until_ms)
+
+    def expire(self) -> int:
+        """Remove all elements whose time to live is over; return how many."""
+        assert self._expired is None, "elements expire once"
+        self._expired = self._due.elements(self.cells)
+        return self._expired.removed
+
+    def changes(self) -> pa.Table:
+        """Return what was written as a delta's part. Raises ``Misfit`` for a number out of its field's range."""
+        schema = self._scope.schema.part_schema(delta=True)
+        pieces = [piece for cells in self.cells.values() for piece in cells.changes()]
+        pieces += self.timers.changes()
+        pieces += self._expired.pieces if self._expired else []
+        if not pieces:
+            return schema.empty_table()
+        keys = pa.concat_tables(self._keys).combine_chunks()
+        return pa.concat_tables([_rows(piece, keys, schema) for piece in pieces])
+
+    def next_due_ms(self) -> int | None:
+        """Return a time before which nothing of this key-group is due, ``None`` if nothing ever is."""
+        written = [self.timers.earliest_ms(), *(cells.earliest_ms() for cells in self.cells.values())]
+        return min((due for due in [self._due.next_ms(self.cells), *written] if due is not None), default=None)
+
+    def _add_keys(self, keys: pa.Table, group_keys: list[bytes]) -> None:
+        self._keys.append(keys)
+        self._scope.group_keys += group_keys
+
+
+def _rows(piece: Piece, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a piece as rows of the delta's schema."""
+    count = len(piece.numbers)
+    columns = dict(zip(keys.column_names, keys.take(pa.array(piece.numbers, pa.int64())).columns, strict=True))
+    columns[VARIABLE] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, dtype=np.int8)), [piece.variable])
+    columns[DELETED] = pa.array(piece.deleted)
+    held = {INDEX: piece.indexes, DUE: piece.dues, f"__state_{piece.variable}": piece.structs}
+    columns |= {name: column for name, column in held.items() if column is not None}
+    columns |= {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
+    return pa.table([columns[name] for name in schema.names], schema=schema)

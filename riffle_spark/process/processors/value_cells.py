@@ -1,0 +1,88 @@
+"""Value states of one key-group in one batch. Knows what was read ahead and what was written. Does not know a user."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark.process.processors.cells import DeclaredVariable, Piece, Scope, last_are_deleted, visible
+from riffle_spark.process.types.fields import Values
+
+__all__ = ["ValueCells"]
+
+WINDOW: Final = 8192
+"""So many keys are read ahead with the first that is asked for."""
+
+
+class ValueCells:
+    """One value variable: a tuple or nothing for each key, of the key where the scope is at."""
+
+    def __init__(self, scope: Scope, declared: DeclaredVariable) -> None:
+        self._scope = scope
+        self._variable = declared.variable
+        self._fields = declared.value
+        self._can_change = declared.value.can_change
+        self._values: dict[int, Values | None] = {}
+        self._changed: set[int] = set()
+
+    def get(self) -> Values | None:
+        """Return the value, ``None`` if there is none."""
+        try:
+            values = self._values[self._scope.at]
+        except KeyError:
+            values = self._read(self._scope.at)
+        return self._fields.copied(values) if self._can_change and values is not None else values
+
+    def exists(self) -> bool:
+        """Tell whether there is a value."""
+        return self.get() is not None
+
+    def update(self, values: object) -> None:
+        """Set the value. Raises ``Misfit`` for what does not fit its fields."""
+        taken = self._fields.take(values)
+        at = self._scope.at
+        self._values[at] = taken
+        self._changed.add(at)
+
+    def clear(self) -> None:
+        """Remove the value."""
+        self._values[self._scope.at] = None
+        self._changed.add(self._scope.at)
+
+    def is_replaced(self, number: int, element: bytes) -> bool:  # noqa: ARG002 - as of all cells
+        """Tell whether what the store has of this element counts no more."""
+        return number in self._changed
+
+    def earliest_ms(self) -> int | None:
+        """Return when the first of what was written expires."""
+        is_due = any(self._values[number] is not None for number in self._changed)
+        return self._scope.due_ms(self._variable.ttl_ms) if is_due else None
+
+    def changes(self) -> list[Piece]:
+        """Return what was written."""
+        changed = sorted(self._changed)
+        rows = [(number, self._values[number]) for number in changed]
+        numbers = [number for number, values in rows if values is not None]
+        structs = self._fields.structs([values for _, values in rows if values is not None])
+        removed = [number for number, values in rows if values is None]
+        if removed:
+            structs = pa.concat_arrays([structs, pa.nulls(len(removed), structs.type)])
+        due = self._scope.due_ms(self._variable.ttl_ms)
+        dues = None if due is None else pa.array(np.full(len(rows), due))
+        deleted = last_are_deleted(len(rows), len(removed))
+        return [Piece(self._variable.name, numbers + removed, deleted, structs, dues=dues)] if rows else []
+
+    def _read(self, at: int) -> Values | None:
+        """Read a window of keys that are not known yet, this one and those after it."""
+        scope, name, values = self._scope, self._variable.name, self._values
+        window = [n for n in range(at, min(at + WINDOW, len(scope.group_keys))) if n not in values]
+        numbers = {scope.prefix(name, number): number for number in window}
+        values.update(dict.fromkeys(window))
+        found = scope.reading.many(list(numbers))
+        if found:
+            dues, table = scope.schema.values(name, [stored for _, stored in found])
+            rows = zip(found, self._fields.tuples(table), visible(dues, scope.now_ms).tolist(), strict=True)
+            values.update({numbers[key]: row for (key, _), row, is_visible in rows if is_visible})
+        return values[at]

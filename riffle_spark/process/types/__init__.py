@@ -1,0 +1,1 @@
+"""Spark's types and values between a user, Arrow and Spark's texts."""

@@ -1,0 +1,237 @@
+"""Spark's DDL texts as Arrow schemas. Knows Spark's grammar of columns and types. Does not know Spark or a JVM.
+
+``"count long, tags array<string> NOT NULL"`` becomes what PySpark itself makes of it (``to_arrow_schema``, timestamps
+in UTC). What a column of state or of a result cannot be is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.spark_types import INTERVAL, SIMPLE, TEXT, decimal_of, list_of, map_of
+
+__all__ = ["BARE", "Unreadable", "schema_of_ddl", "schema_of_fields", "type_of_ddl"]
+
+BARE: Final = "value"
+"""The name of the column where a text is one type alone, as Spark calls it."""
+
+_TOKEN: Final = re.compile(
+    r"""(?P<space>\s+|--[^\r\n]*|/\*(?!\+).*?\*/)
+      | (?P<quoted>`(?:[^`]|``)*`)
+      | (?P<string>[rR]?'(?:[^'\\]|\\.)*'|[rR]?"(?:[^"\\]|\\.)*")
+      | (?P<number>\d+(?![A-Za-z0-9_]))
+      | (?P<word>[A-Za-z0-9_]+)
+      | (?P<sign>[<>(),:])""",
+    re.VERBOSE | re.DOTALL,
+)
+_LITERAL: Final = re.compile(r"\d+([lLsSyYdDfF]|[bB][dD]|[eE]\d+([dDfF]|[bB][dD])?)")
+_DECIMALS: Final = ("decimal", "dec", "numeric")
+_TEXTS: Final = ("char", "character", "varchar")
+_DAY_TO_SECOND: Final = ("day", "hour", "minute", "second")
+
+
+class Unreadable(ValueError):
+    """What cannot be read, and at which character."""
+
+    def __init__(self, problem: str, at: int) -> None:
+        super().__init__(problem)
+        self.at = at
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+def schema_of_ddl(text: str) -> pa.Schema:
+    """Return the schema that a DDL text declares: columns, or one type alone, whose column is named ``value``.
+
+    A struct alone is its fields. Raises ``ConfigError`` that shows where the text cannot be read.
+    """
+    try:
+        return schema_of_fields(_Reader(text).columns(), text)
+    except Unreadable as error:
+        try:
+            kind = type_of_ddl(text)
+        except Unreadable as other:
+            raise _refused(text, max(error, other, key=lambda one: one.at)) from None
+    return schema_of_fields(list(kind) if pa.types.is_struct(kind) else [pa.field(BARE, kind)], text)
+
+
+def type_of_ddl(text: str) -> pa.DataType:
+    """Return the type that a text is; ``Unreadable`` if it is none that can be kept."""
+    return _Reader(text).only_type()
+
+
+def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
+    """Return the fields as a schema; ``ConfigError`` if there are none, or two of one name."""
+    names = [field.name for field in fields]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated or not names:
+        problem = f"a schema names a column twice: {', '.join(repeated)}" if repeated else "a schema has no column"
+        raise ConfigError(problem, remedy="name at least one column, and each once", where=where[:200])
+    return pa.schema(fields)
+
+
+def _refused(text: str, error: Unreadable) -> ConfigError:
+    return ConfigError(
+        f"a schema cannot be read: {error}\n  {text}\n  {' ' * error.at}^",
+        remedy='write Spark\'s DDL, such as "count long, tags array<string>", of types that can be kept',
+    )
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise Unreadable(f"unexpected {text[at]!r}", at)
+        kind = str(match.lastgroup)
+        if kind != "space":
+            yield _Token(kind, match.group(), at)
+        at = match.end()
+    yield _Token("end", "", len(text))
+
+
+class _Reader:
+    """Reads one text from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = list(_tokens(text))
+        self._at = 0
+
+    def columns(self) -> list[pa.Field]:
+        """Read columns up to the end."""
+        fields = self._columns()
+        self._end()
+        return fields
+
+    def only_type(self) -> pa.DataType:
+        """Read one type up to the end."""
+        kind = self._type()
+        self._end()
+        return kind
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self, *texts: str) -> bool:
+        """Take the next token if it is one of these signs or words."""
+        is_next = self._next.kind in ("sign", "word") and self._next.text.lower() in texts
+        self._at += is_next
+        return is_next
+
+    def _need(self, *texts: str) -> None:
+        for text in texts:
+            if not self._take(text):
+                raise self._unreadable(repr(text))
+
+    def _end(self) -> None:
+        if self._next.kind != "end":
+            raise self._unreadable("',' or the end")
+
+    def _unreadable(self, wanted: str) -> Unreadable:
+        found = repr(self._next.text) if self._next.text else "the end"
+        return Unreadable(f"{found} where {wanted} should be", self._next.start)
+
+    def _columns(self) -> list[pa.Field]:
+        fields = [self._column()]
+        while self._take(","):
+            fields.append(self._column())
+        return fields
+
+    def _column(self) -> pa.Field:
+        """Read ``name [:] type [NOT NULL] [COMMENT '...']``."""
+        name = self._name()
+        self._take(":")
+        kind = self._type()
+        nullable = not self._take("not")
+        if not nullable:
+            self._need("null")
+        if self._take("comment"):
+            if self._next.kind != "string":
+                raise self._unreadable("a quoted comment")
+            self._at += 1
+        if not nullable and pa.types.is_null(kind):
+            raise self._unreadable("a value, in a column that has none,")
+        return pa.field(name, kind, nullable=nullable)
+
+    def _name(self) -> str:
+        kind, text, _ = self._next
+        if kind == "quoted" and text != "``":
+            text = text[1:-1].replace("``", "`")
+        elif kind != "word" or _LITERAL.fullmatch(text):
+            raise self._unreadable("a name")
+        self._at += 1
+        return text
+
+    def _type(self) -> pa.DataType:
+        kind, text, start = self._next
+        word = text.lower()
+        if kind != "word":
+            raise self._unreadable("a type")
+        self._at += 1
+        if word in _DECIMALS:
+            return self._decimal(start)
+        if word in _TEXTS:
+            self._need("(")
+            self._number()
+            self._need(")")
+            return TEXT
+        if word == "interval":
+            return self._interval(start)
+        if word in ("array", "map", "struct") and self._take("<"):
+            return self._nested(word)
+        if word not in SIMPLE or (word == "string" and self._take("collate")):
+            raise Unreadable(f"{text!r} is not a type that can be kept", start)
+        return SIMPLE[word]
+
+    def _decimal(self, at: int) -> pa.DataType:
+        digits: list[int] = []
+        if self._take("("):
+            digits.append(self._number())
+            while self._take(","):
+                digits.append(self._number())
+            self._need(")")
+        try:
+            return decimal_of(*digits)
+        except ValueError as error:
+            raise Unreadable(str(error), at) from error
+
+    def _number(self) -> int:
+        if self._next.kind != "number":
+            raise self._unreadable("a number")
+        self._at += 1
+        return int(self._tokens[self._at - 1].text)
+
+    def _interval(self, at: int) -> pa.DataType:
+        units = [self._next.text.lower()]
+        if not self._take(*_DAY_TO_SECOND):
+            raise Unreadable("an interval that is not of days to seconds cannot be kept", at)
+        if self._take("to"):
+            units.append(self._next.text.lower())
+            if not self._take(*_DAY_TO_SECOND) or _DAY_TO_SECOND.index(units[0]) >= _DAY_TO_SECOND.index(units[1]):
+                raise Unreadable(f"an interval cannot be {' to '.join(units)}", at)
+        return INTERVAL
+
+    def _nested(self, word: str) -> pa.DataType:
+        """Read what follows ``array<``, ``map<`` or ``struct<``."""
+        if word == "struct":
+            fields = [] if self._next.text == ">" else self._columns()
+            self._need(">")
+            return pa.struct(fields)
+        key = self._type()
+        if word == "map":
+            if pa.types.is_null(key):
+                raise self._unreadable("a type of keys")
+            self._need(",")
+            key = map_of(key, self._type())
+        self._need(">")
+        return list_of(key) if word == "array" else key

@@ -1,0 +1,1 @@
+"""The steps of one micro-batch, in the order of ``driver``."""

@@ -1,0 +1,204 @@
+"""What one batch did and took, for people and programs. Knows receipts, records, clocks and counters. Does not know who
+reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ports import Clock, Incoming, Layout
+from riffle_spark.protocol.upkeep.upkeep import Facts
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.store import ObjectStore, sent_since
+
+__all__ = ["BatchReport", "Measured", "Placed", "add_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One micro-batch, from Enter to the end of its commit. The demo, benchmarks and logs read only this.
+
+    ``decision`` is ``run`` or ``repeat`` (skipped, committed before). ``seconds`` are by phase: ``enter assign run
+    deliver commit`` and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute seal put``.
+    ``requests`` counts what the batch itself sent to the store, ``upkeep_requests`` what ran beside it since the
+    batch before, as do the other ``upkeep`` figures. ``misses`` are slots that ran elsewhere than wanted,
+    ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one. ``owners``,
+    ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
+    are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
+    ``from_executor``, ``to_executor``, ``reason``, ``goal``. ``probes_run`` and ``probes_skipped`` count probing
+    rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out. ``timers_fired`` and
+    ``expired`` count timers, and elements of state, whose time had come. ``watermark_ms`` is the watermark that the
+    batch leads to; timers go by it from the next batch on.
+    """
+
+    version: int
+    query_id: str
+    decision: str
+    started_ms: int
+    epoch: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    slot_seconds: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 0
+    keys: int = 0
+    output_rows: int = 0
+    late_rows: int = 0
+    timers_fired: int = 0
+    expired: int = 0
+    watermark_ms: int | None = None
+    slots: int = 0
+    slots_that_wrote: int = 0
+    runs: int = 0
+    misplaced_runs: int = 0
+    placed: bool = True
+    misses: int = 0
+    owners: Mapping[str, int] = field(default_factory=dict)
+    standbys: Mapping[str, int] = field(default_factory=dict)
+    warmups: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, str] = field(default_factory=dict)
+    probes_run: int = 0
+    probes_skipped: int = 0
+    ran_on: Mapping[str, int] = field(default_factory=dict)
+    moves: tuple[Mapping[str, str | int], ...] = ()
+    requests: Mapping[str, int] = field(default_factory=dict)
+    upkeep_requests: Mapping[str, int] = field(default_factory=dict)
+    sealed_bytes: int = 0
+    fetched_bytes: int = 0
+    fetched_snapshot_bytes: int = 0
+    restores: int = 0
+    folds: int = 0
+    upkeep_fetched_bytes: int = 0
+    upkeep_snapshot_bytes: int = 0
+    upkeep_restores: int = 0
+    upkeep_folds: int = 0
+    snapshots: int = 0
+    peak_memory_mb: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the report as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sum of each key over the maps."""
+    total: Counter[str] = Counter()
+    for each in maps:
+        total.update(each)
+    return dict(total)
+
+
+def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
+    """Return the fields of a report that are sums over receipts."""
+    all_of = list(receipts)
+    return {
+        "rows": sum(r.rows for r in all_of),
+        "keys": sum(r.keys for r in all_of),
+        "output_rows": sum(r.output_rows for r in all_of),
+        "late_rows": sum(r.late_rows for r in all_of),
+        "timers_fired": sum(r.timers_fired for r in all_of),
+        "expired": sum(r.expired for r in all_of),
+        "slots_that_wrote": sum(r.sealed_bytes > 0 for r in all_of),
+        "sealed_bytes": sum(r.sealed_bytes for r in all_of),
+        "fetched_bytes": sum(r.fetched_bytes for r in all_of),
+        "fetched_snapshot_bytes": sum(r.fetched_snapshot_bytes for r in all_of),
+        "restores": sum(r.restores for r in all_of),
+        "folds": sum(r.folds for r in all_of),
+        "ran_on": dict(Counter(r.executor for r in all_of)),
+        "slot_seconds": add_up(r.seconds for r in all_of),
+        "peak_memory_mb": max((r.peak_memory_mb for r in all_of), default=0.0),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The slots of a batch, whether they were placed by name, and the seats they were placed on."""
+
+    layout: Layout
+    by_name: bool
+    seating: Seating
+
+    def facts(self) -> dict[str, object]:
+        """Return the fields of a report that tell of members and what was changed for them."""
+        seating, news = self.seating, self.seating.take_news()
+        names = {name: seat.executor.id for name, seat in seating.members.live.items()}
+        present, probes = seating.present, seating.probes.take()
+
+        def by_executor(groups: Iterable[Iterable[str]]) -> dict[str, int]:
+            return dict(Counter(names[member] for members in groups for member in members if member in names))
+
+        return {
+            "members": names, "moves": news.moves, "probes_run": probes[0], "probes_skipped": probes[1],
+            "standbys": by_executor(present.standbys.values()), "warmups": by_executor(present.warmups.values()),
+            "warnings": news.warnings,
+        }  # fmt: skip
+
+
+class Measured:
+    """Seconds by phase and requests of one batch."""
+
+    def __init__(self, clock: Clock, objects: ObjectStore) -> None:
+        self._clock = clock
+        self._objects = objects
+        self._requests = dict(objects.requests)
+        self._started_ms = clock.wall_ms()
+        self._started = clock.seconds()
+        self._seconds: dict[str, float] = {}
+        self.runs = 0
+        self.misplaced = 0
+        self.snapshots = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to phase ``name``."""
+        started = self._clock.seconds()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
+
+    def repeated(self, incoming: Incoming, epoch: int) -> BatchReport:
+        """Return the report of a batch that was skipped."""
+        return BatchReport(
+            incoming.version,
+            incoming.query_id,
+            "repeat",
+            self._started_ms,
+            epoch,
+            self._total(),
+            requests=self._sent([]),
+        )
+
+    def ran(
+        self, incoming: Incoming, record: Record, receipts: Sequence[Receipt], where: Placed, upkeep: Facts
+    ) -> BatchReport:
+        """Return the report of a batch that was run and committed."""
+        slots = where.layout.slots
+        wanted = {slot.number: slot.executor for slot in slots}
+        owners: Counter[str] = Counter()
+        for slot in slots:
+            owners[slot.executor] += len(slot.key_groups)
+        facts = where.facts()
+        facts["warnings"] = (*facts["warnings"], *upkeep.warnings)  # type: ignore[misc]
+        beside: dict[str, object] = {f"upkeep_{name}": count for name, count in upkeep.done.items()}
+        return BatchReport(
+            incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),
+            slots=len(slots), runs=self.runs, misplaced_runs=self.misplaced, placed=where.by_name, owners=dict(owners),
+            misses=sum(where.by_name and r.executor != wanted[r.slot] for r in receipts), snapshots=self.snapshots,
+            requests=self._sent(receipts), upkeep_requests=upkeep.requests,
+            watermark_ms=record.watermark_ms,
+            **beside, **facts, **of_receipts(receipts),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _sent(self, receipts: Sequence[Receipt]) -> dict[str, int]:
+        driver = sent_since(self._requests, self._objects.requests)
+        total = add_up([driver, *(receipt.requests for receipt in receipts)])
+        return {kind: int(count) for kind, count in total.items() if count}
+
+    def _total(self) -> dict[str, float]:
+        return {**self._seconds, "total": self._clock.seconds() - self._started}

@@ -1,0 +1,29 @@
+"""What a driver is given. Knows the ports by name only."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from riffle_spark.protocol.ownership.arrivals import RacksOf
+from riffle_spark.protocol.ports import Background, Clock, Cluster
+from riffle_spark.state.objects.store import ObjectStore
+
+__all__ = ["Surroundings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a driver is given: store, cluster, clock, background, random hexadecimal ids; ``reached`` hears of each
+    step.
+    """
+
+    objects: ObjectStore
+    cluster: Cluster
+    clock: Clock
+    background: Background
+    new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
+    reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
+    upkeep_objects: ObjectStore | None = None
+    racks_of: RacksOf = field(default=lambda said: {member: rack for member, _, rack in said})

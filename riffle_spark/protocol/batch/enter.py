@@ -1,0 +1,120 @@
+"""What to do with the batch that Spark hands over: run it, skip it, or refuse it with the remedy, and what a state is
+bound to. Pure; knows the newest record and settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.protocol.batch.initial import check_initial
+from riffle_spark.protocol.batch.stored_schemas import check_schemas
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ports import Incoming, Work
+from riffle_spark.protocol.shards import Shards, partitions_in
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.record import Record
+
+__all__ = ["Decision", "check_fixed", "decide", "shards_of"]
+
+
+class Decision(Enum):
+    """What becomes of a batch."""
+
+    RUN = "run"
+    REPEAT = "repeat"
+
+
+def decide(tail: Record | None, incoming: Incoming, root: str) -> Decision:
+    """Check what Spark hands us against the log's newest record.
+
+    The next id runs. The head's own id with the same query and the same input is a repeat. Everything else raises
+    ``ConflictError`` with the remedy.
+    """
+    if tail is None:
+        if incoming.version > 0:
+            raise ConflictError(
+                f"Spark's checkpoint is at batch {incoming.version}, but {root} is empty",
+                remedy="point `root` at the state that belongs to this checkpoint, or start with no state on purpose: "
+                f"riffle adopt --root {root} --checkpoint CHECKPOINT --empty --execute",
+                where=root,
+            )
+        return Decision.RUN
+    if tail.query_id != incoming.query_id:
+        raise ConflictError(
+            f"{root} belongs to query {tail.query_id}, this is {incoming.query_id} (a new checkpoint on old state)",
+            remedy="start with the checkpoint that belongs to this state, use another root, or take the state over: "
+            f"riffle adopt --root {root} --checkpoint CHECKPOINT --execute",
+            where=root,
+        )
+    if incoming.version == tail.version + 1:
+        return Decision.RUN
+    if incoming.version == tail.version and _same_input(tail, incoming):
+        return Decision.REPEAT
+    raise _conflict(tail, incoming, root)
+
+
+def _same_input(tail: Record, incoming: Incoming) -> bool:
+    if tail.offsets is not None and incoming.offsets is not None:
+        return tail.offsets == incoming.offsets
+    return tail.input_digest is not None and tail.input_digest == incoming.input_digest
+
+
+def _conflict(tail: Record, incoming: Incoming, root: str) -> ConflictError:
+    command = f"riffle rollback --root {root} --checkpoint CHECKPOINT --execute --to"
+    if incoming.version > tail.version:
+        return ConflictError(
+            f"Spark hands over batch {incoming.version}, the state in {root} is at {tail.version}: batches are missing",
+            remedy=f"take Spark's offsets back to the state: {command} {tail.version}",
+            where=root,
+        )
+    if incoming.version == tail.version:
+        return ConflictError(
+            f"batch {incoming.version} comes again with other input than the one {root} has committed",
+            remedy=f"take the state back to before that batch: {command} {incoming.version - 1}",
+            where=root,
+        )
+    return ConflictError(
+        f"Spark hands over batch {incoming.version}, but {root} is already at {tail.version} (an older checkpoint?)",
+        remedy=f"take the state back to the checkpoint: {command} {incoming.version - 1}; or restore the newer one",
+        where=root,
+    )
+
+
+def check_fixed(tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str) -> None:
+    """Raise ``ConfigError`` unless settings and operators are those that the state was written with, and can go
+    together.
+    """
+    if tail is not None:
+        _check_same(tail, settings, operators, root)
+    check_initial(tail, settings.dispatch, operators)
+
+
+def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
+    if tail.dispatch != settings.dispatch:
+        raise ConfigError(
+            f"dispatch = {settings.dispatch}, but the state in {root} is that of dispatch = {tail.dispatch}",
+            remedy=f"set dispatch = {tail.dispatch}, or switch the state while the query is stopped: "
+            f"riffle dispatch --root {root} --to {settings.dispatch} --execute",
+            where="dispatch",
+        )
+    if tail.total != settings.key_groups:
+        raise ConfigError(
+            f"key_groups = {settings.key_groups}, but the state in {root} has {tail.total}",
+            remedy=f"set key_groups = {tail.total}, or change the state while the query is stopped: "
+            f"riffle dispatch --root {root} --to {tail.dispatch} --key-groups {settings.key_groups} --execute",
+            where="key_groups",
+        )
+    check_schemas(tail.schemas, operators)
+
+
+def shards_of(tail: Record, incoming: Incoming, work: Work) -> Shards | None:
+    """Return the registry with the batch's partitions, new ones appended; ``None`` where keys are dispatched.
+
+    Where Spark's offsets do not tell the partitions, the rows are asked, with one job.
+    """
+    if tail.dispatch == "key_group":
+        return None
+    found = partitions_in(incoming.offsets)
+    return Shards(tail.shards).extended(work.partitions(tail.total + 1) if found is None else found, tail.total)

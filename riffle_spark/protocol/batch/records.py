@@ -1,0 +1,67 @@
+"""Records as a driver drafts them, before the log numbers them. Pure; knows records only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.protocol.batch.initial import loaded
+from riffle_spark.protocol.batch.stored_schemas import kept
+from riffle_spark.protocol.batch.watermark import committed
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ports import Incoming
+from riffle_spark.protocol.receipts import outputs_of
+from riffle_spark.state.log.record import Record
+
+__all__ = ["Stamp", "batch_record", "claim_record", "first_record"]
+
+
+class Stamp:
+    """What makes a record this driver's own: a commit id and when it was written (milliseconds since the epoch)."""
+
+    __slots__ = ("commit_id", "written_ms")
+
+    def __init__(self, commit_id: str, written_ms: int) -> None:
+        self.commit_id = commit_id
+        self.written_ms = written_ms
+
+
+def first_record(query_id: str, total: int, dispatch: str, stamp: Stamp) -> Record:
+    """Return the draft of a log's first record: epoch 0, no version, no state."""
+    return Record(
+        sequence=0, kind="claim", previous="", commit_id=stamp.commit_id, log_id=stamp.commit_id, epoch=0,
+        query_id=query_id, version=-1,
+        rollbacks=0, written_ms=stamp.written_ms, total=total, dispatch=dispatch, full=0,
+    )  # fmt: skip
+
+
+def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, stamp: Stamp) -> Record:
+    """Return the draft by which a driver takes over: the tail's facts under the next epoch."""
+    base = tail or first_record(query_id, total, dispatch, stamp)
+    return _after(base, stamp, kind="claim", epoch=base.epoch + 1)
+
+
+def batch_record(
+    tail: Record, incoming: Incoming, operators: Sequence[Operator], receipts: Sequence[Receipt],
+    seating: Seating, stamp: Stamp, *, after_commit: bool,
+) -> Record:  # fmt: skip
+    """Return the draft that commits a batch. Schemas of stores that are not run now are kept."""
+    present, shards = seating.present, seating.shards
+    owners = {str(t.key_group): owner for t, owner in present.owners.items()}
+    standbys = {str(t.key_group): members for t, members in present.standbys.items()}
+    schemas = {**tail.schemas, **{operator.store: kept(operator.schema) for operator in operators if operator.durable}}
+    return _after(
+        tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
+        input_digest=incoming.input_digest,
+        time_ms=incoming.time_ms, schemas=schemas, owners=owners, standbys=standbys,
+        members=tuple(seat.recorded() for _, seat in sorted(seating.members.live.items())),
+        outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
+        initial_states=loaded(tail, operators), **committed(tail, incoming, operators, receipts),
+    )  # fmt: skip
+
+
+def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:
+    fresh = {"target": None, "outputs": tail.outputs, **changes}
+    return replace(tail, commit_id=stamp.commit_id, written_ms=stamp.written_ms, **fresh)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Who owns what: members, copies, triggers, and from owners to slots."""

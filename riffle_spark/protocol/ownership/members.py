@@ -1,0 +1,154 @@
+"""Who is a member: executors and the folders they hold, those that left and may come back. Knows censuses, and time as
+it is told. Does not know tasks or copies.
+
+Theory of operation. A member is a folder of copies, so it outlives its executor: another executor that claims the
+folder is the same member, returned. An executor becomes a member with its census, which runs beside the batches; only a
+query without any member waits for one. A lost member is remembered for as long as it may be waited for: who comes with
+its folder later joins like any other. Where nobody can be asked (Spark Connect) the executor stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from riffle_spark.assign.model import Member
+from riffle_spark.protocol.ports import Executor
+from riffle_spark.state.log.record import RecordedMember
+from riffle_spark.worker.census import Census
+
+__all__ = ["Changes", "Lost", "Members", "Seat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A live member: its folder's name, the executor that holds it, and where it stands."""
+
+    id: str
+    executor: Executor
+    rack: str | None = None
+    tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    counted: bool = True
+    """Whether a census has named it; else the executor stands for itself."""
+
+    def member(self) -> Member:
+        """Return it as the assignor knows it."""
+        tags = {name: value for name, value in self.tags.items() if name not in ("id", "rack")}
+        return Member(self.id, slots=self.executor.cores, rack=self.rack, tags=tags)
+
+    def recorded(self) -> RecordedMember:
+        """Return it as a full record tells it."""
+        at = self.executor
+        return RecordedMember(self.id, at.id, at.host, at.cores, self.rack, dict(sorted(self.tags.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A member that left at ``since`` (seconds of the driver's clock); ``planned`` if it was taken away on purpose."""
+
+    seat: Seat
+    since: float
+    planned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Members that joined, left or returned since the last look."""
+
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.joined or self.left or self.returned)
+
+
+class Members:
+    """The live members by id, and the lost ones that are remembered."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, Seat] = {}
+        self.lost: dict[str, Lost] = {}
+        self._heirs: dict[str, str] = {}
+
+    def of_executor(self, executor: str) -> Seat | None:
+        """Return the member that an executor holds."""
+        return next((seat for seat in self.live.values() if seat.executor.id == executor), None)
+
+    def works_in(self, executor: str, member: str) -> None:
+        """Note that an executor was seen at work in a member's folder: it may have taken it over from a dead one."""
+        seat = self.live.get(member)
+        if seat is not None and seat.executor.id != executor:
+            self._heirs[member] = executor
+
+    def hand_on(self, executors: Sequence[Executor]) -> Changes:
+        """Give the members whose executor is gone to the one that works in their folder already: nobody left."""
+        here = {executor.id: executor for executor in executors}
+        heirs = {member: here[heir] for member, heir in self._heirs.items() if heir in here and member in self.live}
+        returned = sorted(member for member in heirs if self.live[member].executor.id not in here)
+        for member in returned:
+            self.live[member] = replace(self.live[member], executor=heirs[member])
+        self._heirs.clear()
+        return Changes(returned=tuple(returned))
+
+    def strangers(self, executors: Iterable[Executor]) -> list[Executor]:
+        """Return the executors that are not members yet, those that stand for themselves included."""
+        known = {seat.executor.id for seat in self.live.values() if seat.counted}
+        return [executor for executor in executors if executor.id not in known]
+
+    def departed(self, executors: Sequence[Executor]) -> list[Seat]:
+        """Return the members whose executor is not among the live ones."""
+        here = {executor.id for executor in executors}
+        return [seat for _, seat in sorted(self.live.items()) if seat.executor.id not in here]
+
+    def leave(self, seats: Iterable[Seat], now: float, planned: frozenset[str]) -> Changes:
+        """Take these out of the live ones; ``planned`` are executors that were taken away on purpose."""
+        gone = list(seats)
+        for seat in gone:
+            del self.live[seat.id]
+            if seat.counted:
+                self.lost[seat.id] = Lost(seat, now, seat.executor.id in planned)
+        return Changes(left=tuple(seat.id for seat in gone))
+
+    def enter(
+        self, censuses: Iterable[Census], executors: Sequence[Executor], racks: Mapping[str, str | None]
+    ) -> Changes:
+        """Take in the members that censuses of live executors name; ``racks`` by member."""
+        here = {executor.id: executor for executor in executors}
+        joined: list[str] = []
+        returned: list[str] = []
+        for census in censuses:
+            present = self.of_executor(census.executor)
+            if not census.member or census.executor not in here or (present is not None and present.counted):
+                continue
+            if present is not None:
+                del self.live[present.id]
+            before = self.lost.pop(census.member, None)
+            self.live[census.member] = Seat(
+                census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
+            )
+            (joined if before is None else returned).append(census.member)
+        return Changes(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
+
+    def stand_in(self, executors: Iterable[Executor]) -> Changes:
+        """Let executors that cannot be asked stand for themselves."""
+        named = list(executors)
+        for executor in named:
+            self.live[executor.id] = Seat(executor.id, executor, counted=False)
+        return Changes(joined=tuple(executor.id for executor in named))
+
+    def forget_lost(self, now: float, delay: float) -> None:
+        """Forget the lost members that are waited for no longer, and those that were taken away as long ago."""
+        self.lost = {name: lost for name, lost in self.lost.items() if now - lost.since < delay}
+
+    def awaited(self, now: float, delay: float) -> dict[str, Seat]:
+        """Return the lost members that are still waited for."""
+        waiting = {name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay}
+        return {name: lost.seat for name, lost in sorted(waiting.items())}
+
+    def forget(self) -> None:
+        """Forget all: another driver may have been at work."""
+        self.live.clear()
+        self.lost.clear()
+        self._heirs.clear()

@@ -1,0 +1,134 @@
+"""What an operator asks of a running query, from any thread. Knows what can be asked and refuses what cannot work. Does
+not know how it is done: the driver looks before each batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ownership.readiness import MemberState
+from riffle_spark.settings import LIVE, Settings, check_names
+
+__all__ = ["Operations", "Orders"]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What stands asked for: pins by key-group, drained members, slots an executor at most, live settings, and a count
+    of the requests that want an assignment.
+    """
+
+    pins: Mapping[int, str] = field(default_factory=dict)
+    drained: frozenset[str] = frozenset()
+    slots: int | None = None
+    settings: Settings | None = None
+    requests: int = 0
+
+
+class Operations:
+    """The orders that stand, and the checks of new ones. Every method may be called from any thread, and again."""
+
+    def __init__(self, key_groups: int, dispatch: str) -> None:
+        self._key_groups = key_groups
+        self._dispatch = dispatch
+        self._lock = threading.Lock()
+        self.orders = Orders()
+        self.members: tuple[MemberState, ...] = ()
+
+    def saw(self, members: tuple[MemberState, ...]) -> None:
+        """Take the members as the driver sees them, to check orders against."""
+        self.members = members
+
+    def pin(self, key_group: int, member: str) -> None:
+        """Keep a key-group on a member (or the executor that holds one). Raises ``ConfigError`` if that cannot be."""
+        if self._dispatch == "hashed":
+            raise _refused("in `hashed` dispatch the owner follows from the membership alone", "use `partition`")
+        if not 0 <= key_group < self._key_groups:
+            raise _refused(f"there is no key-group {key_group}", f"choose 0 to {self._key_groups - 1}")
+        name = self._member(member)
+        if name in self.orders.drained:
+            raise _refused(f"member {name} is being drained", "undrain it first, or pin to another one")
+        self._change(lambda orders: replace(orders, pins={**orders.pins, key_group: name}))
+
+    def unpin(self, key_group: int) -> None:
+        """Let a key-group go where it is best again."""
+        self._change(lambda o: replace(o, pins={group: m for group, m in o.pins.items() if group != key_group}))
+
+    def drain(self, member: str) -> None:
+        """Move everything away from a member (or the executor that holds it), warm, before it goes.
+
+        Raises ``ConfigError`` if it is unknown, or the last one that is not drained.
+        """
+        name = self._member(member)
+        left = [m.id for m in self.members if m.state == "live" and m.id not in self.orders.drained | {name}]
+        if not left:
+            raise _refused(f"member {name} is the last one", "add an executor first")
+        pinned = sorted(group for group, to in self.orders.pins.items() if to == name)
+        if pinned:
+            raise _refused(f"key-groups {pinned} are pinned to member {name}", "unpin them first")
+        self._change(lambda orders: replace(orders, drained=orders.drained | {name}))
+
+    def undrain(self, member: str) -> None:
+        """Let a member take part again. One that is gone may be named, too."""
+        name = next((m.id for m in self.members if member in (m.id, m.executor)), member)
+        self._change(lambda orders: replace(orders, drained=orders.drained - {name}))
+
+    def add_worker(self) -> int:
+        """Let every executor run one more slot; return how many. Raises ``ConfigError`` beyond its cores."""
+        return self._set_slots(1)
+
+    def remove_worker(self) -> int:
+        """Let every executor run one slot less; return how many. Raises ``ConfigError`` below one."""
+        return self._set_slots(-1)
+
+    def _set_slots(self, step: int) -> int:
+        self._check_running()
+        most = max(member.cores for member in self.members)
+        with self._lock:
+            slots = (self.orders.slots or most) + step
+            if not 1 <= slots <= most:
+                reason = f"an executor has {most} cores" if step > 0 else "it runs one slot"
+                raise _refused(f"an executor cannot run {slots} slots: {reason}", "change executors instead")
+            self.orders = replace(self.orders, slots=None if slots == most else slots)
+        return slots
+
+    def request_rebalance(self) -> None:
+        """Ask for an assignment before the next batch."""
+        self._check_running()
+        self._change(lambda orders: orders)
+
+    def reconfigure(self, settings: Settings, changes: Mapping[str, object]) -> Settings:
+        """Change live settings from the next batch on; return what will be in force.
+
+        Raises ``ConfigError`` for settings that need a restart, and for names and values that are not allowed.
+        """
+        check_names(changes, "code")
+        fixed = sorted(set(changes) - LIVE)
+        if fixed:
+            raise _refused(f"{', '.join(fixed)} cannot change while a query runs", "set it and restart the query")
+        changed = (self.orders.settings or settings).but(**changes)
+        self._change(lambda orders: replace(orders, settings=changed))
+        return changed
+
+    def _member(self, name: str) -> str:
+        self._check_running()
+        for member in self.members:
+            if name in (member.id, member.executor) and member.state != "awaited":
+                return member.id
+        known = ", ".join(f"{m.id} (executor {m.executor})" for m in self.members if m.state != "awaited")
+        raise _refused(f"there is no live member {name!r}", f"choose one of {known}")
+
+    def _check_running(self) -> None:
+        if not self.members:
+            raise _refused("the query has not run a batch yet", "ask again once it has")
+
+    def _change(self, change: Callable[[Orders], Orders]) -> None:
+        with self._lock:
+            self.orders = replace(change(self.orders), requests=self.orders.requests + 1)
+
+
+def _refused(problem: str, remedy: str) -> ConfigError:
+    return ConfigError(problem, remedy=remedy)

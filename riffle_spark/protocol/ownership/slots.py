@@ -1,0 +1,102 @@
+"""From owners to slots, and who owns what in ``hashed`` dispatch. Pure; knows members, cores and the partitions'
+hashes. Does not know batches or copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeAlias
+
+from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
+from riffle_spark.keygroups import slot_numbers
+from riffle_spark.protocol.ownership.members import Seat
+from riffle_spark.protocol.ownership.view import task
+from riffle_spark.protocol.ports import Layout, SlotPlace
+from riffle_spark.protocol.shards import Shards
+from riffle_spark.settings import Settings
+
+__all__ = ["Cut", "cut_into_slots", "hands_of", "hashed_assignment", "hashed_layout", "laid_out", "without_effect"]
+
+Cut: TypeAlias = tuple[Seat, tuple[int, ...]]
+"""A slot to be: its member, and the key-groups it serves."""
+
+
+def laid_out(
+    members: Mapping[str, Seat], owners: Mapping[int, str], most: int | None = None, shards: Shards | None = None
+) -> Layout:
+    """Return slots for the owners' key-groups: no more on an executor than it has cores, or key-groups, or ``most``."""
+    owned: dict[str, list[int]] = {}
+    for key_group, owner in sorted(owners.items()):
+        owned.setdefault(owner, []).append(key_group)
+    parts = ((seat, _dealt(owned.get(seat.id, []), hands_of(seat, most))) for seat in members.values())
+    return cut_into_slots(members, ((seat, part) for seat, mine in parts for part in mine), shards)
+
+
+def cut_into_slots(members: Mapping[str, Seat], cuts: Iterable[Cut], shards: Shards | None) -> Layout:
+    """Return the layout of those that serve something; where nothing is served, of one slot."""
+    serving = [(seat, part) for seat, part in cuts if part]
+    if not serving:
+        serving = [(min(members.values(), key=lambda seat: seat.executor), ())]
+    serving.sort(key=lambda cut: cut[0].executor)
+    numbers = slot_numbers(len(serving))
+    places = ((n, seat.executor, part) for n, (seat, part) in zip(numbers, serving, strict=True))
+    return Layout(tuple(SlotPlace(n, e.id, e.host, part) for n, e, part in places), shards)
+
+
+def hands_of(seat: Seat, most: int | None) -> int:
+    """Return how many slots a member may have."""
+    return min(seat.executor.cores, most or seat.executor.cores)
+
+
+def _dealt(key_groups: list[int], hands: int) -> list[tuple[int, ...]]:
+    return [tuple(key_groups[hand::hands]) for hand in range(min(hands, len(key_groups)))]
+
+
+_ASSIGNORS = (
+    "acceptable_recovery_lag", "assignor", "balance_band", "max_warmup_replicas", "num_standbys",
+    "probing_rebalance_interval", "rack_aware_assignment_non_overlap_cost", "rack_aware_assignment_strategy",
+    "rack_aware_assignment_tags", "rack_aware_assignment_traffic_cost", "scheduled_rebalance_max_delay", "standby_mode",
+)  # fmt: skip
+
+
+def without_effect(settings: Settings) -> tuple[str, ...]:
+    """Return the settings that have another value than their default and no effect where hashes name the owners."""
+    if settings.dispatch != "hashed":
+        return ()
+    default = Settings()
+    return tuple(name for name in _ASSIGNORS if getattr(settings, name) != getattr(default, name))
+
+
+def hashed_layout(
+    members: Mapping[MemberId, Seat], shards: Shards, drained: Collection[MemberId] = (), most: int | None = None
+) -> Layout:
+    """Return the slots that have a shard. Those of ``drained`` members are not counted, while others live."""
+    return cut_into_slots(members, _dealt_by_hash(members, shards, drained, most), shards)
+
+
+def hashed_assignment(
+    members: Mapping[MemberId, Seat], shards: Shards, present: Assignment, drained: Collection[MemberId] = (),
+    most: int | None = None,
+) -> Assignment:  # fmt: skip
+    """Return the owners that the hashes name, and the moves that this takes. There are no other copies."""
+    dealt = _dealt_by_hash(members, shards, drained, most)
+    owners = {task(shard): seat.id for seat, mine in dealt for shard in mine}
+    return Assignment(dict(sorted(owners.items())), target=owners, moves=tuple(_moves(present.owners, owners, members)))
+
+
+def _dealt_by_hash(
+    members: Mapping[MemberId, Seat], shards: Shards, drained: Collection[MemberId], most: int | None
+) -> list[Cut]:
+    counted = [seat for name, seat in sorted(members.items()) if name not in drained] or [*members.values()]
+    slots = [seat for seat in counted for _ in range(hands_of(seat, most))]
+    return list(zip(slots, shards.hashed(len(slots)), strict=True))
+
+
+def _moves(
+    before: Mapping[TaskId, MemberId], owners: Mapping[TaskId, MemberId], members: Collection[MemberId]
+) -> list[Move]:
+    moved = [(t, before.get(t), owner) for t, owner in sorted(owners.items()) if before.get(t) != owner]
+    return [
+        Move(t, "owner", source if source in members else None, owner, "valid", "the hash names its slot")
+        for t, source, owner in moved
+    ]

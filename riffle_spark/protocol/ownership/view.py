@@ -1,0 +1,145 @@
+"""What the assignor is told about a running query. Knows members, copies and manifests. Does not know when to ask, nor
+any rule of placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from riffle_spark.assign.model import (
+    NO_TRAFFIC,
+    Assignment,
+    AssignSettings,
+    Kind,
+    Lag,
+    MemberId,
+    Strategy,
+    Task,
+    TaskId,
+    Traffic,
+    View,
+)
+from riffle_spark.protocol.ownership.known_copies import Copies, whole
+from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
+
+__all__ = ["GROUP", "Situation", "assign_settings", "task", "view_of"]
+
+GROUP = "query"
+"""All stores of a query are one co-location group: a key-group of theirs has one owner."""
+
+
+def task(key_group: int) -> TaskId:
+    """Return the task of a key-group."""
+    return TaskId(GROUP, key_group)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that an assignment of a running query depends on, beside its settings.
+
+    ``stores`` are the durable ones, ``key_groups`` those that exist, ``now`` seconds of the driver's clock. ``homes``
+    are the members that lost tasks belong to, ``traffic`` what a task reads by rack, ``weights`` its measured work.
+    """
+
+    members: Members
+    copies: Copies
+    manifest: Manifest
+    stores: tuple[str, ...]
+    key_groups: Collection[int]
+    now: float
+    present: Assignment
+    pins: Mapping[int, MemberId] = field(default_factory=dict)
+    drained: frozenset[MemberId] = frozenset()
+    homes: Mapping[TaskId, MemberId] = field(default_factory=dict)
+    traffic: Mapping[int, Traffic] = field(default_factory=dict)
+    weights: Mapping[int, int] = field(default_factory=dict)
+
+    def entries(self, key_group: int) -> list[Entry]:
+        """Return the entries of a key-group's durable stores."""
+        return [self.manifest.entries.get((store, key_group), EMPTY) for store in self.stores]
+
+    def lag(self, member: MemberId, key_group: int) -> int:
+        """Return how many changed records a member's copies of a key-group lack, over all durable stores."""
+        addresses = [(store, key_group) for store in self.stores]
+        every = zip(addresses, self.entries(key_group), strict=True)
+        return sum(self.copies.lag(member, address, entry).records for address, entry in every)
+
+
+def view_of(situation: Situation, settings: Settings) -> View:
+    """Return what ``assign`` is told."""
+    members, present = situation.members, situation.present
+    live = frozenset(members.live)
+    awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
+    lags = _lags(situation)
+    return View(
+        members=tuple(seat.member() for _, seat in sorted(members.live.items())),
+        tasks=_tasks(situation),
+        owners={t: owner for t, owner in present.owners.items() if owner in live},
+        standbys=_living(present.standbys, live),
+        warmups=_living(present.warmups, live),
+        lags=lags,
+        pins={task(key_group): member for key_group, member in situation.pins.items()},
+        homes={t: home for t, home in situation.homes.items() if home in live or home in awaited},
+        awaited=tuple(seat.member() for seat in awaited.values()),
+        pointers=_pointers(present, lags, live) if settings.standby_mode == "snapshot_pointer" else {},
+        target=present.target,
+    )
+
+
+def _pointers(
+    present: Assignment, lags: Mapping[TaskId, Mapping[MemberId, Lag]], live: frozenset[MemberId]
+) -> dict[TaskId, tuple[MemberId, ...]]:
+    """Return the standbys that hold no copy but know which snapshot to fetch."""
+    without = {t: tuple(m for m in held if m not in lags.get(t, {})) for t, held in present.standbys.items()}
+    return _living(without, live)
+
+
+def _tasks(situation: Situation) -> tuple[Task, ...]:
+    kind: Kind = "stateful" if situation.stores else "unlogged"
+    return tuple(
+        Task(
+            task(key_group),
+            kind=kind,
+            size=sum(whole(entry).records for entry in situation.entries(key_group)),
+            weight=situation.weights.get(key_group),
+            owner_traffic=situation.traffic.get(key_group, NO_TRAFFIC),
+        )
+        for key_group in sorted(situation.key_groups)
+    )
+
+
+def _living(
+    copies: Mapping[TaskId, tuple[MemberId, ...]], live: frozenset[MemberId]
+) -> dict[TaskId, tuple[MemberId, ...]]:
+    kept = {t: tuple(m for m in members if m in live) for t, members in copies.items()}
+    return {t: members for t, members in kept.items() if members}
+
+
+def _lags(situation: Situation) -> dict[TaskId, dict[MemberId, Lag]]:
+    """Return the lag of every copy on a live member. A member without any copy of a task is not listed."""
+    lags: dict[TaskId, dict[MemberId, Lag]] = {}
+    for member in sorted(situation.members.live):
+        held = {key_group for store, key_group in situation.copies.of(member) if store in situation.stores}
+        for key_group in sorted(held & set(situation.key_groups)):
+            lags.setdefault(task(key_group), {})[member] = situation.lag(member, key_group)
+    return lags
+
+
+def assign_settings(settings: Settings, drained: frozenset[MemberId]) -> AssignSettings:
+    """Return the settings that concern assignment; a drained member may keep nothing in the end."""
+    return AssignSettings(
+        acceptable_recovery_lag=settings.acceptable_recovery_lag,
+        num_standbys=settings.num_standbys,
+        max_warmup_replicas=settings.max_warmup_replicas,
+        balance_band=settings.balance_band,
+        rack_aware_assignment_strategy=cast("Strategy", settings.rack_aware_assignment_strategy),
+        rack_aware_assignment_traffic_cost=settings.rack_aware_assignment_traffic_cost,
+        rack_aware_assignment_non_overlap_cost=settings.rack_aware_assignment_non_overlap_cost,
+        rack_aware_assignment_tags=settings.rack_aware_assignment_tags,
+        assignor=settings.assignor,
+        exclude=tuple(("id", member) for member in sorted(drained)),
+    )

@@ -1,0 +1,1 @@
+"""Work beside the batches: following copies, snapshots, retention."""

@@ -1,0 +1,191 @@
+"""What earlier drivers left behind: records grown old, objects that nothing lists. Knows log, names and when a scan is
+worth while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.protocol.ports import Background
+from riffle_spark.protocol.upkeep.retention import Retention, orphans
+from riffle_spark.protocol.upkeep.taken_snapshots import Told
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.store import ObjectStore
+
+__all__ = ["Looked", "Scanned", "Scans", "look", "scan"]
+
+_OLD_AT_ONCE = 1_000
+"""So many records one scan reads at most only to find that they are too old to be kept."""
+_LATER_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a scan that a driver of ``epoch`` began found: the ``oldest`` retained record, and from which one on it
+    needs the log; those before are deleted. ``whole``: to the end, so that orphans are deleted too.
+    """
+
+    epoch: int
+    oldest: int
+    kept_from: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The ``oldest`` retained record that a driver of ``epoch`` found; nothing was deleted."""
+
+    epoch: int
+    oldest: int
+
+
+def look(objects: ObjectStore, first: int, tail: Record, versions: int, for_ms: int) -> Looked:
+    """Find the oldest retained record of a log from ``first`` to ``tail``, to be promised by the next one."""
+    oldest, _ = _oldest_retained(Log(objects, ""), first, tail, versions, tail.written_ms - for_ms)
+    return Looked(tail.epoch, oldest.sequence)
+
+
+def scan(
+    objects: ObjectStore, tail: Record, versions: int, for_ms: int, *,
+    first: int | None = None, named: Callable[[], Collection[str] | None] = lambda: None,
+) -> Scanned:  # fmt: skip
+    """Delete what nothing retained needs and no living driver may still list; ``tail`` is its driver's last record.
+
+    Retained are the newest ``versions`` records and, before them, all since the first that is not ``for_ms`` older
+    than ``tail``, and whatever else ``tail`` promises (``deletes``). Reads the retained records and those that have
+    grown old since the last scan. ``first`` is where the driver knows the log to begin; ``named`` tells which snapshots
+    of its own it may still list (``None``: it cannot tell, and all stay). Raises ``UnavailableError`` where LIST lags,
+    ``FencedError`` where a newer driver has appended and ``CorruptStateError`` where a retained record is missing;
+    in all these cases nothing is deleted.
+    """
+    names = objects.list("")
+    may_be_listed = named()  # after the LIST: what is put from here on is not in it
+    log, begin = Log(objects, ""), _beginning(objects, names, tail, first)
+    oldest, whole = _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
+    kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
+    retained = (log.read(sequence) for sequence in range(kept.sequence, tail.sequence + 1) if whole)
+    listed = log.listed_in(chain(retained, _later(log, tail)), begin)
+    old = [paths.record(sequence) for sequence in range(begin, kept.full)]
+    if old:
+        objects.delete(old)
+    if whole:
+        objects.delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
+    whole = whole and kept is oldest  # what a promise keeps longer is for another scan soon
+    return Scanned(tail.epoch, oldest.sequence, kept.full, whole)
+
+
+def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: int | None) -> int:
+    """Return the number of the first record there is, which LIST may not show (yet), or still show."""
+    records = (name for name in names if name.startswith(paths.LOG))
+    present = [s for s in map(paths.record_sequence, records) if s is not None]
+    if tail.sequence not in present:
+        raise UnavailableError(
+            f"a LIST of the log does not show record {tail.sequence}, which is there",
+            remedy="nothing to do if the store's LIST catches up; if this stays, the root is kept from being swept",
+            where=paths.record(tail.sequence),
+        )
+    begin = min(present if known is None else [known, *present])
+    while begin > 0 and objects.exists(paths.record(begin - 1)):
+        begin -= 1
+    while begin < tail.sequence and not objects.exists(paths.record(begin)):
+        begin += 1
+    return begin
+
+
+def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> tuple[Record, bool]:
+    """Return the first record that is young enough or one of the newest, and whether it was looked for to the end."""
+    newest = max(begin, tail.sequence - versions + 1)
+    end = min(newest, begin + _OLD_AT_ONCE)
+    unsure: Record | None = None
+    for sequence in range(begin, end):
+        record = log.find(sequence)
+        if record is None:
+            continue
+        if record.written_ms > tail.written_ms:
+            unsure = unsure or record
+        elif record.written_ms >= since_ms:
+            return unsure or record, True
+        else:
+            unsure = None
+    last = log.read(end)
+    return unsure if unsure and last.written_ms >= since_ms else last, end == newest
+
+
+def _later(log: Log, tail: Record) -> Iterator[Record]:
+    """Yield the records after ``tail``. Raises ``FencedError`` at one of another driver."""
+    for sequence in range(tail.sequence + 1, tail.sequence + _LATER_MAX):
+        record = log.find(sequence)
+        if record is None:
+            return
+        if record.epoch != tail.epoch:
+            raise FencedError(
+                f"record {sequence} was appended by another driver: it decides what is deleted now",
+                remedy="stop this query: a newer driver owns its state",
+                where=paths.record(sequence),
+            )
+        yield record
+    raise UnavailableError("the log grows faster than it is read", remedy="none: a later scan finds the rest")
+
+
+_AGAIN_SECONDS = 60.0
+"""How long after a scan that did not come to its end the next one begins."""
+_LOST_SECONDS = 600.0
+"""How long after a scan the next one begins where ``_LOST_MOST`` snapshots were lost since."""
+_LOST_MOST = 16
+_BEHIND_MOST = 1_000
+"""So many records after the one that a scan was given up with, the next one begins with the newest."""
+
+
+class Scans:
+    """Submits one driver's scans. Times are seconds of a clock that never goes back."""
+
+    def __init__(self, objects: ObjectStore, background: Background, told: Told) -> None:
+        self._objects = objects
+        self._background = background
+        self._told = told
+        self._epoch = 0
+        self._next = 0.0
+        self._began = 0.0
+        self._lost_before = 0
+        self._after_claims = False
+        self._given_up: Record | None = None
+
+    def start(self, tail: Record, *, after_claims: bool) -> None:
+        """Begin anew after a claim; ``after_claims``: the driver before committed nothing."""
+        self._epoch = tail.epoch
+        self._next = 0.0
+        self._after_claims = after_claims
+        self._given_up = None
+
+    def before_first_batch(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
+        """Scan beside the first batch, if the driver before did not come to a scan."""
+        if self._after_claims:
+            self._after_claims = False
+            self._begin(tail, retention, now, interval)
+
+    def after_commit(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
+        """Scan if that is due."""
+        lost = self._told.lost - self._lost_before >= _LOST_MOST and now >= self._began + _LOST_SECONDS
+        if now >= self._next or lost:
+            self._begin(tail, retention, now, interval)
+
+    def _begin(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
+        self._began, self._next, self._lost_before = now, now + min(_AGAIN_SECONDS, interval), self._told.lost
+        if self._given_up is not None and tail.sequence - self._given_up.sequence <= _BEHIND_MOST:
+            tail = self._given_up
+        self._given_up = tail
+        versions, for_ms = retention.kept
+        first, named = retention.first, self._told.named
+        self._background.submit(lambda: scan(self._objects, tail, versions, for_ms, first=first, named=named))
+
+    def came(self, scanned: Scanned, retention: Retention, interval: float) -> None:
+        """Take what a scan found."""
+        self._given_up = None
+        retention.swept(scanned.oldest, scanned.kept_from)
+        if scanned.whole and scanned.epoch == self._epoch:
+            self._next = self._began + interval

@@ -1,0 +1,324 @@
+"""Work beside the batches: copies that follow, due snapshots, sweeping. Knows what and for whom. Does not know threads
+or Spark.
+
+Nothing here can fail a batch: what does not get done is done later. A snapshot counts only once a commit lists it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from riffle_spark.assign.model import MemberId
+from riffle_spark.errors import CorruptStateError, UnavailableError
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ports import Background, Clock
+from riffle_spark.protocol.upkeep.retention import Deletes, Retention
+from riffle_spark.protocol.upkeep.rounds import Rounds
+from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
+from riffle_spark.protocol.upkeep.snapshots import TIMES, LongChains, Policy, due, listed
+from riffle_spark.settings import Settings
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.worker.snapshot import SnapshotOrder
+from riffle_spark.worker.upkeep_piece import Drop, Follow, UpkeepOrder, UpkeepReceipt
+
+__all__ = ["Facts", "Place", "Upkeep", "follows"]
+
+_SNAPSHOTS_PER_EXECUTOR = 16
+_OVERDUE = 2
+"""A chain of so many times the measure at which its snapshot is due has been left behind by drivers of one batch."""
+_SWEEP_EVERY = 16
+_CATCH_UP_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """What upkeep is planned for: the log's newest record and manifest, durable operators, seats, and where state
+    lives.
+    """
+
+    record: Record
+    manifest: Manifest
+    operators: Sequence[Operator]
+    seating: Seating
+    home: Home
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was done beside the batches: ``requests`` by kind, ``done`` sums of bytes and copies, ``warnings``."""
+
+    requests: Mapping[str, int]
+    done: Mapping[str, int]
+    warnings: tuple[str, ...]
+
+
+class Upkeep:
+    """What one driver still has to tidy up."""
+
+    def __init__(
+        self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._policy = _policy_of(settings)
+        self._retention = Retention(*_kept(settings))
+        self._deletes = Deletes(objects)
+        self._promised = self._found = 0
+        self._look: Callable[[], object] | None = None
+        self._caught_up = False
+        self._objects = objects
+        self._background = background
+        self._rounds = rounds
+        self._clock = clock
+        self._scans = Scans(objects, background, rounds.told)
+        self._next_sweep = 0
+        self._epoch = 0
+        self._taken: list[tuple[Address, Snapshot]] = []
+        self._requests: Counter[str] = Counter()
+        self._sent_before: Counter[str] = Counter(objects.requests)
+        self._warnings: Counter[str] = Counter()
+        self._long_chains = LongChains()
+        self._done: Counter[str] = Counter()
+
+    def obey(self, settings: Settings) -> None:
+        """Take changed settings."""
+        self._settings = settings
+        self._policy = _policy_of(settings)
+        self._retention.keep(*_kept(settings))
+        self._rounds.setbacks.start_over()
+
+    def start(self, first: int, tail: Record, manifest: Manifest, *, after_claims: bool = False) -> None:
+        """Begin with the log as a claim found it; ``after_claims``: the driver before committed nothing.
+
+        What was taken under an earlier epoch is forgotten.
+        """
+        self._retention.start(first, tail, manifest, self._now_ms)
+        self._deletes.committed(tail)
+        self._promised = self._found = tail.promised
+        self._look = lambda: look(self._objects, first, tail, *self._retention.kept)
+        self._scans.start(tail, after_claims=after_claims)
+        self._rounds.told.only_of(tail.epoch)
+        self._epoch = tail.epoch
+        self._taken.clear()
+        self._long_chains.forget()
+        self._next_sweep = tail.sequence + _SWEEP_EVERY
+        self._caught_up = False
+
+    def catch_up(self, place: Place) -> None:
+        """Before the first batch after a start, take at once what is long overdue, to be listed with its commit, and
+        begin the scan that the driver before never came to.
+
+        What is taken after a commit is listed by the next one, which a driver of one batch never makes. For its sake,
+        too, the old end of the log is looked at beside that batch: its commit then promises what is retained.
+        """
+        if not self._caught_up and not self._background.busy():
+            self._caught_up = True
+            self._catch_up(place)
+        if self._look:
+            self._background.submit(self._look)
+            self._look = None
+        interval = self._settings.orphan_scan_interval
+        self._scans.before_first_batch(place.record, self._retention, self._clock.seconds(), interval)
+
+    def _catch_up(self, place: Place) -> None:
+        due_now = self._due(self._policy.times(_OVERDUE), place)
+        orders = self._orders(place, due_now, {}, {})
+        try:
+            self._rounds.now({e: replace(order, seconds=_CATCH_UP_SECONDS) for e, order in orders.items()})
+        except UnavailableError as error:
+            self._warnings[f"upkeep failed and is tried again later: {error}"] += 1
+
+    def snapshots(self, manifest: Manifest, seating: Seating) -> dict[Address, Entry]:
+        """Return the entries that list the snapshots which were taken since the last commit."""
+        self.gather(seating)
+        changes, _ = listed(manifest, self._taken)
+        return changes
+
+    def promise_after(self, first: int, tail: Record) -> int:
+        """Return what a claim is to promise after ``tail``: where that is a claim too, no batch came to raise it."""
+        if tail.kind != "claim":
+            return tail.promised
+        try:
+            return max(tail.promised, look(self._objects, first, tail, *self._retention.kept).oldest)
+        except CorruptStateError:  # of an old record, which no batch needs: the look beside the first one tells of it
+            return tail.promised
+
+    def promise(self, sequence: int) -> int:
+        """Return how far back record ``sequence`` is to promise a rollback.
+
+        That is raised with records that deletes follow, and to what a scan has found: so much longer what is old can be
+        gone back to.
+        """
+        due = self._retention.promise(sequence, self._now_ms) if sequence >= self._next_sweep else 0
+        return max(self._promised, self._found, due)
+
+    def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
+        """Note a commit: what it replaced may go later."""
+        self._deletes.committed(record)
+        self._promised = record.promised
+        self._retention.committed(record, before, changes, self._now_ms)
+        known = {(address, entry.snapshot) for address, entry in changes.items()}
+        unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in known]
+        self._retention.unlisted(record.sequence, unused)
+        self._rounds.told.settled(paths.snapshot(*a, s.id) for a, s in self._taken)
+        self._taken.clear()
+
+    @property
+    def _now_ms(self) -> int:
+        return int(self._clock.seconds() * 1000)
+
+    def plan(self, place: Place, now: float) -> None:
+        """Submit what is due after a commit; a plan that still runs makes way after its piece."""
+        record, seating = place.record, place.seating
+        self.gather(seating)  # what was taken since the commit began is listed by the next one, not taken again
+        drops = seating.cleaner.due(seating.copies, seating.members.live, now, self._settings.state_cleanup_delay)
+        stores = [operator.store for operator in place.operators]
+        wanted = follows(seating, place.manifest, stores)
+        orders = self._orders(place, self._due(self._policy, place), wanted, drops)
+        self._warnings.update(self._long_chains.seen(self._too_long(place), record))
+        self._rounds.setbacks.only_of({name: seat.executor.id for name, seat in seating.members.live.items()})
+        self._rounds.begin(orders, self._settings.upkeep_bandwidth)
+        if record.sequence >= self._next_sweep:
+            self._next_sweep = record.sequence + _SWEEP_EVERY
+            self._submit_deletes(self._retention.take_free(record.promised))
+            seating.copies.forget_trails(self._retention.oldest)
+        self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
+
+    def _due(self, policy: Policy, place: Place) -> dict[MemberId, list[SnapshotOrder]]:
+        """Return the snapshots that are due, by the owner that takes them."""
+        schemas = {operator.store: operator.schema for operator in place.operators}
+        owners, record = place.seating.owners, place.record
+        unlisted = {address for address, _ in self._taken}
+        wanted: dict[MemberId, list[Address]] = {}
+        for (store, key_group), entry in sorted(place.manifest.entries.items()):
+            if store not in schemas or key_group not in owners or (store, key_group) in unlisted:
+                continue
+            if due(policy, (store, key_group), entry, record.version):
+                wanted.setdefault(owners[key_group], []).append((store, key_group))
+        return {
+            member: [
+                SnapshotOrder(place.home, schemas[store], kg, place.manifest.entry(store, kg), record.epoch)
+                for store, kg in _in_turn(mine, record.sequence)
+            ]
+            for member, mine in wanted.items()
+        }
+
+    def _too_long(self, place: Place) -> list[Address]:
+        """Return the addresses whose chains are several times longer than they should be."""
+        policy, stores = self._policy.times(TIMES), {operator.store for operator in place.operators}
+        entries = place.manifest.entries.items()
+        return [a for a, entry in entries if a[0] in stores and due(policy, a, entry, place.record.version)]
+
+    def _orders(
+        self, place: Place, snapshots: Mapping[MemberId, list[SnapshotOrder]],
+        wanted: Mapping[MemberId, list[Follow]], drops: Mapping[MemberId, list[Drop]],
+    ) -> dict[str, UpkeepOrder]:  # fmt: skip
+        """Return the order of each executor that has something to do.
+
+        At every other record what has to be fetched whole makes way for snapshots, so that neither waits for ever.
+        """
+        schemas = {operator.store: operator.schema for operator in place.operators}
+        orders: dict[str, UpkeepOrder] = {}
+        for member in sorted({*snapshots, *wanted, *drops} & set(place.seating.members.live)):
+            seat, mine = place.seating.members.live[member], wanted.get(member, [])
+            if member in snapshots and place.record.sequence % 2:
+                mine = [follow for follow in mine if follow.entry.cut is not None]
+            orders[seat.executor.id] = UpkeepOrder(
+                place.home, member if seat.counted else "", place.record.epoch, place.record.sequence, schemas,
+                drops=tuple(drops.get(member, ())), follows=tuple(mine),
+                snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
+                timeout_seconds=self._settings.upkeep_timeout,
+            )  # fmt: skip
+        return orders
+
+    def _submit_deletes(self, names: list[str]) -> None:
+        if names:
+            self._background.submit(lambda: self._deletes.run(names))
+
+    def gather(self, seating: Seating) -> None:
+        """Take what has come from beside the batches."""
+        for result in self._background.collect():
+            if isinstance(result, BaseException):
+                self._warnings[f"upkeep failed and is tried again later: {result}"] += 1
+            elif isinstance(result, Looked):
+                self._found = max(self._found, result.oldest)
+                self._retention.swept(result.oldest, self._retention.first)
+            elif isinstance(result, Scanned):
+                self._found = max(self._found, result.oldest)
+                self._scans.came(result, self._retention, self._settings.orphan_scan_interval)
+        while self._rounds.arrived:
+            self._take(self._rounds.arrived.popleft(), seating)
+        self._warnings.update(self._rounds.setbacks.take_warnings())
+
+    def _take(self, receipt: UpkeepReceipt, seating: Seating) -> None:
+        # One of an earlier epoch may come late, when a scan may already be deleting it.
+        self._taken += [((store, kg), taken) for store, kg, taken in receipt.taken if taken.epoch == self._epoch]
+        seating.works_in(receipt.executor, receipt.member)
+        seat = seating.members.live.get(receipt.member)
+        if seat is not None and seat.executor.id == receipt.executor:
+            for store, key_group, version, attempt in receipt.copies:
+                seating.copies.at(receipt.member, (store, key_group), Head(version, attempt))
+            for address in receipt.gone:
+                seating.copies.gone(receipt.member, address)
+        self._requests.update(receipt.requests)
+        self._done.update(
+            snapshot_bytes=receipt.snapshot_bytes, fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
+            folds=receipt.folds, restores=receipt.restores,
+        )  # fmt: skip
+        self._warnings.update(
+            f"upkeep on executor {receipt.executor} is tried again later: {error}" for error in receipt.errors
+        )
+
+    def take_facts(self) -> Facts:
+        """Return what was done since the last call, for the report."""
+        sent = Counter(self._objects.requests)
+        told = tuple(f"{text} ({n} times)" if n > 1 else text for text, n in self._warnings.items())
+        facts = Facts(dict(self._requests + sent - self._sent_before), dict(self._done), told)
+        self._sent_before = sent
+        self._requests.clear()
+        self._done.clear()
+        self._warnings.clear()
+        return facts
+
+
+def _kept(settings: Settings) -> tuple[int, int]:
+    """Return how many records are retained at least, and for how many milliseconds all."""
+    return max(2, settings.retained_versions), int(settings.retained_for * 1000)
+
+
+def _policy_of(settings: Settings) -> Policy:
+    return Policy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
+
+
+def _in_turn(addresses: Sequence[Address], sequence: int) -> list[Address]:
+    """Return as many as one executor takes at once, from another one on with every record: none waits for ever."""
+    start = sequence % len(addresses)
+    return [*addresses[start:], *addresses[:start]][:_SNAPSHOTS_PER_EXECUTOR]
+
+
+def follows(seating: Seating, manifest: Manifest, stores: Iterable[str]) -> dict[MemberId, list[Follow]]:
+    """Return what each member has to fold or fetch so that its standbys and warm-ups are where the log is.
+
+    Pointer standbys hold nothing that could follow, unless they are to own. Warm-ups come first: owners wait for them.
+    """
+    present, live = seating.present, seating.members.live
+    kept = {t: tuple(m for m in members if m == present.target.get(t)) for t, members in present.standbys.items()}
+    roles = [present.warmups, kept if seating.points else present.standbys]
+    wanted: dict[MemberId, list[Follow]] = {}
+    named = sorted(stores)
+    for copies in roles:
+        for t, members in sorted(copies.items()):
+            for member in (m for m in members if m in live):
+                for store in named:
+                    address = (store, t.key_group)
+                    entry = manifest.entry(*address)
+                    if entry.head != EMPTY_HEAD and seating.copies.missing(member, address, entry) != ():
+                        follow = Follow(*address, seating.copies.entry_to_follow(member, address, entry))
+                        wanted.setdefault(member, []).append(follow)
+    return wanted

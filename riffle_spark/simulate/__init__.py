@@ -1,0 +1,1 @@
+"""Pretended clusters: rounds of assignment over a scenario, and its figures."""

@@ -1,0 +1,154 @@
+"""Rounds of assignment over a pretended group. Knows how copies catch up and members come and go. Holds no policy.
+
+After every round whatever was assigned is caught up; the ends do not advance. A member keeps the state it was told to
+let go of (``keep``) or forgets it (``drop``). Rounds go on until no follow-up is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, Lag, Member, MemberId, Task, TaskId, View
+from riffle_spark.simulate.scenario import Client, Event, Scenario
+
+__all__ = ["Assign", "Group", "Phase", "Round", "group_of", "run"]
+
+Assign = Callable[[View, AssignSettings], Assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The members, who owns and keeps what, the lag of every copy, and what left with its state."""
+
+    tasks: tuple[Task, ...]
+    members: Mapping[MemberId, Member]
+    owners: Mapping[TaskId, MemberId] = field(default_factory=dict)
+    standbys: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=dict)
+    warmups: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=dict)
+    target: Mapping[TaskId, MemberId] = field(default_factory=dict)
+    lags: Mapping[MemberId, Mapping[TaskId, Lag]] = field(default_factory=dict)
+    gone: Mapping[MemberId, Client] = field(default_factory=dict)
+    pins: Mapping[TaskId, MemberId] = field(default_factory=dict)
+
+    def view(self) -> View:
+        """Return what the assignor would be told now."""
+        lags: dict[TaskId, dict[MemberId, Lag]] = {}
+        for member in sorted(self.members):
+            for task, lag in self.lags.get(member, {}).items():
+                lags.setdefault(task, {})[member] = lag
+        members = tuple(self.members[m] for m in sorted(self.members))
+        pins = {task: member for task, member in self.pins.items() if member in self.members}
+        return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags, pins, target=self.target)
+
+    def after(self, assignment: Assignment, *, keep: bool) -> Group:
+        """Return the group once everything assigned has caught up."""
+        lags: dict[MemberId, dict[TaskId, Lag]] = {m: dict(self.lags.get(m, {})) if keep else {} for m in self.members}
+        stateful = {task.id for task in self.tasks if task.kind == "stateful"}
+        for task, owner in assignment.owners.items():
+            if task in stateful:
+                lags[owner][task] = 0
+        for copies in (assignment.standbys, assignment.warmups):
+            for task, members in copies.items():
+                for member in members:
+                    lags[member][task] = 0
+        return replace(
+            self,
+            owners=assignment.owners,
+            standbys=assignment.standbys,
+            warmups=assignment.warmups,
+            target=assignment.target,
+            lags=lags,
+        )
+
+    def struck_by(self, event: Event) -> Group:
+        """Return the group after members left, joined or returned."""
+        gone = dict(self.gone)
+        for member in event.drop:
+            gone[member] = Client(self.members[member], lags=self.lags.get(member, {}))
+        members = {m: member for m, member in self.members.items() if m not in event.drop}
+        lags = {m: held for m, held in self.lags.items() if m not in event.drop}
+        for client in event.add:
+            members[client.member.id] = client.member
+            lags[client.member.id] = client.lags
+        for member, behind in event.resurrect:
+            members[member] = gone[member].member
+            lags[member] = {t: None if lag is None else lag + behind for t, lag in gone.pop(member).lags.items()}
+        return replace(self._without(set(members)), members=members, lags=lags, gone=gone)
+
+    def _without(self, live: set[MemberId]) -> Group:
+        owners = {task: owner for task, owner in self.owners.items() if owner in live}
+        standbys = {task: tuple(m for m in held if m in live) for task, held in self.standbys.items()}
+        warmups = {task: tuple(m for m in held if m in live) for task, held in self.warmups.items()}
+        return replace(self, owners=owners, standbys=standbys, warmups=warmups)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One assignment and the group it was made for."""
+
+    before: Group
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The rounds after one event, the group in the end, and whether one more round would change nothing."""
+
+    event: Event | None
+    rounds: tuple[Round, ...]
+    after: Group
+    converged: bool
+    stable: bool
+    limit: int
+
+
+def group_of(scenario: Scenario) -> Group:
+    """Return the group a scenario begins with."""
+    standbys: dict[TaskId, tuple[MemberId, ...]] = {}
+    for client in scenario.clients:
+        for task in client.standbys:
+            standbys[task] = (*standbys.get(task, ()), client.member.id)
+    return Group(
+        tasks=scenario.tasks,
+        members={client.member.id: client.member for client in scenario.clients},
+        owners={task: client.member.id for client in scenario.clients for task in client.owned},
+        standbys=standbys,
+        lags={client.member.id: client.lags for client in scenario.clients},
+        pins=scenario.pins,
+    )
+
+
+def run(scenario: Scenario, *, keep: bool = True, by: Assign = assign) -> tuple[Phase, ...]:
+    """Settle the group, then again after each event; a phase that does not settle ends the run."""
+    group = group_of(scenario)
+    phases: list[Phase] = []
+    for event in (None, *scenario.events):
+        if event is not None:
+            group = group.struck_by(event)
+        phase = _settle(group, event, scenario.settings, keep, by)
+        phases.append(phase)
+        if not phase.converged:
+            break
+        group = phase.after
+    return tuple(phases)
+
+
+def _settle(group: Group, event: Event | None, settings: AssignSettings, keep: bool, by: Assign) -> Phase:
+    stateful = sum(task.kind == "stateful" for task in group.tasks)
+    limit = 2 * (stateful + stateful * settings.num_standbys) + 10
+    rounds: list[Round] = []
+    while len(rounds) < limit:
+        assignment = by(group.view(), settings)
+        rounds.append(Round(group, assignment))
+        group = group.after(assignment, keep=keep)
+        if not assignment.needs_probe:
+            again = by(group.view(), settings)
+            stable = _places(again) == _places(assignment) and not again.needs_probe
+            return Phase(event, tuple(rounds), group, True, stable, limit)
+    return Phase(event, tuple(rounds), group, False, False, limit)
+
+
+def _places(assignment: Assignment) -> tuple[object, ...]:
+    return (dict(assignment.owners), dict(assignment.standbys), dict(assignment.warmups))

@@ -1,0 +1,198 @@
+"""A cluster as a JSON file: members, tasks, settings and events. Knows what the fields mean. Does not know the
+assignor.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, cast
+
+from riffle_spark import setting_values as values
+from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
+from riffle_spark.errors import ConfigError
+from riffle_spark.names import check_known
+from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
+
+__all__ = ["STRATEGIES", "Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
+
+RUNNING, UNKNOWN = -2, -3
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A member with what it ran and the lag of the state it holds."""
+
+    member: Member
+    owned: tuple[TaskId, ...] = ()
+    standbys: tuple[TaskId, ...] = ()
+    lags: Mapping[TaskId, Lag] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happens to a settled group: members leave, join, or return some records behind."""
+
+    drop: tuple[MemberId, ...] = ()
+    add: tuple[Client, ...] = ()
+    resurrect: tuple[tuple[MemberId, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One file; ``names`` are the task ids as the file has them."""
+
+    name: str
+    family: str
+    settings: AssignSettings
+    clients: tuple[Client, ...]
+    tasks: tuple[Task, ...]
+    events: tuple[Event, ...]
+    names: Mapping[TaskId, str]
+    pins: Mapping[TaskId, MemberId] = field(default_factory=dict)
+
+
+def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
+    """Read a scenario, ``.json`` or ``.json.gz``; ``strategy`` replaces the file's own.
+
+    Raises ``ConfigError`` for what is no scenario, and for names and values that it cannot have.
+    """
+    data = path.read_bytes()
+    try:
+        content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        return scenario_of(content, strategy)
+    except ConfigError as refused:
+        raise ConfigError(refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}") from refused
+    except (KeyError, TypeError, ValueError, AttributeError, gzip.BadGzipFile) as broken:
+        raise ConfigError(
+            f"not a scenario: {broken!r}", remedy="see docs/assignor.md for the format", where=str(path)
+        ) from broken
+
+
+def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
+    """Turn the parsed content of a file into a scenario. Raises ``ConfigError`` for unknown names and wrong values."""
+    check_scenario(content)
+    tasks = {cast(str, each["id"]): _task(each) for each in items_of(content, "tasks")}
+    return Scenario(
+        name=cast(str, content["name"]),
+        family=cast(str, content.get("family") or ""),
+        settings=settings_of(cast(Json, content["config"]), strategy),
+        clients=tuple(_client(each, tasks) for each in items_of(content, "clients")),
+        tasks=tuple(tasks.values()),
+        events=tuple(_event(each, tasks) for each in items_of(content, "events")),
+        names={task.id: name for name, task in tasks.items()},
+        pins={tasks[name].id: member for name, member in cast("dict[str, str]", content.get("pins") or {}).items()},
+    )
+
+
+def _task(each: Json) -> Task:
+    stateful = bool(each["stateful"]) and _keeps_state(each)
+    weight = each.get("weight")
+    return Task(
+        id=TaskId(str(each["subtopology"]).zfill(4), int(cast(int, each["partition"]))),
+        kind="stateful" if stateful else "stateless",
+        size=int(cast(int, each.get("end_offset_sum") or 0)),
+        weight=None if weight is None else int(cast(int, weight)),
+        memory_bytes=int(cast(int, each.get("memory_bytes") or 0)),
+        owner_traffic=_traffic(each, "source"),
+        standby_traffic=_traffic(each, "changelog"),
+    )
+
+
+def _keeps_state(each: Json) -> bool:
+    """Tell whether a task has a changelog; one whose partitions the file leaves out has."""
+    return each.get("partitions") is None or any(part["role"] == "changelog" for part in items_of(each, "partitions"))
+
+
+def _traffic(each: Json, role: Literal["source", "changelog"]) -> Traffic:
+    parts = [part for part in items_of(each, "partitions") if part["role"] == role]
+    local: dict[str, int] = {}
+    for part in parts:
+        for rack in sorted(set(cast("list[str]", part.get("replica_racks") or []))):
+            local[rack] = local.get(rack, 0) + 1
+    return Traffic(len(parts), local)
+
+
+def _client(each: Json, tasks: Mapping[str, Task]) -> Client:
+    owned = [tasks[name] for name in cast("list[str]", each.get("prev_active") or [])]
+    standbys = [tasks[name] for name in cast("list[str]", each.get("prev_standby") or [])]
+    lags: dict[TaskId, Lag] = {task.id: 0 for task in (*owned, *standbys) if task.kind == "stateful"}
+    for name, lag in cast("dict[str, int]", each.get("lags") or {}).items():
+        lags[tasks[name].id] = None if lag == UNKNOWN else 0 if lag == RUNNING else lag
+    memory = each.get("memory_bytes")
+    member = Member(
+        id=cast(str, each["id"]),
+        slots=int(cast(int, each.get("threads", 1))),
+        rack=cast("str | None", each.get("rack")),
+        tags=cast("dict[str, str]", each.get("tags") or {}),
+        memory_bytes=None if memory is None else int(cast(int, memory)),
+    )
+    return Client(member, tuple(task.id for task in owned), tuple(task.id for task in standbys), lags)
+
+
+def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
+    back = [(cast(str, one["id"]), int(cast(int, one.get("lag", 0)))) for one in items_of(each, "resurrect")]
+    return Event(
+        drop=tuple(cast("list[str]", each.get("drop") or [])),
+        add=tuple(_client(client, tasks) for client in items_of(each, "add")),
+        resurrect=tuple(back),
+    )
+
+
+STRATEGIES: Final = ("none", "min_cost", "balance_subtopology")
+_NEUTRAL: Final = {
+    "num_standby": "num_standbys",
+    "max_warmup": "max_warmup_replicas",
+    "strategy": "rack_aware_assignment_strategy",
+    "traffic_cost": "rack_aware_assignment_traffic_cost",
+    "non_overlap_cost": "rack_aware_assignment_non_overlap_cost",
+    "rack_aware_tags": "rack_aware_assignment_tags",
+}
+
+
+def _values_by_tag(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise ValueError('values by tag, such as {"zone": ["a", "b"]}')  # noqa: TRY004 - as every check
+    return {str(tag): values.names(held) for tag, held in value.items()}
+
+
+_CHECKS: Final[Mapping[str, values.Check]] = {
+    "acceptable_recovery_lag": values.whole(0),
+    "num_standbys": values.whole(0),
+    "max_warmup_replicas": values.whole(1),
+    "balance_band": values.share,
+    "rack_aware_assignment_strategy": values.one_of(*STRATEGIES),
+    "rack_aware_assignment_traffic_cost": values.whole(0),
+    "rack_aware_assignment_non_overlap_cost": values.whole(0),
+    "rack_aware_assignment_tags": values.names,
+    "assignor": values.text,
+    "include": values.pairs,
+    "exclude": values.pairs,
+    "forced_awareness": _values_by_tag,
+    "rebalance_enable": values.one_of("all", "owners", "standbys", "none"),
+    "allow_rebalance": values.one_of("all_owned", "always"),
+    "instance_balance": values.number(0),
+    "store_balance": values.number(0),
+    "moves_at_once": values.whole(0),
+}
+
+
+def settings_of(config: Mapping[str, object], strategy: str | None = None) -> AssignSettings:
+    """Return the settings of a file; ``strategy`` replaces the file's own. What is null stays the default.
+
+    Raises ``ConfigError`` for an unknown name, one that is there twice, and a value that is not allowed.
+    """
+    check_known("setting", config, [*_CHECKS, *_NEUTRAL], source="config")
+    found: dict[str, object] = {}
+    for said, value in config.items():
+        name = _NEUTRAL.get(said, said)
+        if name in found:
+            raise ConfigError(f"{said} and {name} are one setting", remedy="say one of them", where=f"config, {said}")
+        if value is not None:
+            found[name] = values.checked(said, value, _CHECKS[name], "config")
+    if strategy is not None:
+        found["rack_aware_assignment_strategy"] = strategy
+    return AssignSettings(**found)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The protocol's ports on PySpark: rows, executors, the JVM."""

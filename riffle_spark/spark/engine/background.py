@@ -1,0 +1,163 @@
+"""One daemon thread for upkeep, the gate before a batch and the real clock. Knows threads and time, so that the
+protocol need not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from riffle_spark.errors import UnavailableError
+
+__all__ = ["Gate", "Stopped", "SystemClock", "Worker"]
+
+
+class SystemClock:
+    """Implements ``protocol.ports.Clock``."""
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    def seconds(self) -> float:
+        """Return seconds of a clock that never goes back."""
+        return time.perf_counter()
+
+
+class Worker:
+    """Implements ``protocol.ports.Background``: work runs one piece after the other, beside the batches."""
+
+    def __init__(self) -> None:
+        self._work: deque[Callable[[], object]] = deque()
+        self._results: deque[object] = deque()
+        self._changed = threading.Condition()
+        self._running = False
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Take one piece of work; the thread starts with the first. Once stopped, none is taken."""
+        with self._changed:
+            if self._stopped.is_set():
+                return
+            self._work.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="riffle-upkeep", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def collect(self) -> Sequence[object]:
+        """Return the results that have come since the last call; failures as exceptions."""
+        with self._changed:
+            found = list(self._results)
+            self._results.clear()
+        return found
+
+    def busy(self) -> bool:
+        """Tell whether submitted work has not finished yet."""
+        with self._changed:
+            return self._running or bool(self._work)
+
+    def rest(self, seconds: float) -> None:
+        """Wait in the middle of work, or not any longer once it is stopped."""
+        self._stopped.wait(seconds)
+
+    def stop(self) -> None:
+        """Drop the work that waits and end the thread after the piece that runs. Idempotent; ``ended`` waits for it."""
+        with self._changed:
+            self._stopped.set()
+            self._work.clear()
+            self._changed.notify_all()
+
+    def ended(self, seconds: float) -> bool:
+        """Wait, after ``stop``, for the piece that runs; tell whether it ended in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, seconds)
+
+    def stopped(self) -> bool:
+        """Tell whether no more work is taken."""
+        return self._stopped.is_set()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - upkeep never fails a batch: the driver looks at it
+                result = error
+            with self._changed:
+                self._results.append(result)
+                self._running = False
+                self._changed.notify_all()
+
+    def _next(self) -> Callable[[], object] | None:
+        """Wait for the next piece of work; return ``None`` once stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._work or self._stopped.is_set())
+            if self._stopped.is_set():
+                return None
+            self._running = True
+            return self._work.popleft()
+
+
+_LOOK_SECONDS = 0.2
+
+
+class Stopped(Exception):
+    """The query was asked to stop while it was paused."""
+
+
+class Gate:
+    """Lets one batch through at a time, and none while it is closed. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+        self._inside = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether no batch gets through."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let no further batch through. Idempotent."""
+        with self._changed:
+            self._closed = True
+
+    def open(self) -> None:
+        """Let batches through. Idempotent."""
+        with self._changed:
+            self._closed = False
+            self._changed.notify_all()
+
+    @contextmanager
+    def batch(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
+        """Hold the gate for a batch, once it is open. Raises ``Stopped`` if the query is stopped before that."""
+        with self._changed:
+            while self._closed:
+                if is_stopping():
+                    raise Stopped
+                self._changed.wait(_LOOK_SECONDS)
+            self._inside = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside = False
+                self._changed.notify_all()
+
+    @contextmanager
+    def quiet(self, seconds: float) -> Iterator[None]:
+        """Hold the closed gate while no batch is under way.
+
+        Raises ``UnavailableError`` if the batch that is under way does not end within ``seconds``.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._inside, seconds):
+                raise UnavailableError(
+                    f"the batch under way did not end within {seconds:g} s", remedy="ask again once it has ended"
+                )
+            yield

@@ -1,0 +1,292 @@
+"""What Spark knows about its executors, present and gone, and about the running micro-batch. Knows the JVM handle and
+what stands in for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.ports import Executor, Incoming
+from riffle_spark.settings import Settings
+from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
+
+__all__ = [
+    "application_id",
+    "await_executors",
+    "batch_facts",
+    "executors",
+    "expected_executors",
+    "is_active",
+    "is_stopping",
+    "planned",
+    "reason_of",
+    "running_query",
+    "unbounded_kafka_source",
+    "was_planned",
+]
+
+DIRECT = "direct"
+"""What stands for a query's id where a batch is handed over by hand."""
+_QUERY_ID = "sql.streaming.queryId"
+_RUN_ID = "spark.jobGroup.id"
+_EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
+_DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
+_AVAILABLE_NOW = "AvailableNow"
+_POLL_SECONDS = 0.2
+_CONNECT_SLOTS = 4
+"""Slots where nobody tells how many cores there are (Spark Connect): the number of hash-placed tasks."""
+
+
+def application_id(spark: SparkSession) -> str:
+    """Return the id of the Spark application."""
+    return str(spark.conf.get("spark.app.id", "application") or "application")
+
+
+def executors(spark: SparkSession) -> tuple[Executor, ...]:
+    """Return the executors that Spark gives tasks to, sorted by id. In local mode and with Spark Connect that is one,
+    of all cores.
+
+    An executor that is being decommissioned, killed or excluded is live for a while but gets no task, so it is left
+    out.
+    """
+    if not handles.is_classic(spark):
+        return (Executor(LOCAL_EXECUTOR, "", _CONNECT_SLOTS),)
+    context = handles.context(spark)
+    if _is_local(context):
+        return (Executor(LOCAL_EXECUTOR, "", context.defaultParallelism),)
+    known = _known_of(spark)
+    found = {name: known.executors.get(name) or _executor(context, name) for name in _scheduled(context, known)}
+    known.executors = {name: executor for name, executor in found.items() if executor is not None}
+    return tuple(sorted(known.executors.values()))
+
+
+@dataclass(slots=True)
+class _Known:
+    """What stays the same as long as an application, and as long as each of its executors, lives."""
+
+    application: str
+    excludes: bool
+    executors: dict[str, Executor]
+
+
+_last_known: list[_Known] = []
+
+
+def _known_of(spark: SparkSession) -> _Known:
+    application = application_id(spark)
+    if not _last_known or _last_known[-1].application != application:
+        excludes = any(str(spark.conf.get(name, "false")).lower() == "true" for name in _EXCLUDING)
+        _last_known[:] = [_Known(application, excludes, {})]
+    return _last_known[-1]
+
+
+def _scheduled(context: Any, known: _Known) -> list[str]:
+    """Return the ids of executors that get tasks, or of all that are listed where the scheduler does not tell.
+
+    One call an executor, since it is made every batch; two where Spark excludes executors that fail.
+    """
+    backend, store = context._jsc.sc().schedulerBackend(), context._jsc.sc().statusStore()
+    try:
+        listed = [name for name in str(backend.getExecutorIds().mkString(",")).split(",") if name]
+        active = [name for name in listed if backend.isExecutorActive(name)]
+        return [name for name in active if not (known.excludes and store.executorSummary(name).isExcluded())]
+    except Exception:  # noqa: BLE001 - whatever a JVM may raise: an external scheduler may have no such call
+        summaries = store.executorList(True)
+        names = [str(summaries.apply(index).id()) for index in range(summaries.size())]
+        return [name for name in names if name != LOCAL_EXECUTOR]
+
+
+def _is_local(context: Any) -> bool:
+    """Tell whether the driver is the one executor; ``local-cluster`` has executors of its own."""
+    return re.match(r"local(\[.*])?\Z", str(context.master)) is not None
+
+
+def expected_executors(spark: SparkSession, settings: Settings) -> int:
+    """Return how many executors a start waits for: ``expected_executors``, else what Spark starts with, else one.
+
+    That is ``spark.executor.instances`` or, with dynamic allocation, the most of it, ``initialExecutors`` and
+    ``minExecutors``. One where none can come: in local mode and with Spark Connect.
+    """
+    if not handles.is_classic(spark) or _is_local(handles.context(spark)):
+        return 1
+    names = ["spark.executor.instances", *(_DYNAMIC_STARTS if _is_dynamic(spark) else ())]
+    return settings.expected_executors or max(1, *(int(spark.conf.get(name, "0") or 0) for name in names))
+
+
+def _is_dynamic(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+
+
+def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) -> tuple[Executor, ...]:
+    """Return the live executors once there are as many as expected, or after ``initial_rebalance_delay`` those there
+    are.
+
+    Where there is none, dynamic allocation is asked for one: it starts executors only for tasks that wait, and nobody
+    makes tasks before there is a place for them. Raises ``UnavailableError`` if none comes.
+    """
+    deadline = time.monotonic() + settings.initial_rebalance_delay
+    found = executors(spark)
+    if not found and _is_dynamic(spark):
+        handles.context(spark)._jsc.sc().requestExecutors(1)
+    while len(found) < expected and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        found = executors(spark)
+    if not found:
+        raise UnavailableError(
+            f"no executor came within {settings.initial_rebalance_delay:g} s",
+            remedy="look at the cluster's resources, or raise initial_rebalance_delay",
+            where="initial_rebalance_delay",
+        )
+    return found
+
+
+def _executor(context: Any, name: str) -> Executor | None:
+    """Return what stays the same as long as the executor lives; ``None`` if it has only just come or gone."""
+    try:
+        summary = context._jsc.sc().statusStore().executorSummary(name)
+    except Exception:  # noqa: BLE001 - whatever a JVM may raise; it is seen at the next look
+        return None
+    host = str(summary.hostPort()).rsplit(":", 1)[0]
+    return Executor(name, host, max(1, int(summary.totalCores())))
+
+
+def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
+    """Return what identifies a micro-batch: query, run, Spark's own offset-log entry, batch time and watermark; and
+    whether the query's trigger is ``availableNow``.
+
+    Without a JVM handle the rows' digest stands in for the offset log and ``now_ms`` for the batch's time.
+    """
+    spark = batch.sparkSession
+    if not handles.is_classic(spark):
+        return _connect_facts(batch, batch_id, now_ms)
+    context = handles.context(spark)
+    query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
+    execution = _execution(spark, query_id) if query_id else None
+    if execution is None:
+        return Incoming(batch_id, query_id or DIRECT, run_id or DIRECT, None, _digest(batch), now_ms, None)
+    offsets = _offset_entry(context, execution, batch_id)
+    metadata = json.loads(offsets.split("\n")[1])
+    watermark = int(metadata["batchWatermarkMs"]) or None
+    time_ms, ends = int(metadata["batchTimestampMs"]), _AVAILABLE_NOW in str(execution.trigger().toString())
+    return Incoming(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
+
+
+def running_query(batch: DataFrame) -> Any:
+    """Return the JVM's query that a micro-batch belongs to, or ``None``, as with Spark Connect."""
+    spark = batch.sparkSession
+    query_id = handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
+    return _execution(spark, query_id) if query_id else None
+
+
+def _execution(spark: SparkSession, query_id: str) -> Any:
+    """Return the running query. The batch's session is a clone, so it is looked up where all sessions share it."""
+    uuid = handles.context(spark)._jvm.java.util.UUID.fromString(query_id)
+    return handles.session(spark).sharedState().activeStreamingQueries().get(uuid)
+
+
+def is_active(spark: SparkSession, query_id: str) -> bool:
+    """Tell whether a query runs, from any thread. ``True`` where that cannot be known, and where batches are handed
+    over by hand.
+    """
+    if not handles.is_classic(spark) or query_id == DIRECT:
+        return True
+    execution = _execution(spark, query_id)
+    return execution is not None and bool(execution.isActive())
+
+
+def is_stopping(batch: DataFrame) -> bool:
+    """Tell from inside ``foreachBatch`` whether the query was asked to stop, so that a batch that waits can end.
+
+    ``False`` where that cannot be known: without a query, and with Spark Connect.
+    """
+    spark = batch.sparkSession
+    query_id = handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
+    if not query_id:
+        return False
+    execution = _execution(spark, query_id)
+    return execution is None or not execution.isActive()
+
+
+def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
+    log = execution.offsetLog()
+    out = context._jvm.java.io.ByteArrayOutputStream()
+    log.serialize(log.get(batch_id).get(), out)
+    return str(out.toString())
+
+
+def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
+    active = batch.sparkSession.streams.active
+    known = active[0] if len(active) == 1 else None
+    query_id = str(known.id) if known else "connect"
+    return Incoming(batch_id, query_id, str(known.runId) if known else "connect", None, _digest(batch), now_ms, None)
+
+
+def _digest(batch: DataFrame) -> str:
+    """Return a digest of the rows, whatever their order: their number and the sum of their hashes.
+
+    Columns are not named: there may be two of one name.
+    """
+    each = F.xxhash64(F.to_json(F.struct("*")))
+    row = batch.agg(F.count(F.lit(1)), F.sum(each.cast("decimal(38,0)"))).collect()[0]
+    return f"{row[0]}:{row[1]}"
+
+
+def unbounded_kafka_source(batch: DataFrame) -> bool:
+    """Tell whether the query reads Kafka without ``maxOffsetsPerTrigger``. ``False`` where that cannot be known."""
+    execution = running_query(batch)
+    text = str(execution.uniqueSources().toString()) if execution is not None else ""
+    return "Kafka" in text and "All Available" in text
+
+
+_PLANNED_WORDS = ("killed by driver", "decommission", "explicit termination request")
+_LEAVING = "killed by driver or decommission, not gone yet"
+_UNKNOWN = ""
+_TOLD_AFTER_SECONDS = 1.0
+_GONE_POLL_SECONDS = 0.05
+
+
+def planned(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
+    """Return which of these executors, which get no tasks any more, were or are being taken away on purpose."""
+    deadline = time.monotonic() + _TOLD_AFTER_SECONDS
+    return frozenset(name for name in executors if was_planned(reason_of(spark, name, deadline)))
+
+
+def was_planned(reason: str) -> bool:
+    """Tell from Spark's words whether an executor was taken away on purpose, not lost."""
+    return any(word in reason.lower() for word in _PLANNED_WORDS)
+
+
+def reason_of(spark: SparkSession, executor: str, deadline: float) -> str:
+    """Return why Spark gives an executor no tasks any more, in Spark's words; nothing where it does not tell.
+
+    The reason comes a little after the executor went, so it is asked for until ``deadline`` (of ``time.monotonic``).
+    """
+    if not handles.is_classic(spark):
+        return _UNKNOWN
+    context = handles.context(spark)._jsc.sc()
+    while True:
+        try:
+            found = _told(context, executor)
+        except Exception:  # noqa: BLE001 - whatever a JVM may raise: the reason only hastens what happens anyway
+            return _UNKNOWN
+        if found is not None or time.monotonic() >= deadline:
+            return found or _UNKNOWN
+        time.sleep(_GONE_POLL_SECONDS)
+
+
+def _told(context: Any, executor: str) -> str | None:
+    backend, summary = context.schedulerBackend(), context.statusStore().executorSummary(executor)
+    if summary.removeReason().isDefined():
+        return str(summary.removeReason().get())
+    leaving = backend.executorsPendingToRemove().contains(executor)
+    return _LEAVING if leaving or backend.executorsPendingDecommission().contains(executor) else None

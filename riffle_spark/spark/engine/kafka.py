@@ -1,0 +1,138 @@
+"""Which Kafka the running query reads, and which racks hold its partitions. Knows its plan, its offset log and Kafka's
+administration. Does not know members or assignments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kafka import KafkaAdminClient
+from pyspark.sql import DataFrame
+
+from riffle_spark.spark.engine.inventory import running_query
+
+__all__ = ["kafka_of", "partition_racks"]
+
+_logger = logging.getLogger("riffle_spark")
+_BOOTSTRAP = "kafka.bootstrap.servers"
+
+
+def kafka_of(batch: DataFrame) -> tuple[str, tuple[str, ...]] | None:
+    """Return the bootstrap servers and the topics that the running query reads, from inside ``foreachBatch``.
+
+    ``None`` if it reads no Kafka, or where that cannot be known, as with Spark Connect. Of several clusters it is the
+    first, with its topics.
+    """
+    try:
+        execution = running_query(batch)
+        kafka = [options for options in _source_options(execution) if _BOOTSTRAP in options]
+        if not kafka:
+            return None
+        servers = kafka[0][_BOOTSTRAP]
+        topics = {topic for options in kafka if options[_BOOTSTRAP] == servers for topic in _topics(options, execution)}
+    except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: racks are never a condition
+        _logger.warning("which Kafka the query reads cannot be found out: %s", str(error).split("\n")[0])
+        return None
+    return servers, tuple(sorted(topics))
+
+
+def _source_options(execution: Any) -> list[dict[str, str]]:
+    """Return the options of each source of the plan that has some, their names in lower case."""
+    if execution is None:
+        return []
+    leaves = execution.analyzedPlan().collectLeaves()
+    found = [leaves.apply(at) for at in range(leaves.size())]
+    streams = [leaf for leaf in found if leaf.getClass().getSimpleName() == "StreamingRelationV2"]
+    return [{str(name).lower(): str(value) for name, value in leaf.extraOptions().items()} for leaf in streams]
+
+
+def _topics(options: Mapping[str, str], execution: Any) -> Iterable[str]:
+    if "subscribe" in options:
+        return [topic.strip() for topic in options["subscribe"].split(",")]
+    if "assign" in options:
+        return list(json.loads(options["assign"]))
+    pattern = re.compile(options["subscribepattern"])
+    return [topic for topic in _topics_read(execution) if pattern.fullmatch(topic)]
+
+
+def _topics_read(execution: Any) -> list[str]:
+    """Return the topics that the latest offsets are of: after version and metadata a line a source, Kafka's a map from
+    topic to partitions.
+    """
+    latest = execution.offsetLog().getLatest()
+    lines = [str(offset.get()) for offset in _items(latest.get()._2().offsets())] if latest.isDefined() else []
+    read = [json.loads(line) for line in lines if line.startswith("{")]
+    return [topic for offsets in read for topic, partitions in offsets.items() if isinstance(partitions, dict)]
+
+
+def _items(seq: Any) -> list[Any]:
+    return [item for item in (seq.apply(at) for at in range(seq.size())) if item.isDefined()]
+
+
+_TIMEOUT_SECONDS = 10.0
+_LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
+
+
+def partition_racks(
+    bootstrap: str, topics: Sequence[str], seconds: float = _TIMEOUT_SECONDS
+) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Return, by (topic, partition), the racks of all its replicas, each once and sorted; of brokers without a rack
+    none.
+
+    Waits at most ``seconds`` for a server and for each of three answers. What cannot be found out (Kafka cannot be
+    reached or wants credentials, a topic does not exist) is a warning and left out.
+    """
+    servers = [server.strip() for server in bootstrap.split(",")]
+    try:
+        brokers, described = _described(servers, topics, seconds)
+        racks = {int(_of(broker, "broker_id", "node_id")): broker["rack"] or None for broker in brokers}
+        return dict(_each_partition(described, racks))
+    except Exception as error:  # noqa: BLE001 - racks make traffic cheaper: whatever fails must not fail a batch
+        _logger.warning("the racks of %s at %s stay unknown: %s", ", ".join(topics), bootstrap, error)
+        return {}
+
+
+def _described(
+    servers: Sequence[str], topics: Sequence[str], seconds: float
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    if not any(_answers(server, seconds / len(servers)) for server in servers):
+        raise ConnectionError("no server answers")
+    limits = {name: int(seconds * 1000) for name in _LIMITS if name in KafkaAdminClient.DEFAULT_CONFIG}
+    admin = KafkaAdminClient(bootstrap_servers=list(servers), **limits)
+    try:
+        return admin.describe_cluster()["brokers"], admin.describe_topics(list(topics))
+    finally:
+        admin.close()
+
+
+def _answers(server: str, seconds: float) -> bool:
+    """Tell whether a server can be connected to: a client that cannot would leave its thread behind."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), seconds):
+            return True
+    except OSError:
+        return False
+
+
+def _each_partition(
+    described: Iterable[Mapping[str, Any]], racks: Mapping[int, str | None]
+) -> Iterable[tuple[tuple[str, int], tuple[str, ...]]]:
+    for topic in described:
+        name = str(_of(topic, "name", "topic"))
+        if topic["error_code"]:
+            _logger.warning("the racks of topic %s stay unknown: Kafka's error code %s", name, topic["error_code"])
+            continue
+        for partition in topic["partitions"]:
+            held = {racks.get(node) for node in _of(partition, "replica_nodes", "replicas")}
+            yield (name, int(_of(partition, "partition_index", "partition"))), tuple(sorted(filter(None, held)))
+
+
+def _of(body: Mapping[str, Any], name: str, before: str) -> Any:
+    """Return a value by its name, or by the one that it had before kafka-python 3."""
+    return body[name] if name in body else body[before]

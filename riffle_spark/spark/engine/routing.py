@@ -1,0 +1,175 @@
+"""Rows to slots. Knows the key's hash, the partitions' shards and the layout in SQL. Does not know who runs what."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructType
+
+from riffle_spark import keygroups
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Order
+from riffle_spark.protocol.input_columns import check_fields, input_of, source_of
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ports import Layout
+from riffle_spark.protocol.shards import Partition, Shards
+
+__all__ = [
+    "arrow_of",
+    "arrow_schema",
+    "is_case_sensitive",
+    "partition_columns",
+    "partitions_of",
+    "prepared",
+    "quoted",
+    "routed",
+    "spark_schema",
+    "with_initial",
+]
+
+# Since Spark 4.1 the zone of timestamps has to be said; before, it always was this one.
+_ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+_UNKNOWN = (
+    "riffle: dispatch is by partition, and a row is of none that Spark says the query reads. Topic and partition must "
+    "be those of the source, unchanged. The row is of "
+)
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """Return the Arrow schema in which a frame's rows reach a Python worker."""
+    return arrow_of(frame.schema)
+
+
+def arrow_of(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema in which Spark takes rows of a Spark schema."""
+    found = to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
+    return pa.schema([field.remove_metadata() for field in found])
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return the Spark schema of rows of an Arrow schema."""
+    return from_arrow_schema(schema)
+
+
+def routed(batch: DataFrame, order: Order, layout: Layout, columns: Sequence[str]) -> DataFrame:
+    """Return each row's slot, its key-group and the needed columns, in their order but under plain names.
+
+    Spark's way to Python looks columns up by name, and fails where there is a dot or a backtick in it. ``columns`` are
+    those of the topic and the partition, which say the shard where dispatch is by partition.
+    """
+    if layout.shards is None:
+        key_group = keygroups.spark_expression(order.schema.key.names, order.total)
+    else:
+        key_group = _shard(layout.shards, partition_columns(batch, columns))
+    given = [] if order.initial is None else [INITIAL]
+    plain = [F.col(quoted(name)).alias(f"__riffle_{at}") for at, name in enumerate([*order.rows.names, *given])]
+    rows = batch.select(F.expr(f"cast({key_group} as int)").alias(KEY_GROUP), *plain)
+    return rows.select(_slot(order.total, layout).alias(SLOT), "*")
+
+
+def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
+    """Return the batch with the columns that operators go by: each under a name of its own, and fields of others.
+
+    Raises ``ConfigError`` where two operators go by fields of one name.
+    """
+    names = list(input_of(pa.schema([(name, pa.null()) for name in batch.columns])).shown)
+    fields = dict.fromkeys(column for operator in operators for column in operator.fields)
+    if names != batch.columns:
+        batch = batch.toDF(*names)
+    if not fields:
+        return batch
+    check_fields(fields)
+    return batch.select("*", *[F.col(".".join(map(quoted, one.path))).alias(one.name) for one in fields])
+
+
+def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFrame:
+    """Return the rows that an order needs and, after them, those of its initial state, which have keys alone."""
+    names, kinds = order.rows.names, {field.name: field.dataType for field in batch.schema.fields}
+    keys = set(order.schema.key.names)
+    nothing = F.lit(None).cast(StructType(initial.schema.fields))
+    rows = batch.select(*[F.col(quoted(name)) for name in names], nothing.alias(INITIAL))
+    states = initial.select(
+        *[(F.col(quoted(name)) if name in keys else F.lit(None)).cast(kinds[name]).alias(name) for name in names],
+        F.struct(*[F.col(quoted(field.name)) for field in initial.schema.fields]).alias(INITIAL),
+    )
+    return rows.union(states)
+
+
+def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, str]:
+    """Return the columns of topic and partition as SQL takes them. Raises ``ConfigError`` if the batch lacks them."""
+    rows, case_sensitive = arrow_schema(batch), is_case_sensitive(batch.sparkSession)
+    found = [source_of(name, rows, "dispatch_columns", case_sensitive=case_sensitive) for name in columns]
+    paths = [".".join(map(quoted, column.path)) for column in found if column is not None]
+    kinds = [field.dataType for field in batch.select(*map(F.col, paths)).schema.fields]
+    whole = (ByteType, ShortType, IntegerType, LongType)
+    if len(columns) != 2 or len(kinds) != len(columns):
+        problem = f"rows are dispatched by the columns {' and '.join(columns)}, and the batch has not got both"
+    elif not isinstance(kinds[0], StringType) or not isinstance(kinds[1], whole):
+        told = " and ".join(f"{name} {kind.simpleString()}" for name, kind in zip(columns, kinds, strict=True))
+        problem = f"rows are dispatched by a topic (string) and a partition (int), and the batch has {told}"
+    else:
+        return paths[0], paths[1]
+    raise ConfigError(
+        problem,
+        remedy="select the source's topic and partition into the batch too (Kafka's are called so), name the columns "
+        "in dispatch_columns, or keep dispatch = key_group",
+        where="dispatch_columns",
+    )
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Tell whether names of columns that differ in case are of different columns."""
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def partitions_of(batch: DataFrame, columns: Sequence[str], most: int) -> list[Partition]:
+    """Return the distinct (topic, partition) of the rows, or ``most`` of them: one job over the input.
+
+    Raises ``ConfigError`` if one is null.
+    """
+    topic, partition = partition_columns(batch, columns)
+    rows = batch.selectExpr(topic, f"cast({partition} as long)").distinct().limit(most).collect()
+    if any(value is None for row in rows for value in row):
+        raise ConfigError(
+            f"a row has no topic or no partition: {' or '.join(columns)} is null",
+            remedy="leave such rows out, or give them a topic and a partition that are always the same",
+            where="dispatch_columns",
+        )
+    return [(row[0], row[1]) for row in rows]
+
+
+def _shard(shards: Shards, columns: tuple[str, str]) -> str:
+    """Return the SQL text of a row's shard: a look-up by partition in a literal array a topic, folded once a query.
+
+    A row of a partition that is not registered fails with a sentence that names it.
+    """
+    topic, partition = columns
+    number = f"try_cast({partition} as int)"
+    whens = "".join(
+        f" when {topic} = cast(X'{name.encode().hex()}' as string) then "
+        f"get(from_json('{json.dumps(numbers)}', 'array<int>'), {number})"
+        for name, numbers in shards.by_topic().items()
+    )
+    found = f"case{whens} end" if whens else "cast(null as int)"
+    named = f"coalesce({topic}, 'no topic'), '/', coalesce(cast({partition} as string), 'no partition')"
+    return f"coalesce({found}, cast(raise_error(concat('{_UNKNOWN}', {named})) as int))"
+
+
+def _slot(total: int, layout: Layout) -> Column:
+    """Return the slot of a key-group: one literal array, folded once a query, so that no call is made per key-group."""
+    numbers = [0] * total
+    for slot in layout.slots:
+        for key_group in slot.key_groups:
+            numbers[key_group] = slot.number
+    return F.element_at(F.from_json(F.lit(json.dumps(numbers)), "array<int>"), F.col(KEY_GROUP) + 1)
+
+
+def quoted(name: str) -> str:
+    """Return a column name as SQL takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,220 @@
+"""One micro-batch's rows on a Spark cluster. Knows frames, persistence and sinks. Does not know the order of the
+protocol's steps.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, SLOT, Home, Order, Receipt, result_schema
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.protocol.shards import Partition
+from riffle_spark.settings import Settings
+from riffle_spark.spark.engine import event_time, inventory, routing
+from riffle_spark.spark.engine.kept_result import GONE, KeptResult, is_told
+from riffle_spark.spark.engine.placed import PlacedFrames
+from riffle_spark.spark.engine.routing import arrow_of, spark_schema
+from riffle_spark.spark.engine.task import slot_function
+from riffle_spark.state.log.manifest import Head, Link
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.worker.member_folders import store_of
+
+if TYPE_CHECKING:
+    Batches = Iterable[pa.RecordBatch]
+
+__all__ = ["Sink", "SparkWork", "arity", "sealed_rows"]
+
+Sink = Callable[..., object]
+"""``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
+_STALE = "riffle: a row of an attempt that was given up"
+# As Spark says it when it is raised: the bare text is in every plan of the frame, which Spark shows with other errors.
+_STALE_SIGNS = {
+    f"[USER_RAISED_EXCEPTION] {_STALE}": "it has rows of an attempt that was given up",
+    GONE: "a part of it is gone",
+}
+_ROWS = "riffle_rows"
+_OURS = "__riffle_ours"
+
+
+class SparkWork:
+    """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``."""
+
+    def __init__(
+        self,
+        batch: DataFrame,
+        operators: Sequence[Operator],
+        sinks: Mapping[str, Sink],
+        frames: PlacedFrames,
+        home: Home,
+        settings: Settings,
+        initial: Mapping[str, DataFrame] = MappingProxyType({}),
+    ) -> None:
+        self._batch = batch
+        self._operators = {operator.store: operator for operator in operators}
+        self._sinks = sinks
+        self._frames = frames
+        self._home = home
+        self._settings = settings
+        self._initial = initial
+        self._results: dict[str, KeptResult] = {}
+        self._routed: dict[str, DataFrame] = {}
+
+    def placed(self) -> bool:
+        """Tell whether slots are placed by name, not by hash."""
+        return self._frames.placeable
+
+    def executors(self) -> Sequence[Executor]:
+        """Return the live executors, sorted by id; while there is none, wait for one."""
+        return inventory.await_executors(self._batch.sparkSession, self._settings)
+
+    def partitions(self, most: int) -> Sequence[Partition]:
+        """Return the distinct (topic, partition) of the rows, or ``most`` of them. One job."""
+        return routing.partitions_of(self._batch, self._settings.dispatch_columns, most)
+
+    def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
+        """Return the newest event time (ms) of each timestamp column that has any. One job."""
+        return event_time.newest_event_times(self._batch, columns)
+
+    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+        """Run every slot of every order, keep the result once, and return all receipts."""
+        several = len({slot.executor for slot in layout.slots}) > 1
+        receipts: list[Receipt] = []
+        for order in orders:
+            result = self._results[order.schema.store] = KeptResult(self._result(layout, order), several=several)
+            rows = result.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()
+            result.tell_size()
+            receipts += [Receipt.from_json(row[0]) for row in rows]
+        return receipts
+
+    def _result(self, layout: Layout, order: Order) -> DataFrame:
+        store, batch = order.schema.store, self._batch
+        if order.initial is not None:
+            batch = routing.with_initial(batch, order, self._initial[store])
+        routed = self._routed[store] = routing.routed(batch, order, layout, self._settings.dispatch_columns)
+        counted = routed.observe(_ROWS, F.count(F.lit(1)).alias("rows")).repartition(len(layout.slots), F.col(SLOT))
+        assignment = self._frames.frame(self._batch.sparkSession, layout)
+        answer = routing.spark_schema(result_schema(order.output))
+        function = slot_function(order, routing.arrow_of(answer))
+        return assignment.groupBy(SLOT).cogroup(counted.groupBy(SLOT)).applyInArrow(function, answer)
+
+    def routed(self) -> Mapping[str, int | None]:
+        """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""
+        seen = {store: result.observed(_ROWS) for store, result in self._results.items()}
+        return {store: self.recount(store) if found is None else found for store, found in seen.items()}
+
+    def recount(self, store: str) -> int:
+        """Return how many rows are routed to a store, by reading the input again."""
+        return self._routed[store].count()
+
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
+        """Give each operator's rows to its sink."""
+        for store, result in self._results.items():
+            attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
+            rows = _rows_of(result.frame, attempts, self._operators[store].declared.output)
+            with _told_as_stale_rows():
+                self._give(store, rows, delivery)
+
+    def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
+        """Give the sinks the output rows that were sealed with a committed batch."""
+        spark = self._batch.sparkSession
+        for store, operator in self._operators.items():
+            links = [link for owner, link in outputs if owner == store]
+            self._give(store, sealed_rows(spark, self._home, links, operator.declared.output), delivery)
+
+    def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
+        sink = self._sinks[store]
+        arguments = (rows, delivery.batch_id, delivery.id)[: arity(sink)]
+        sink(*arguments)
+
+    def drain(self) -> None:
+        """Read the input to its end, for a batch that is skipped."""
+        self._batch.write.format("noop").mode("append").save()
+
+    def release(self) -> None:
+        """Drop the kept results. Idempotent."""
+        for result in self._results.values():
+            result.release()
+        self._results.clear()
+
+
+@contextmanager
+def _told_as_stale_rows() -> Iterator[None]:
+    """Raise ``StaleRows`` where a sink fails since rows are of another attempt, or since a part of them is gone."""
+    try:
+        yield
+    except Exception as error:
+        for told, meant in _STALE_SIGNS.items():
+            if is_told(told, error):
+                raise StaleRows(meant) from error
+        raise
+
+
+def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
+    """Return the output rows; reading a row of any other attempt fails, so that a mixture is never delivered.
+
+    Each column fails, too: where a sink asks for ``total > 1``, Spark may first ask whether ``total`` is there, and the
+    filter never sees what that takes away.
+    """
+    known = ", ".join(f"'{attempt}'" for attempt in attempts)
+    fails = f"raise_error('{_STALE}')"
+    told = result.withColumn(_OURS, F.expr(f"{ATTEMPT} in ({known})"))
+    ours = told.where(f"if({_OURS}, {RECEIPT} is null, {fails})")
+    names = [routing.quoted(name) for name in output.names]
+    return ours.selectExpr(*[f"if({_OURS}, {name}, {fails}) as {name}" for name in names])
+
+
+def arity(sink: Sink) -> int:
+    """Return with how many arguments a sink is called: three, if its third parameter has no default, else two.
+
+    Raises ``ConfigError`` if it can be called with neither.
+    """
+    if not callable(sink):
+        raise ConfigError(f"the sink {sink!r} is no function", remedy="write sink(frame, batch_id)", where="into")
+    try:
+        signature = inspect.signature(sink)
+    except (TypeError, ValueError):
+        return 2
+    for count in (2, 3):
+        with suppress(TypeError):
+            signature.bind(*range(count))
+            return count
+    raise ConfigError(
+        f"the sink {getattr(sink, '__qualname__', sink)!s}{signature} cannot be called with two or three arguments",
+        remedy="write it as sink(frame, batch_id) or sink(frame, batch_id, delivery_id)",
+        where="into",
+    )
+
+
+_LINK = "version long, attempt string, start long, length long, checksum string, rows long"
+
+
+def sealed_rows(spark: SparkSession, home: Home, links: Sequence[Link], output: pa.Schema) -> DataFrame:
+    """Return the rows of the parts that ``links`` name, read by executors, one task a part."""
+    schema = spark_schema(output)
+    if not links:
+        return spark.createDataFrame([], schema)
+    rows = [(k.head.version, k.head.attempt, k.start, k.length, f"{k.checksum:016x}", k.rows) for k in links]
+    named = spark.createDataFrame(rows, _LINK).repartition(len(rows))
+    return named.mapInArrow(_read_function(home, arrow_of(schema)), schema)
+
+
+def _read_function(home: Home, schema: pa.Schema) -> Callable[[Batches], Batches]:
+    def read(batches: Batches) -> Batches:
+        reader = Reader(store_of(home), None)
+        for batch in batches:
+            for row in batch.to_pylist():
+                head = Head(row["version"], row["attempt"])
+                link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
+                yield from reader.links([link])[link].cast(schema).to_batches()
+
+    return read

@@ -1,0 +1,217 @@
+"""A job in a process: its driver, and what is kept between batches. Knows how the ports are put together. Does not know
+the steps of a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import USUAL_INITIAL, Home, Watermark
+from riffle_spark.process.blocks.block import Compute
+from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, Surroundings
+from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from riffle_spark.protocol.ownership.slots import without_effect
+from riffle_spark.protocol.ports import WatermarkPolicy
+from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
+from riffle_spark.spark.engine import inventory, routing
+from riffle_spark.spark.engine.background import SystemClock, Worker
+from riffle_spark.spark.engine.cluster import SparkCluster
+from riffle_spark.spark.engine.event_time import policy_in, watermark_in
+from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
+from riffle_spark.spark.engine.placed import PlacedFrames
+from riffle_spark.spark.engine.spark_batch import Sink, SparkWork
+from riffle_spark.spark.engine.topology import Topology
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.worker.member_folders import options_of
+
+__all__ = ["Part", "Running"]
+
+_logger = logging.getLogger("riffle_spark")
+_TOML = Path("conf/riffle.toml")
+_BINARY = "UTF8_BINARY"
+_STOP_SECONDS = 5.0
+_PARTITION = "partition"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One operator of a job as its user declared it, and where its rows go."""
+
+    store: str
+    key: tuple[str, ...]
+    compute: Compute | Keyed
+    order_by: tuple[str, ...]
+    durable: bool
+    sink: Sink
+    watermark: Watermark | None = None
+    initial: DataFrame | None = None
+    initial_name: str = USUAL_INITIAL
+
+
+class Running:
+    """One job's driver, and what is kept between its batches."""
+
+    def __init__(
+        self, parts: Sequence[Part], settings: Settings | None, spark: SparkSession, reached: Callable[[str], None]
+    ) -> None:
+        self._parts = parts
+        self._settings = settings_of(spark, settings)
+        for warning in hasty(self._settings):
+            _logger.warning("%s", warning)
+        idle = without_effect(self._settings)
+        if idle:
+            _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
+        self._home = home_of(spark, self._settings)
+        self._clock = SystemClock()
+        self._frames = PlacedFrames()
+        self._operators: tuple[object, list[Operator]] | None = None
+        self._seen: str | None = None
+        self._policy: WatermarkPolicy = "min"
+        self._query_id = inventory.DIRECT
+        self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
+        self._background = Worker()
+        topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)
+        objects, beside = (open_store(self._home.root, self._home.options) for _ in range(2))
+        surroundings = Surroundings(
+            objects, self._cluster, self._clock, self._background, reached=reached, upkeep_objects=beside,
+            racks_of=topology.racks,
+        )  # fmt: skip
+        self.driver = Driver(self._settings, self._home, surroundings)
+
+    def is_of(self, spark: SparkSession) -> bool:
+        """Tell whether this belongs to the session's application: a process may stop one and start another."""
+        return self._home.application == inventory.application_id(spark)
+
+    def stop(self) -> None:
+        """Begin no upkeep any more, cancel what runs and wait a while for its end. Idempotent.
+
+        Deletes that wait are dropped: the next driver's scan finds what they were of.
+        """
+        self._background.stop()
+        self._cluster.stop()
+        if not self._background.ended(_STOP_SECONDS):
+            _logger.warning("a piece of upkeep has not ended %g s after the stop; it changes nothing", _STOP_SECONDS)
+
+    def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
+        """Run one micro-batch and tell its report."""
+        incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
+        self._query_id = incoming.query_id
+        if self._seen != incoming.run_id:
+            self._begin(batch)
+            self._seen = incoming.run_id
+        operators = self._operators_for(batch)
+        sinks = {part.store: part.sink for part in self._parts}
+        initial = {part.store: part.initial for part in self._parts if part.initial is not None}
+        initial = {o.store: _keyed_alike(initial[o.store], o) for o in operators if o.store in initial}
+        work = SparkWork(
+            routing.prepared(batch, operators), operators, sinks, self._frames, self._home, self._settings, initial
+        )
+        report = self.driver.process(replace(incoming, watermark_policy=self._policy), operators, work)
+        self._tell(report)
+        return report
+
+    def _begin(self, batch: DataFrame) -> None:
+        """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
+        self._policy = policy_in(batch.sparkSession)
+        if inventory.unbounded_kafka_source(batch):
+            _logger.warning(
+                "the Kafka source has no maxOffsetsPerTrigger: a slot holds its rows of a batch in memory, so set it "
+                "to what a batch should take"
+            )
+        expected = inventory.expected_executors(batch.sparkSession, self._settings)
+        inventory.await_executors(batch.sparkSession, self._settings, expected)
+        if self._settings.rack_aware_assignment_strategy != "none":
+            kafka = kafka_of(batch)
+            self.driver.seating.reads(partition_racks(*kafka) if kafka else {})
+            self._operators = None
+
+    def _operators_for(self, batch: DataFrame) -> list[Operator]:
+        if self._operators is None or self._operators[0] != batch.schema:
+            rows = routing.arrow_schema(batch)
+            read_by = self._read_by(rows)
+            built = [replace(_operator(part, batch, rows), read_by=read_by) for part in self._parts]
+            names = [name for operator in built for name in operator.schema.key.names]
+            _check_collations(routing.prepared(batch, built), names)
+            self._operators = (batch.schema, built)
+        return self._operators[1]
+
+    def _read_by(self, rows: pa.Schema) -> str | None:
+        """Return the column by which slots count where rows came from, where that makes a difference."""
+        counts = self.driver.seating.reads_racks and self._settings.dispatch == "key_group"
+        return _PARTITION if counts and _PARTITION in rows.names else None
+
+    def _tell(self, report: BatchReport) -> None:
+        _logger.info("batch %s", report.to_json())
+        for warning in report.warnings:
+            _logger.warning("%s", warning)
+        try:
+            if self._settings.report_file:
+                with Path(self._settings.report_file).open("a") as file:
+                    file.write(report.to_json() + "\n")
+        except OSError as error:
+            _logger.warning("the report is not in report_file, and the query goes on: %s", error)
+
+
+def _operator(part: Part, batch: DataFrame, rows: pa.Schema) -> Operator:
+    """Return a part's operator. Where its timers go by event time and it names no watermark, it is the batch's own."""
+    case_sensitive = routing.is_case_sensitive(batch.sparkSession)
+    operator = operator_of(part.store, part.key, part.compute, part.order_by, rows, case_sensitive=case_sensitive)
+    operator = replace(operator, durable=part.durable)
+    watermark = part.watermark
+    if watermark is None and operator.declared.time_mode == "EventTime":
+        watermark = watermark_in(batch.schema, part.store)
+    initial = None if part.initial is None else routing.arrow_schema(_keyed_alike(part.initial, operator))
+    return with_watermark(with_initial(operator, initial, part.initial_name), watermark)
+
+
+def _keyed_alike(initial: DataFrame, operator: Operator) -> DataFrame:
+    """Return an initial state whose key's columns are named as the operator's, where case is all that differs."""
+    if operator.case_sensitive:
+        return initial
+    keys = {name.casefold(): name for name in operator.schema.key.names if name not in initial.columns}
+    names = [keys.get(name.casefold(), name) for name in initial.columns]
+    return initial if names == initial.columns or len(set(names)) < len(names) else initial.toDF(*names)
+
+
+def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:
+    """Refuse key columns whose strings do not compare as bytes: equal keys would hash to different key-groups."""
+    for field in batch.schema.fields:
+        collation = getattr(field.dataType, "collation", _BINARY)
+        if field.name in key and collation != _BINARY:
+            raise ConfigError(
+                f"key column {field.name!r} has collation {collation}",
+                remedy=f"cast it: cast({field.name} as string collate {_BINARY}), or key by lower({field.name})",
+                where=field.name,
+            )
+
+
+def settings_of(spark: SparkSession, code: Settings | None) -> Settings:
+    """Return the settings in force for a session, from all sources."""
+    every: Mapping[str, str] = _conf(spark)
+    return from_sources(code, {k: v for k, v in every.items() if k.startswith(CONF_PREFIX)}, _TOML)
+
+
+def _conf(spark: SparkSession) -> Mapping[str, str]:
+    return {str(key): str(value) for key, value in spark.conf.getAll.items()}
+
+
+def home_of(spark: SparkSession, settings: Settings) -> Home:
+    """Return where state lives. Raises ``ConfigError`` if no root is set, or one that executors cannot reach."""
+    root = settings.root
+    if not root or root.startswith("memory:"):
+        raise ConfigError(
+            f"root = {root!r}: executors need a root they can all reach",
+            remedy="set root (spark.riffle.root) to s3://bucket/prefix, or to file:///folder on one machine",
+            where="root",
+        )
+    return Home(root, options_of(settings), settings.local_dir, inventory.application_id(spark), frozenset())

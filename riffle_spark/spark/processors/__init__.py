@@ -1,0 +1,1 @@
+"""PySpark's ``StatefulProcessor``, its handle, states and forms."""

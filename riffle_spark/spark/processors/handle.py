@@ -1,0 +1,159 @@
+"""The handle that a processor is given. Knows which call is allowed when. Does not know sessions' insides or forms."""
+
+# ruff: noqa: N802, N803 - PySpark's names
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import index
+from typing import Final, Literal, TypeAlias, TypeVar
+
+import pyarrow as pa
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
+from pyspark.sql.types import DataType
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.processors.session import Session
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.schema_json import schema_of_json
+from riffle_spark.spark.processors.absent_states import Deleted, Keyless, Kind, OnDriver
+from riffle_spark.spark.processors.row_form import row_maker
+from riffle_spark.spark.processors.spark_errors import already_defined, no_timers, no_ttl, wrong_name, wrong_phase
+from riffle_spark.spark.processors.states import CellsState, ListOfCells, MapOfCells, ValueOfCells
+from riffle_spark.state.schemas.variables import TIMER, Variable
+
+__all__ = ["Handle", "Phase"]
+
+Phase: TypeAlias = Literal["PRE_INIT", "CREATED", "INITIALIZED", "TIMER_PROCESSED", "CLOSED"]
+"""Where a processor is, in Spark's words. ``PRE_INIT`` is the driver's, where variables are only declared."""
+Schema: TypeAlias = DataType | str
+_State = TypeVar("_State", ValueOfCells, ListOfCells, MapOfCells)
+
+_DECLARING: Final = ("PRE_INIT", "CREATED")
+_RESERVED: Final = ("", "default", TIMER)
+_TIME_BOUND: Final = 2**63
+
+
+class Handle(StatefulProcessorHandle):
+    """Declares state variables in ``init``, and registers timers later. ``deleted`` are names to be forgotten."""
+
+    def __init__(self, time_mode: TimeMode, phase: Phase) -> None:
+        self._time_mode = time_mode
+        self.phase: Phase = phase
+        self.variables: dict[str, Variable] = {}
+        self.deleted: list[str] = []
+        self._states: dict[str, CellsState] = {}
+        self._session: Session | None = None
+
+    def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
+        """See PySpark."""
+        self._declare(stateName, "value", schema, None, ttlDurationMs)
+        return self._added(ValueOfCells(stateName))
+
+    def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
+        """See PySpark."""
+        self._declare(stateName, "list", schema, None, ttlDurationMs)
+        return self._added(ListOfCells(stateName))
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: Schema,
+        valueSchema: Schema,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        """See PySpark."""
+        variable = self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
+        return self._added(MapOfCells(stateName, row_maker(variable.value.names)))
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """See PySpark."""
+        self._at_work("register timer", "register_timer").timers.register(_time(expiryTimestampMs))
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """See PySpark."""
+        self._at_work("deleting timer", "delete_timer").timers.delete(_time(expiryTimestampMs))
+
+    def listTimers(self) -> Iterator[int]:
+        """See PySpark; the times come in order."""
+        return self._at_work("listing timers", "list_timers").timers.list()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """See PySpark."""
+        if self.phase not in _DECLARING:
+            raise wrong_phase("deleting state", "delete_if_exists", self.phase)
+        self.variables.pop(stateName, None)
+        state = self._states.pop(stateName, None)
+        if state is not None:
+            _unbind(state, Deleted)
+        self.deleted.append(stateName)
+
+    def enter(self, session: Session) -> None:
+        """Let state variables and timers be those of a session."""
+        self._session = session
+        for name, state in self._states.items():
+            vars(state)["cells"] = session.cells[name]
+
+    def leave(self) -> None:
+        """Let no key be at work any more."""
+        self._session = None
+        for state in self._states.values():
+            _unbind(state)
+
+    def _at_work(self, doing: str, operation: str) -> Session:
+        """Return the session, or raise where timers cannot be used."""
+        if self._time_mode == "None":
+            raise no_timers(doing, operation)
+        if self._session is None:
+            raise wrong_phase(doing, operation, self.phase)
+        return self._session
+
+    def _declare(self, name: str, kind: Kind, value: Schema, key: Schema | None, ttl_ms: int | None) -> Variable:
+        doing = f"initializing {kind} state"
+        if self.phase not in _DECLARING:
+            raise wrong_phase(doing, f"get_{kind}_state", self.phase)
+        if name in _RESERVED or name != name.strip():
+            raise wrong_name(kind, name)
+        if name in self.variables:
+            raise already_defined(kind, name, self.variables[name].kind)
+        if name in self.deleted:
+            raise PySparkRuntimeError(f"Error {doing}: init deletes state {name}, so it would not last until the next")
+        of_key = None if key is None else _arrow_schema(key)
+        variable = Variable(name, kind, _arrow_schema(value), of_key, self._ttl(name, kind, ttl_ms))
+        self.variables[name] = variable
+        return variable
+
+    def _ttl(self, name: str, kind: Kind, ttl_ms: int | None) -> int | None:
+        """Return the time to live; Spark takes 0 for none."""
+        if not ttl_ms:
+            return None
+        if self._time_mode != "ProcessingTime" or ttl_ms < 0:
+            raise no_ttl(kind, name, self._time_mode)
+        return index(ttl_ms)
+
+    def _added(self, state: _State) -> _State:
+        _unbind(state, OnDriver if self.phase == "PRE_INIT" else Keyless)
+        self._states[state.name] = state
+        return state
+
+
+def _unbind(state: CellsState, nowhere: type[Deleted | Keyless | OnDriver] = Keyless) -> None:
+    vars(state)["cells"] = nowhere(state.kind, state.name)
+
+
+def _arrow_schema(schema: Schema) -> pa.Schema:
+    if isinstance(schema, DataType):
+        return schema_of_json(schema.json())
+    try:
+        return schema_of_ddl(schema)
+    except ConfigError as error:
+        raise PySparkRuntimeError(f"Error parsing string schema: {error}") from error
+
+
+def _time(expiry_ms: int) -> int:
+    time_ms = index(expiry_ms)
+    if not -_TIME_BOUND < time_ms < _TIME_BOUND:
+        raise ValueError(f"Value out of range: {time_ms}")
+    return time_ms

@@ -1,0 +1,116 @@
+"""The errors that a processor sees, of the classes and in the words of Spark. Knows PySpark's errors. Does not know who
+raises them, nor state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError, PySparkValueError
+
+from riffle_spark.process.types.simple_converters import Misfit
+
+__all__ = ["already_defined", "empty_list", "misfit", "no_key", "no_timers", "no_ttl", "wrong_name", "wrong_phase"]
+
+_PREFIX: Final = "STATEFUL_PROCESSOR_"
+
+
+def wrong_phase(doing: str, operation: str, phase: str) -> PySparkException:
+    """Return the error for a call that is not allowed where the processor is."""
+    return _error(
+        doing,
+        f"{_PREFIX}CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE",
+        f"Failed to perform stateful processor operation={operation} with invalid handle state={phase}.",
+    )
+
+
+def no_timers(doing: str, operation: str) -> PySparkException:
+    """Return the error for a timer where the time mode is ``None``."""
+    return _error(
+        doing,
+        f"{_PREFIX}CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE",
+        f"Failed to perform stateful processor operation={operation} with invalid timeMode=None",
+    )
+
+
+def no_key(doing: str, name: str) -> PySparkException:
+    """Return the error for state that is used where no key is at work."""
+    told = f"Implicit key not found in state store for stateName={name}"
+    return _error(doing, "INTERNAL_ERROR_TWS", told, "XX000")
+
+
+def already_defined(kind: str, name: str, other: str) -> PySparkException:
+    """Return the error for a second variable of one name; ``other`` is the kind of the first."""
+    doing = f"initializing {kind} state"
+    if kind == other:
+        return PySparkRuntimeError(f"Error {doing}: {kind.capitalize()} state {name} already exists")
+    return _error(
+        doing,
+        f"{_PREFIX}DUPLICATE_STATE_VARIABLE_DEFINED",
+        f"State variable with name {name} has already been defined in the StatefulProcessor.",
+    )
+
+
+def wrong_name(kind: str, name: str) -> PySparkException:
+    """Return the error for a variable that cannot be called so."""
+    return _error(
+        f"initializing {kind} state",
+        "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME",
+        f"Failed to perform column family operation=create_col_family with invalid name={name}. Column family name "
+        "cannot be empty or include leading/trailing spaces or use the reserved keyword=default",
+    )
+
+
+def no_ttl(kind: str, name: str, time_mode: str) -> PySparkException:
+    """Return the error for a time to live where time is not the batch's, or where it is not positive."""
+    if time_mode != "ProcessingTime":
+        return _error(
+            f"initializing {kind} state",
+            f"{_PREFIX}INCORRECT_TIME_MODE_TO_ASSIGN_TTL",
+            f"Cannot use TTL for state={name} in timeMode={time_mode}, use TimeMode.ProcessingTime() instead.",
+        )
+    return _error(
+        f"initializing {kind} state",
+        f"{_PREFIX}TTL_DURATION_MUST_BE_POSITIVE",
+        f"TTL duration must be greater than zero for State store operation=update on state={name}.",
+    )
+
+
+def empty_list(name: str) -> PySparkException:
+    """Return the error for a list state that is given no element."""
+    return _error(
+        "updating value state",
+        "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE",
+        "Illegal value provided to the State Store "
+        f"Cannot write empty list values to State Store for StateName {name}.",
+        "42601",
+    )
+
+
+def misfit(doing: str, wrong: Misfit) -> PySparkException:
+    """Return the error for a value that its field cannot hold."""
+    field = wrong.path or "value"
+    if wrong.problem == "length":
+        told = f"{wrong.wanted} fields are required while {wrong.value} values are provided."
+        return _error(
+            doing,
+            "STRUCT_ARRAY_LENGTH_MISMATCH",
+            f"Input row doesn't have expected number of values required by the schema. {told}",
+            "2201E",
+        )
+    if wrong.problem == "null":
+        return PySparkValueError(
+            errorClass="FIELD_NOT_NULLABLE_WITH_NAME", messageParameters={"field_name": f"field {field}"}
+        )
+    parameters = {
+        "field_name": f"field {field}",
+        "data_type": str(wrong.wanted),
+        "obj": repr(wrong.value)[:200],
+        "obj_type": type(wrong.value).__name__,
+    }
+    kind = PySparkTypeError if wrong.problem == "type" else PySparkValueError
+    return kind(errorClass="FIELD_DATA_TYPE_UNACCEPTABLE_WITH_NAME", messageParameters=parameters)
+
+
+def _error(doing: str, name: str, told: str, state: str = "42802") -> PySparkRuntimeError:
+    return PySparkRuntimeError(f"Error {doing}: [{name}] {told} SQLSTATE: {state}")

@@ -1,0 +1,115 @@
+"""A pyspark ``StatefulProcessor`` as what is processed. Knows PySpark's calls. Does not know sessions or forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.processors.cells import DeclaredVariable, declare_all
+from riffle_spark.process.processors.processing import Times
+from riffle_spark.process.processors.processor import Key
+from riffle_spark.process.processors.session import Session
+from riffle_spark.spark.processors.handle import Handle
+from riffle_spark.spark.processors.row_form import row_maker
+from riffle_spark.state.schemas.variables import Variable, VariablesSchema
+
+__all__ = ["Declaration", "SparkProcessor", "declare", "declared_with_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a processor's ``init`` declares: its state variables, and names whose state is to be deleted."""
+
+    variables: tuple[Variable, ...]
+    deleted: tuple[str, ...]
+
+
+def declare(processor: StatefulProcessor, time_mode: TimeMode) -> Declaration:
+    """Run ``init`` and ``close`` of a copy of the processor, as Spark does on its driver, and return what it declares.
+
+    Raises PySpark's errors for calls that are not allowed there, and what the processor raises.
+    """
+    copy, handle = _copied(processor), Handle(time_mode, "PRE_INIT")
+    copy.init(handle)
+    copy.close()
+    return Declaration(tuple(handle.variables.values()), tuple(handle.deleted))
+
+
+def declared_with_rows(schema: VariablesSchema) -> tuple[DeclaredVariable, ...]:
+    """Return the variables with converters that show structs as PySpark's rows."""
+    return declare_all(schema, row_maker)
+
+
+class SparkProcessor:
+    """A ``Processor`` of a user's; made anew for each slot of each batch, with a copy of what the user made: as in
+    Spark, nothing that a processor keeps in itself reaches another slot or batch.
+    """
+
+    def __init__(
+        self, processor: StatefulProcessor, variables: Sequence[Variable], key_names: Sequence[str], times: Times
+    ) -> None:
+        self._processor = _copied(processor)
+        self._variables = {variable.name: variable for variable in variables}
+        self._key = row_maker(key_names)
+        self._times = times
+        self._handle = Handle(times.mode, "CREATED")
+        self._timer_values = self._values(times.watermark_ms)
+
+    def begin(self) -> None:
+        """Run ``init``. Raises ``ConfigError`` if it declares other variables than it did on the driver."""
+        self._processor.init(self._handle)
+        if self._handle.variables != self._variables:
+            raise ConfigError(
+                f"init declared {_told(self._handle.variables)} and, on the driver, {_told(self._variables)}",
+                remedy="let init declare the same state variables each time",
+            )
+        self._handle.phase = "INITIALIZED"
+
+    def enter(self, session: Session) -> None:
+        """See ``Processor``."""
+        self._handle.enter(session)
+
+    def initial(self, key: Key, state: object) -> None:
+        """See ``Processor``."""
+        self._processor.handleInitialState(key, state, self._timer_values)
+
+    def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
+        """See ``Processor``."""
+        return self._processor.handleInputRows(key, rows, self._timer_values)
+
+    def as_of(self, watermark_ms: int | None) -> None:
+        """See ``Processor``."""
+        self._timer_values = self._values(watermark_ms)
+
+    def expired(self, key: Key, due_ms: int) -> Iterable[object]:
+        """See ``Processor``."""
+        return self._processor.handleExpiredTimer(
+            key=self._key(key), timerValues=self._timer_values, expiredTimerInfo=ExpiredTimerInfo(due_ms)
+        )
+
+    def end(self) -> None:
+        """Run ``close``."""
+        self._handle.leave()
+        self._handle.phase = "TIMER_PROCESSED"
+        self._processor.close()
+        self._handle.phase = "CLOSED"
+
+    def _values(self, watermark_ms: int | None) -> TimerValues:
+        """Return what time it is; as in Spark, no watermark is one of 0."""
+        if self._times.mode == "None":
+            return TimerValues(-1, -1)
+        return TimerValues(self._times.now_ms, watermark_ms or 0)
+
+
+def _copied(processor: StatefulProcessor) -> StatefulProcessor:
+    copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]
+    return copy
+
+
+def _told(variables: dict[str, Variable]) -> str:
+    return ", ".join(f"{variable.kind} {name}" for name, variable in variables.items()) or "nothing"

@@ -1,0 +1,169 @@
+"""PySpark's state variables over cells. Knows ``ValueState``, ``ListState`` and ``MapState``. Does not know stores.
+
+They are of PySpark's own classes, with the same methods; a call goes to the cells of the session that is at work, in
+this process. Before and after there is a key at work, every call raises.
+"""
+
+# ruff: noqa: N802, N803 - PySpark's names
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, TypeAlias
+
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
+
+from riffle_spark.process.processors.list_cells import ListCells
+from riffle_spark.process.processors.map_cells import MapCells
+from riffle_spark.process.processors.value_cells import ValueCells
+from riffle_spark.process.types.simple_converters import Misfit
+from riffle_spark.spark.processors.absent_states import DOING, Kind
+from riffle_spark.spark.processors.row_form import RowMaker
+from riffle_spark.spark.processors.spark_errors import empty_list, misfit
+
+__all__ = ["CellsState", "ListOfCells", "MapOfCells", "ValueOfCells"]
+
+Fields: TypeAlias = tuple[Any, ...]
+_UPDATING: Final = DOING["value"]["update"][1]
+_MAP: Final = DOING["map"]
+
+
+class ValueOfCells(ValueState):
+    """A value state."""
+
+    cells: ValueCells
+    kind: ClassVar[Kind] = "value"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return self.cells.exists()
+
+    def get(self) -> Fields | None:
+        """See PySpark."""
+        return self.cells.get()
+
+    def update(self, newValue: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.update(newValue)
+        except Misfit as wrong:
+            raise misfit(_UPDATING, wrong) from None
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self.cells.clear()
+
+
+class ListOfCells(ListState):
+    """A list state."""
+
+    cells: ListCells
+    kind: ClassVar[Kind] = "list"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return self.cells.exists()
+
+    def get(self) -> Iterator[Fields]:
+        """See PySpark."""
+        return self.cells.get()
+
+    def put(self, newState: list[Fields]) -> None:
+        """See PySpark."""
+        self._add(self.cells.put, newState)
+
+    def appendValue(self, newState: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.append(newState)
+        except Misfit as wrong:
+            raise misfit(_UPDATING, wrong) from None
+
+    def appendList(self, newState: list[Fields]) -> None:
+        """See PySpark."""
+        self._add(self.cells.extend, newState)
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self.cells.clear()
+
+    def _add(self, add: Callable[[list[Fields]], None], elements: list[Fields]) -> None:
+        if elements is None:
+            raise PySparkTypeError("'NoneType' object is not iterable")
+        elements = list(elements)
+        if not elements:
+            raise empty_list(self.name)
+        try:
+            add(elements)
+        except Misfit as wrong:
+            raise misfit(_UPDATING, wrong) from None
+
+
+class MapOfCells(MapState):
+    """A map state. ``row`` makes of a value the row that PySpark returns for one key."""
+
+    cells: MapCells
+    kind: ClassVar[Kind] = "map"
+
+    def __init__(self, name: str, row: RowMaker) -> None:
+        self.name = name
+        self._row = row
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return self.cells.exists()
+
+    def getValue(self, key: Fields) -> Fields | None:
+        """See PySpark."""
+        try:
+            found = self.cells.get(key)
+        except Misfit as wrong:
+            raise misfit(_MAP["get"][1], wrong) from None
+        return None if found is None else self._row(found)
+
+    def containsKey(self, key: Fields) -> bool:
+        """See PySpark."""
+        try:
+            return self.cells.contains(key)
+        except Misfit as wrong:
+            raise misfit(_MAP["contains"][1], wrong) from None
+
+    def updateValue(self, key: Fields, value: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.update(key, value)
+        except Misfit as wrong:
+            raise misfit(_MAP["update"][1], wrong) from None
+
+    def iterator(self) -> Iterator[tuple[Fields, Fields]]:
+        """See PySpark."""
+        return self.cells.items()
+
+    def keys(self) -> Iterator[Fields]:
+        """See PySpark."""
+        return self.cells.keys()
+
+    def values(self) -> Iterator[Fields]:
+        """See PySpark."""
+        return self.cells.values()
+
+    def removeKey(self, key: Fields) -> None:
+        """See PySpark."""
+        try:
+            self.cells.remove(key)
+        except Misfit as wrong:
+            raise misfit(_MAP["remove"][1], wrong) from None
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self.cells.clear()
+
+
+CellsState: TypeAlias = ValueOfCells | ListOfCells | MapOfCells

@@ -1,0 +1,1 @@
+"""Local copies: their files, a member's folder and its disk."""

@@ -1,0 +1,143 @@
+"""What executors that died left on a disk, and whether a process still runs. Knows locks, names of files and ``/proc``.
+Does not know what is in the files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from riffle_spark.state.copies.folder_files import incoming_files, is_member
+
+__all__ = ["claims_of", "is_dead", "is_free", "named", "remove_folders", "remove_strays", "unless_used"]
+
+_REMOVED = ".removed-"
+_LOOKS = 600
+_LOOK_SECONDS = 0.05
+
+
+@contextmanager
+def claims_of(base: Path) -> Iterator[list[Path]]:
+    """Hold the lock of all claims below ``base``; yield the ``owner`` files there, the one used last first.
+
+    Raises ``OSError`` if the disk refuses, or if a process that hangs does not give the lock back.
+    """
+    with (base / ".claims").open("a") as gate:
+        _lock(gate)
+        owners = [owner for owner in base.glob("m*/owner") if is_member(owner.parent.name) and owner.is_file()]
+        yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in owners)]
+
+
+def _lock(gate: TextIO) -> None:
+    for _ in range(_LOOKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_LOOK_SECONDS)
+    raise TimeoutError(f"another process has held {gate.name} for {_LOOKS * _LOOK_SECONDS:g} s: does it hang?")
+
+
+def is_free(owner: Path, live: Collection[str]) -> bool:
+    """Tell whether a folder's owner lives no more: the driver sees it no more, or its process has ended here."""
+    if owner.read_text() not in live:
+        return True
+    try:
+        return is_dead((owner.parent / "process").read_text())
+    except OSError:
+        return False
+
+
+@contextmanager
+def unless_used(owner: Path) -> Iterator[bool]:
+    """Lock a folder by its ``owner`` file against every use; yield whether nobody was in it, so that it worked."""
+    with owner.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def remove_strays(folder: Path, added_before: float = 0.0) -> None:
+    """Remove copies that no link leads to, links that lead nowhere, sealed files that were not finished, and snapshots
+    that came half and were not added to since that time (seconds, Unix).
+
+    For a folder that is locked against every use.
+    """
+    for links in [path for path in (folder / "copies").glob("*") if path.is_dir()]:
+        found = list(links.iterdir())
+        for link in (path for path in found if path.is_symlink()):
+            if link.name.endswith(".link") or not link.exists():
+                link.unlink(missing_ok=True)
+        current = {os.readlink(path) for path in found if path.is_symlink()}  # noqa: PTH115 - a third of the time
+        for path in found:
+            if not path.is_symlink() and path.name not in current:
+                shutil.rmtree(path, ignore_errors=True)
+    for part in [path for path in (folder / "sealed").glob("*.part") if path.is_file()]:
+        part.unlink(missing_ok=True)
+    for file in incoming_files(folder / "incoming"):
+        if file.path.stat().st_mtime < added_before:
+            file.path.unlink(missing_ok=True)
+
+
+def remove_folders(base: Path, live: Collection[str], used_before: float) -> int:
+    """Remove folders below ``base`` of owners that do not live, last used before that time (seconds, Unix).
+
+    Return how many. One that somebody is in stays, even a late task of a dead executor. Folders of other roots are
+    below another base, and none of ours. Raises ``OSError`` if the disk refuses.
+    """
+    with claims_of(base) as owners:
+        old = [owner for owner in owners if owner.stat().st_mtime < used_before]
+        removed = sum(_set_aside(owner, live) for owner in old)
+    for aside in base.glob(f"{_REMOVED}*"):
+        shutil.rmtree(aside, ignore_errors=True)
+    return removed
+
+
+def _set_aside(owner: Path, live: Collection[str]) -> bool:
+    """Take a folder out of sight, so that its many files are removed after the lock of all claims is given back."""
+    with suppress(FileNotFoundError), unless_used(owner) as free:
+        if free and owner.read_text() not in live:
+            owner.parent.rename(owner.parent.with_name(f"{_REMOVED}{uuid.uuid4().hex}"))
+            return True
+    return False
+
+
+_STARTED = 19
+"""The place of a process's start time in its ``stat``, after the name."""
+
+
+def named(pid: int) -> str:
+    """Return the name of a process that runs, or an empty text if it cannot be told."""
+    started, space = _started(pid), _namespace()
+    return f"{pid} {started} {space}" if started and space else ""
+
+
+def is_dead(name: str) -> bool:
+    """Tell whether the process of that name is known to have ended; ``False`` for any that cannot be judged."""
+    words = name.split()
+    return len(words) == 3 and words[2] == _namespace() and _started(int(words[0])) != words[1]
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process began, in clock ticks since the boot; empty if there is none any more."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return ""
+    return "" if words[0] in "ZX" else words[_STARTED]

@@ -1,0 +1,249 @@
+"""A member's folder on local disk. Knows who may use it and where copies lie in it. Does not know what copies hold.
+
+    <local_dir>/<root id>/<member>/owner                     whose folder it is: "<application>/<executor>"
+                                  /copies/<store>/<0042>     a link to the current copy, <0042>.<unique>
+                                  /sealed/<version>-<attempt> the deltas this member sealed, as bytes
+                                  /incoming/<store>/...      snapshots that are half fetched
+
+Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its
+own id under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is
+never used by two executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at
+a time. Every use marks the ``owner`` file's time, so that an executor that comes finds the warmest of several folders
+and those that nobody comes back to can be removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from riffle_spark.errors import OutOfDate
+from riffle_spark.state.copies.abandoned import claims_of, is_free, remove_strays, unless_used
+from riffle_spark.state.copies.disk import disk_refused, refuse_network
+from riffle_spark.state.copies.folder_files import sealed_files
+
+__all__ = ["Folder", "claim"]
+
+_LOOKS = 60
+_LOOK_SECONDS = 0.05
+_SEALED_FILES_MAX = 256
+_SEALED_BYTES_MAX = 256 << 20
+_PROBE_BYTES = 1 << 20
+
+
+class Folder:
+    """One member's folder. ``member`` is its name, and the member's."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self.path = path
+        self.member = path.name
+        self._owner = owner
+        self.sealed = path / "sealed"
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Hold the folder for its owner.
+
+        Raises ``OutOfDate`` if another executor has taken it over, or if it is gone: the next attempt claims anew.
+        """
+        with self._on_disk():
+            file = (self.path / "owner").open("r")
+        with file:
+            with self._on_disk():
+                fcntl.flock(file, fcntl.LOCK_SH)
+                owner = file.read()
+            if owner != self._owner:
+                raise OutOfDate("this executor's folder was taken over by another one", where=str(self.path))
+            with self._on_disk():
+                os.utime(file.fileno())
+            yield
+
+    @contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """Tell what the disk refuses in words of ours: the folder is gone, or it cannot be used."""
+        try:
+            yield
+        except OSError as error:
+            if not (self.path / "owner").exists():
+                raise OutOfDate("this executor's folder is gone from its disk", where=str(self.path)) from error
+            raise disk_refused(f"a local copy cannot be kept: {error}", self.path) from error
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold what one piece of upkeep at a time may do. Raises ``OutOfDate`` if another one is at work here."""
+        with self._on_disk():
+            file = (self.path / "upkeep").open("a")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutOfDate("another piece of upkeep is still at work", where=str(self.path)) from None
+            yield
+
+    def tidy(self, added_before: float) -> bool:
+        """Remove what processes of this owner that died left half done, but of half-fetched snapshots only those not
+        added to since that time (seconds, Unix); return whether nobody was in, so that it was safe.
+        """
+        with self._on_disk(), unless_used(self.path / "owner") as free:
+            if free and self.is_of_owner():
+                remove_strays(self.path, added_before)
+            return free
+
+    def is_of_owner(self) -> bool:
+        """Tell whether the folder is still there and its owner's."""
+        try:
+            return (self.path / "owner").read_text() == self._owner
+        except OSError:
+            return False
+
+    def link(self, store: str, key_group: int) -> Path:
+        """Return the path of the link to the current copy of a key-group."""
+        return self.path / "copies" / store / f"{key_group:04d}"
+
+    def current(self, store: str, key_group: int) -> Path | None:
+        """Return the folder of the current copy of a key-group, if there is one."""
+        link = self.link(store, key_group)
+        try:
+            return link.parent / os.readlink(link)  # noqa: PTH115 - a third of the time of Path.readlink
+        except OSError:
+            return None
+
+    def copies(self) -> list[tuple[str, int]]:
+        """Return (store, key-group) of every current copy, sorted."""
+        links = (link for link in self.path.glob("copies/*/*") if link.name.isdecimal() and link.is_symlink())
+        return sorted((link.parent.name, int(link.name)) for link in links)
+
+    def fresh(self, store: str, key_group: int) -> Path:
+        """Return a new path, never used before, for a copy of a key-group."""
+        link = self.link(store, key_group)
+        with self._on_disk():
+            (self.path / "copies").mkdir(exist_ok=True)
+            link.parent.mkdir(exist_ok=True)
+        return link.with_name(f"{link.name}.{uuid.uuid4().hex}")
+
+    def switch(self, store: str, key_group: int, filled: Path) -> None:
+        """Make ``filled`` the current copy, in one atomic step, and remove the one before."""
+        link = self.link(store, key_group)
+        passing = link.with_name(f"{link.name}.{uuid.uuid4().hex}.link")
+        with self._on_disk():
+            before = link.resolve() if link.is_symlink() else None
+            passing.symlink_to(filled.name)
+            passing.replace(link)
+        if before is not None and before != filled:
+            shutil.rmtree(before, ignore_errors=True)
+
+    def discard(self, store: str, filled: Path) -> None:
+        """Remove a copy that was begun and not finished; one that was switched in stays."""
+        with self._on_disk():
+            current = {path.resolve() for path in self.link(store, 0).parent.iterdir() if path.is_symlink()}
+        if filled.resolve() not in current:
+            shutil.rmtree(filled, ignore_errors=True)
+
+    def drop(self, store: str, key_group: int) -> None:
+        """Remove the current copy of a key-group, if there is one."""
+        link = self.link(store, key_group)
+        if link.is_symlink():
+            with self._on_disk():
+                before = link.resolve()
+                link.unlink(missing_ok=True)
+            shutil.rmtree(before, ignore_errors=True)
+
+    def wipe(self) -> None:
+        """Remove everything but the claim: all copies, sealed deltas and what was half fetched."""
+        for path in [path for path in self.path.iterdir() if path.is_dir()]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
+        """Keep the bytes of a sealed delta; return whether the disk took them (a failure harms nothing)."""
+        path = self.sealed / f"{version}-{attempt}"
+        part = path.with_suffix(".part")
+        try:
+            self.sealed.mkdir(exist_ok=True)
+            part.write_bytes(data)
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            return False
+        return True
+
+    def try_disk(self) -> None:
+        """Write some bytes here and remove them. Raises ``LocalDiskError`` if the disk refuses."""
+        probe = self.path / "probe"
+        with self._on_disk():
+            try:
+                probe.write_bytes(bytes(_PROBE_BYTES))
+            finally:
+                with suppress(FileNotFoundError):
+                    probe.unlink()
+
+    def sealed_file(self, version: int, attempt: str) -> Path:
+        """Return where the sealed delta of an attempt lies, if it was kept."""
+        return self.sealed / f"{version}-{attempt}"
+
+    def sealed_attempts(self) -> tuple[str, ...]:
+        """Return the attempts whose sealed deltas lie here, sorted."""
+        return tuple(sorted(file.attempt for file in sealed_files(self.sealed)))
+
+    def forget_sealed(self) -> None:
+        """Remove the oldest sealed deltas beyond a number and a size; they are in the store."""
+        size = 0
+        for number, file in enumerate(sealed_files(self.sealed)):
+            with suppress(OSError):
+                size += file.path.stat().st_size
+                if number >= _SEALED_FILES_MAX or size > _SEALED_BYTES_MAX:
+                    file.path.unlink(missing_ok=True)
+
+
+def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
+    """Return the folder of ``owner`` below ``base``: its own, else a free one, else a new one.
+
+    ``live`` are the owners the driver sees alive; a folder of any other is free, and so is one whose owner's process
+    has ended on this machine, which is known here sooner than to the driver. Of several free ones the one used last is
+    taken. ``process`` names the owner's (``state.alive``), if that is known. Raises ``ConfigError`` on a network file
+    system, ``LocalDiskError`` if the disk refuses.
+    """
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        refuse_network(base)
+        with claims_of(base) as owners:
+            folder = _claimed(base, owners, owner, live)
+            (folder.path / "process").write_text(process)
+            return folder
+    except OSError as error:
+        raise disk_refused(f"no folder for local copies can be made: {error}", base) from error
+
+
+def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:
+    for path in owners:
+        if path.read_text() == owner:
+            return Folder(path.parent, owner)
+    for look in range(_LOOKS):
+        free = [path for path in owners if is_free(path, live)]
+        taken = next((path for path in free if _take(path, owner, live)), None)
+        if taken is not None:
+            return Folder(taken.parent, owner)
+        if not free:
+            break
+        # A dead executor's Python worker is in there and about to notice; its copies are worth the wait.
+        time.sleep(_LOOK_SECONDS if look + 1 < _LOOKS else 0)
+    folder = base / f"m{uuid.uuid4().hex[:12]}"
+    folder.mkdir()
+    (folder / "owner").write_text(owner)
+    return Folder(folder, owner)
+
+
+def _take(path: Path, owner: str, live: Collection[str]) -> bool:
+    """Write ``owner`` into a free folder; what the one before left half done goes while nobody can be in it."""
+    with unless_used(path) as free:
+        if not free or not is_free(path, live):
+            return False
+        remove_strays(path.parent)
+        path.write_text(owner)
+        return True

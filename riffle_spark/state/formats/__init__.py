@@ -1,0 +1,1 @@
+"""Byte formats of parts, keys and values."""

@@ -1,0 +1,105 @@
+"""Bytes of delta parts and snapshots: Arrow IPC streams with zstd. Knows the format. Does not know names or stores.
+
+A part is one self-contained stream: key columns, state columns and, in a delta, ``__deleted``; schema metadata
+carries the format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import pyarrow as pa
+import xxhash
+
+from riffle_spark.errors import CorruptStateError
+
+__all__ = ["DELETED", "FORMAT", "checksum", "decode", "encode", "fitted", "layout_of"]
+
+FORMAT = b"1"
+"""Version of the part format. A reader of version N reads N - 1 too."""
+DELETED = "__deleted"
+"""The delta column that is true where a key's state was removed."""
+_VERSION_KEY = b"riffle.format"
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+_PLAIN = pa.ipc.IpcWriteOptions(compression=None)
+_COMPRESS_FROM_BYTES = 32 * 1024
+"""Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
+_WORTH_IT = 0.9
+"""What compressing does not bring below this share is kept plain: then it can be read where it lies."""
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """Return the XXH3-64 of the bytes."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def encode(table: pa.Table) -> bytes:
+    """Return the bytes of one part."""
+    if table.nbytes >= _COMPRESS_FROM_BYTES:
+        packed = _stream(table, _COMPRESSED)
+        if packed.size < _WORTH_IT * table.nbytes:
+            return bytes(packed)
+    return bytes(_stream(table, _PLAIN))
+
+
+def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
+    schema = table.schema.with_metadata({_VERSION_KEY: FORMAT})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_table(
+            table.cast(schema) if table.schema.metadata else table.replace_schema_metadata(schema.metadata)
+        )
+    return sink.getvalue()
+
+
+def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:
+    """Return the table of one part, after its checksum was found to be ``expected``.
+
+    Raises ``CorruptStateError`` naming ``where`` if the bytes are not what was sealed, or of another format.
+    """
+    if checksum(data) != expected:
+        raise CorruptStateError(
+            "the bytes are truncated or altered: their checksum differs from the log's",
+            remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
+            where=where,
+        )
+    try:
+        reader = pa.ipc.open_stream(data)
+        found = (reader.schema.metadata or {}).get(_VERSION_KEY)
+        if found == FORMAT:
+            return reader.read_all().replace_schema_metadata(None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptStateError(
+            f"the bytes are not an Arrow stream: {error}", remedy="restore the object", where=where
+        ) from error
+    raise CorruptStateError(
+        f"the part has format {found!r}, this version reads {FORMAT!r}",
+        remedy="run the version of riffle-spark that wrote it, or a newer one",
+        where=where,
+    )
+
+
+def fitted(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """Return the table with exactly these columns. Raises ``CorruptStateError`` if a value does not fit."""
+    if table.schema.equals(wanted):
+        return table
+    return pa.table([_column(table, field) for field in wanted], schema=wanted)
+
+
+def _column(table: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    if field.name not in table.column_names:
+        return pa.nulls(table.num_rows, field.type)
+    column = table.column(field.name)
+    try:
+        return column if column.type == field.type else column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise CorruptStateError(
+            f"column {field.name!r} was written as {column.type} and does not fit {field.type}: {error}",
+            remedy="declare the column as it is stored",
+        ) from error
+
+
+def layout_of(*schemas: pa.Schema) -> bytes:
+    """Return a name for how rows of these columns lie in a local copy: a digest of names and types, in order."""
+    text = "|".join(f"{field.name}: {field.type}" for schema in schemas for field in schema)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest().encode()

@@ -1,0 +1,242 @@
+"""Rows of some columns as bytes: heads and bodies. Knows the byte layout. Does not know schemas or who asked.
+
+A row is a *head* and *bodies*. The head has one length for all rows of the same types: a bit a leaf that is set for
+null, then for each leaf its value, packed and little-endian, or for text, bytes and lists the length of its body
+(4 bytes). The bodies follow in order. A list's body is its number of elements (4 bytes), their lengths (4 bytes each;
+left out if all elements have one length) and the elements, each of them a row of one column. A null has a value of
+zeros and an empty body (a null list: one that says 0 elements).
+
+Only whole columns are ever touched: a leaf is written and read for all rows at once, and every length is checked
+against the row before anything is cut out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.columns import (
+    Bytes,
+    Mask,
+    Offsets,
+    binary_column,
+    bitmap,
+    byte_slices,
+    fixed_column,
+    fixed_values,
+    pick_slices,
+    positions_of,
+    valid_mask,
+    whole,
+)
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.state.formats.leaf_types import (
+    element_type,
+    is_list,
+    joined,
+    leaf_types,
+    leaf_width,
+    list_column,
+    list_parts,
+    split,
+)
+
+__all__ = ["RowLayout", "unreadable"]
+
+BODY_BYTES_MAX: Final = 2**32 - 1
+LENGTH_BYTES: Final = 4
+_LENGTH: Final = np.dtype("<u4")
+
+
+class RowLayout:
+    """Where each leaf of rows of these types stands. ``fixed_bytes`` is the length of all rows, if they have one."""
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self._types = list(types)
+        self._leaves = [leaf for kind in types for leaf in leaf_types(kind)]
+        self._elements = [RowLayout([element_type(leaf)]) if is_list(leaf) else None for leaf in self._leaves]
+        self._widths = [leaf_width(leaf) for leaf in self._leaves]
+        self._head = _head_of(self._widths)
+        self.fixed_bytes = None if None in self._widths else self._head.itemsize
+
+    def encode(self, columns: Iterable[pa.Array], count: int) -> pa.Array:
+        """Return ``count`` rows as a large binary array."""
+        arrays = [leaf for column in columns for leaf in split(column)]
+        head = np.zeros(count, dtype=self._head)
+        if any(array.null_count for array in arrays):
+            nulls = np.stack([array.is_null().to_numpy(zero_copy_only=False) for array in arrays], axis=1)
+            head["nulls"] = np.packbits(nulls, axis=1, bitorder="little")
+        bodies = []
+        for at, (array, width) in enumerate(zip(arrays, self._widths, strict=True)):
+            if width is None:
+                bodies.append(_bodies_of(array, self._elements[at]))
+                head[f"leaf{at}"] = _lengths_of(bodies[-1])
+            elif width:
+                head[f"leaf{at}"] = _values_of(array)
+        heads = binary_column(head, np.arange(count + 1, dtype=np.int64) * head.itemsize)
+        return pc.binary_join_element_wise(heads, *bodies, pa.scalar(b"", pa.large_binary())) if bodies else heads
+
+    def decode(self, data: Bytes, offsets: Offsets) -> list[pa.Array]:
+        """Return the columns of the rows between the offsets."""
+        size, starts, ends = self._head.itemsize, offsets[:-1], offsets[1:]
+        if bool((starts + size > ends).any()):
+            raise unreadable("a row is shorter than its head")
+        packed = data[offsets[0] : offsets[-1]] if self.fixed_bytes is not None else _cut(data, starts, starts + size)
+        if self.fixed_bytes is not None and bool((ends - starts != size).any()):
+            raise unreadable("a row is longer than its columns")
+        if not size:
+            return []
+        leaves = self._decode_leaves(data, packed.view(self._head), starts + size, ends)
+        return [joined(kind, leaves) for kind in self._types]
+
+    def _decode_leaves(
+        self, data: Bytes, head: npt.NDArray[np.void], starts: Offsets, ends: Offsets
+    ) -> Iterator[tuple[pa.Array, Mask | None]]:
+        lengths = [head[f"leaf{at}"].astype(np.int64) for at, width in enumerate(self._widths) if width is None]
+        if lengths and bool((starts + np.sum(lengths, axis=0) != ends).any()):
+            raise unreadable("the bodies of a row do not fill it")
+        masks = self._masks(head)
+        for at, (leaf, width, valid) in enumerate(zip(self._leaves, self._widths, masks, strict=True)):
+            if width is None:
+                after = starts + lengths.pop(0)
+                yield _read_bodies(pick_slices(data, starts, after), leaf, self._elements[at], valid), valid
+                starts = after
+            elif width:
+                yield _read_values(head[f"leaf{at}"], leaf, valid), valid
+            else:
+                yield _read_nothing(leaf, len(head), valid), valid
+
+    def _masks(self, head: npt.NDArray[np.void]) -> list[Mask | None]:
+        """Return which values of each leaf are not null."""
+        nulls: npt.NDArray[np.uint8] = head["nulls"]
+        if not bool(nulls.any()):
+            return [None] * len(self._leaves)
+        bits = np.unpackbits(nulls, axis=1, bitorder="little").view(np.bool_)
+        if bool(bits[:, len(self._leaves) :].any()):
+            raise unreadable("a row has more nulls than columns")
+        return [~bits[:, at] for at in range(len(self._leaves))]
+
+
+def unreadable(problem: str) -> CorruptStateError:
+    """Return the error for bytes that are not rows of the expected types."""
+    return CorruptStateError(
+        f"stored values cannot be read: {problem}", remedy="restore the key-group from its snapshot and deltas"
+    )
+
+
+def _head_of(widths: Sequence[int | None]) -> np.dtype[np.void]:
+    fields: list[tuple[str, object]] = [("nulls", (np.uint8, ((len(widths) + 7) // 8,)))] if widths else []
+    for at, width in enumerate(widths):
+        if width is None:
+            fields.append((f"leaf{at}", _LENGTH))
+        elif width:
+            fields.append((f"leaf{at}", f"<u{width}" if width in (1, 2, 4, 8) else f"V{width}"))
+    return np.dtype(fields)
+
+
+def _cut(data: Bytes, starts: Offsets, ends: Offsets) -> Bytes:
+    """Return the slices as one piece."""
+    cut, offsets = byte_slices(pick_slices(data, starts, ends))
+    return cut[: offsets[-1]]
+
+
+def _values_of(array: pa.Array) -> npt.NDArray[np.generic]:
+    values, valid = fixed_values(array), valid_mask(array)
+    if valid is not None:
+        values = values.copy()
+        values[~valid] = np.zeros(1, dtype=values.dtype)
+    return values
+
+
+def _read_nothing(leaf: pa.DataType, count: int, valid: Mask | None) -> pa.Array:
+    """Return values of no width: nulls, structs (their presence) or fixed-size binary of size 0."""
+    if pa.types.is_null(leaf):
+        return pa.nulls(count)
+    return pa.Array.from_buffers(leaf, count, [bitmap(valid), pa.py_buffer(b"")])
+
+
+def _read_values(values: npt.NDArray[np.generic], leaf: pa.DataType, valid: Mask | None) -> pa.Array:
+    if pa.types.is_boolean(leaf) and bool((values.view(np.uint8) > 1).any()):
+        raise unreadable("a boolean is neither 0 nor 1")
+    return fixed_column(leaf, values, valid)
+
+
+def _lengths_of(bodies: pa.Array) -> Offsets:
+    lengths: Offsets = np.diff(byte_slices(bodies)[1])
+    if int(lengths.max(initial=0)) > BODY_BYTES_MAX:
+        raise ConfigError("a value above 4 GB cannot be stored", remedy="split it over several keys")
+    return lengths
+
+
+def _bodies_of(array: pa.Array, element: RowLayout | None) -> pa.Array:
+    """Return the body of every text or list. Table and elements of a list are slices of what all lists hold."""
+    if element is None:
+        bodies = whole(array)
+        return bodies.fill_null(b"") if bodies.null_count else bodies
+    elements, starts, ends = list_parts(array)
+    rows = element.encode([elements], len(elements))
+    data, edges = byte_slices(rows)
+    counts = (ends - starts).astype(_LENGTH)
+    parts = [binary_column(counts, np.arange(len(counts) + 1, dtype=np.int64) * LENGTH_BYTES)]
+    if element.fixed_bytes is None:
+        table = _lengths_of(rows).astype(_LENGTH).view(np.uint8)
+        parts.append(_slices(table, starts * LENGTH_BYTES, ends * LENGTH_BYTES))
+    parts.append(_slices(data, edges[starts], edges[ends]))
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+
+
+def _slices(data: Bytes, starts: Offsets, ends: Offsets) -> pa.Array:
+    """Return the slices, without a copy if none is left out."""
+    if bool((starts[1:] == ends[:-1]).all()):
+        return binary_column(data, np.append(starts, ends[-1:] if len(ends) else 0))
+    return pick_slices(data, starts, ends)
+
+
+def _read_bodies(bodies: pa.Array, leaf: pa.DataType, element: RowLayout | None, valid: Mask | None) -> pa.Array:
+    if element is None:
+        buffers = [bitmap(valid), *bodies.buffers()[1:]]
+        return pa.Array.from_buffers(pa.large_binary(), len(bodies), buffers).cast(leaf)
+    data, edges, positions = _read_elements(bodies, element)
+    if pa.types.is_fixed_size_list(leaf):
+        data, edges = _with_elements_of_nulls(binary_column(data, edges), positions, leaf, element, valid)
+    return list_column(leaf, element.decode(data, edges)[0], positions, valid)
+
+
+def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[Bytes, Offsets, Offsets]:
+    """Return the elements of all lists as rows, and where lists begin and end among them."""
+    data, offsets = byte_slices(bodies)
+    starts, ends = offsets[:-1] + LENGTH_BYTES, offsets[1:]
+    if bool((starts > ends).any()):
+        raise unreadable("a list has no count")
+    counts = _cut(data, offsets[:-1], starts).view(_LENGTH).astype(np.int64)
+    positions = positions_of(counts)
+    if element.fixed_bytes is not None:
+        if bool((ends - starts != counts * element.fixed_bytes).any()):
+            raise unreadable("the elements of a list do not fill it")
+        edges = np.arange(positions[-1] + 1) * element.fixed_bytes
+    else:
+        table_ends = starts + counts * LENGTH_BYTES
+        if bool((table_ends > ends).any()):
+            raise unreadable("a list is shorter than its table")
+        edges = positions_of(_cut(data, starts, table_ends).view(_LENGTH))
+        if bool((np.diff(edges[positions]) != ends - table_ends).any()):
+            raise unreadable("the elements of a list do not fill it")
+        starts = table_ends
+    return _cut(data, starts, ends), edges, positions
+
+
+def _with_elements_of_nulls(
+    rows: pa.Array, positions: Offsets, leaf: pa.DataType, element: RowLayout, valid: Mask | None
+) -> tuple[Bytes, Offsets]:
+    """Give null lists of fixed size the elements that Arrow wants below them."""
+    present = np.ones(len(positions) - 1, dtype=np.bool_) if valid is None else valid
+    if bool((np.diff(positions) != present * leaf.list_size).any()):
+        raise unreadable(f"a list is not of {leaf.list_size} elements")
+    filler = element.encode([pa.nulls(1, leaf.value_type)], 1)
+    taken = np.where(present[:, None], positions[:-1, None] + np.arange(leaf.list_size), len(rows))
+    return byte_slices(pa.concat_arrays([rows, filler]).take(pa.array(taken.reshape(-1))))

@@ -1,0 +1,1 @@
+"""The log of a query: records, manifests, and names of objects."""

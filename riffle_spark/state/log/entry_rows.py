@@ -1,0 +1,70 @@
+"""Entries as a record holds them: columns of plain numbers and a table of attempts. Knows the format's rows. Does not
+know what else a record says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
+
+__all__ = ["entries_from_json", "entries_to_json", "link_from_json", "link_to_json"]
+
+_Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int | None"]
+"""Key-group, timer, snapshot, chain as five numbers a link, and where the entry is cut."""
+
+
+def link_to_json(link: Link) -> list[object]:
+    """Return a link as a row of its own."""
+    return [link.head.version, link.head.attempt, link.start, link.length, f"{link.checksum:016x}", link.rows]
+
+
+def link_from_json(row: list[object]) -> Link:
+    """Return the link of such a row."""
+    version, attempt, start, length, checksum, rows = cast("tuple[int, str, int, int, str, int]", tuple(row))
+    return Link(Head(version, attempt), start, length, int(checksum, 16), rows)
+
+
+def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
+    """Return entries by store, and the heads that they name by number."""
+    heads: dict[Head, int] = {}
+
+    def number(head: Head) -> int:
+        return heads.setdefault(head, len(heads))
+
+    rows: dict[str, list[object]] = {}
+    for (store, key_group), entry in sorted(entries.items()):
+        snapshot = entry.snapshot
+        chain = [v for k in entry.chain for v in (number(k.head), k.start, k.length, f"{k.checksum:016x}", k.rows)]
+        taken = snapshot and [
+            snapshot.id, number(snapshot.head), snapshot.length, f"{snapshot.checksum:016x}", snapshot.rows,
+        ]  # fmt: skip
+        cut = None if entry.cut is None else number(entry.cut)
+        rows.setdefault(store, []).append([key_group, entry.timer_ms, taken, chain, cut])
+    return {"heads": [[head.version, head.attempt] for head in heads], "stores": rows}
+
+
+def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
+    """Return the entries of such columns. Raises what unpacking raises where they are none."""
+    heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
+
+    def links(flat: list[int | str]) -> tuple[Link, ...]:
+        fives = zip(*[iter(flat)] * 5, strict=True)
+        return tuple(
+            Link(heads[cast(int, h)], cast(int, s), cast(int, n), int(cast(str, c), 16), cast(int, r))
+            for h, s, n, c, r in fives
+        )
+
+    def snapshot(row: list[object] | None) -> Snapshot | None:
+        if row is None:
+            return None
+        taken, head, length, checksum, count = cast("tuple[str, int, int, str, int]", tuple(row))
+        return Snapshot(taken, heads[head], length, int(checksum, 16), count)
+
+    stores = cast("dict[str, list[_Row]]", columns["stores"])
+    return {
+        (store, key_group): Entry(snapshot(taken), links(chain), timer, None if cut is None else heads[cut])
+        for store, rows in stores.items()
+        for key_group, timer, taken, chain, cut in rows
+    }

@@ -1,0 +1,301 @@
+"""The log of one query: the truth about its state. Knows how records follow each other. Does not know what a batch
+is.
+
+Theory of operation. A record is committed by putting the next number if it is absent. Whoever puts it wins; everyone
+else finds another commit id there and is fenced. An unclear answer (a time-out, an error after the bytes arrived) is
+settled by reading: our own commit id means committed, another's means fenced, absent means put the same bytes again.
+Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line
+(I3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
+from riffle_spark.state.log.record import Record, RecordedMember, decode, digest, encode
+from riffle_spark.state.objects.store import ObjectStore
+
+__all__ = ["FULL_EVERY", "Log"]
+
+FULL_EVERY = 16
+"""A record is full at least this often; between, it holds the entries changed since the last full one."""
+_APPEND_TRIES = 5
+
+
+class Log:
+    """The log below one root, as one driver sees it.
+
+    ``tail`` is the newest record known (``None``: empty), ``manifest`` what it and its full record say together.
+    """
+
+    def __init__(self, store: ObjectStore, root: str) -> None:
+        self._store = store
+        self._root = root
+        self._digest = ""
+        self._base: Mapping[Address, Entry] = {}
+        self._members: tuple[RecordedMember, ...] = ()
+        self._unclear: tuple[Record, bytes, Manifest] | None = None
+        self.tail: Record | None = None
+        self.manifest = Manifest()
+        self.first = 0
+
+    def open(self, *, broken: bool = False) -> Record | None:
+        """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
+
+        One list, which may lag, a head and at most three gets. Raises ``ConflictError`` if a record is missing in
+        between, ``CorruptStateError`` if one is damaged or does not follow the one before (I3), ``ConfigError`` if the
+        root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
+        rollback.
+        """
+        names = self._store.list(paths.LOG)
+        sequences = [s for s in map(paths.record_sequence, names) if s is not None]
+        foreign = len(sequences) < len(names)
+        self._find_newer(sequences)
+        if foreign or (not sequences and self._store.list("")):
+            raise ConfigError(
+                f"{self._root} holds objects, but not a riffle log",
+                remedy="set `root` to an empty folder or prefix, or to one that riffle wrote",
+                where=self._root,
+            )
+        self.tail, self.manifest, self._digest = None, Manifest(), ""
+        if not sequences:
+            return None
+        self.first = sequences[0]
+        if broken:
+            return self._open_broken(sequences)
+        record, data = self._read_newest(sequences)
+        self._check_whole(sequences, record)
+        self._check_follows(record)
+        self._adopt_tail(record, data)
+        return record
+
+    def _find_newer(self, sequences: list[int]) -> None:
+        """Add the records that a LIST which lags does not show yet: those after the newest that it shows."""
+        newer = sequences[-1] + 1 if sequences else 0
+        while self._store.exists(paths.record(newer)):
+            sequences.append(newer)
+            newer += 1
+
+    def _open_broken(self, sequences: list[int]) -> Record:
+        """Take the newest record that can be read, to be followed by one after the newest there is.
+
+        Each record in between may have been a claim: the epoch counts on for it.
+        """
+        last = sequences[-1]
+        raw = self._store.get(paths.record(last)) or b""
+        for sequence in reversed(sequences):
+            try:
+                record = self.read(sequence)
+                full = record if record.full == sequence else self.read(record.full)
+                manifest = _joined(record, full.entries)
+            except CorruptStateError:
+                continue
+            self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
+            self.manifest, self._base, self._digest = manifest, manifest.entries, digest(raw)
+            self._members = full.members
+            return self.tail
+        raise CorruptStateError(
+            "no record of the log can be read",
+            remedy="restore the log's objects from a backup, or use another root and replay the input",
+            where=self._root,
+        )
+
+    def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
+        name = paths.record(sequences[-1])
+        data = self._store.get(name)
+        if data is None:
+            raise UnavailableError(
+                "a LIST of the log shows its newest record, which is gone",
+                remedy="start again: the store's LIST lags far behind, or another driver is sweeping the log",
+                where=name,
+            )
+        return decode(data, name), data
+
+    def _check_whole(self, sequences: list[int], newest: Record) -> None:
+        present = set(sequences)
+        unseen = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
+        lost = [s for s in unseen if not self._store.exists(paths.record(s))]
+        if lost:
+            raise ConflictError(
+                f"{self._root} has lost record {lost[0]} of its log"
+                + (f" and {len(lost) - 1} more" if len(lost) > 1 else ""),
+                remedy="restore the objects from a backup, or roll back to a version whose records are intact: "
+                f"riffle rollback --root {self._root} --to VERSION --checkpoint PATH --execute",
+                where=paths.record(lost[0]),
+            )
+
+    def _check_follows(self, newest: Record) -> None:
+        before = self._store.get(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
+        if before is not None and digest(before) != newest.previous:
+            raise CorruptStateError(
+                "the newest record does not follow the one before it: one of them is not what was written there",
+                remedy="restore the log's objects from one backup, or roll back (riffle rollback)",
+                where=paths.record(newest.sequence),
+            )
+
+    def _adopt_tail(self, record: Record, data: bytes) -> None:
+        full = record if record.full == record.sequence else self.read(record.full)
+        self._base, self._members = full.entries, full.members
+        self.tail, self.manifest, self._digest = record, _joined(record, self._base), digest(data)
+
+    def read(self, sequence: int) -> Record:
+        """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
+        record = self.find(sequence)
+        if record is None:
+            raise CorruptStateError(
+                "a record of the log is missing",
+                remedy="restore it from a backup, or roll back",
+                where=paths.record(sequence),
+            )
+        return record
+
+    def find(self, sequence: int) -> Record | None:
+        """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
+        name = paths.record(sequence)
+        data = self._store.get(name)
+        return None if data is None else decode(data, name)
+
+    def manifest_of(self, record: Record) -> Manifest:
+        """Return what ``record`` and the full record it changes say together."""
+        if record.full == record.sequence:
+            return Manifest(record.entries)
+        return _joined(record, self.read(record.full).entries)
+
+    def listed_in(self, records: Iterable[Record], first: int) -> set[str]:
+        """Return the names of all objects that these records list; for scans.
+
+        A record at the old end whose full record is before ``first``, where the log begins, says nothing any more, and
+        is passed over. Raises ``CorruptStateError`` where another's is missing.
+        """
+        listed: set[str] = set()
+        base: Record | None = None
+        for record in records:
+            if record.full < first:
+                continue
+            if base is None or base.sequence != record.full:
+                base = record if record.full == record.sequence else self.read(record.full)
+            listed |= _joined(record, base.entries).objects()
+            listed |= {link.object for _, link in record.outputs}
+        return listed
+
+    def next_is_absent(self) -> bool:
+        """Tell whether nobody has appended after ``tail``: the check before a sink. One request."""
+        return not self._store.exists(paths.record(self._next_sequence()))
+
+    def append(self, draft: Record, manifest: Manifest) -> Record:
+        """Append ``draft`` with ``manifest`` as what it says; return the record as written.
+
+        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here, and the members stay in
+        full records only: there those of the one before stand where the draft names none. Raises ``FencedError``
+        if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed
+        before anything else). Whatever takes the log over, which every record but a batch's does, finds out a store
+        that overwrites: ``ConfigError``.
+        """
+        assert self._unclear is None, "an earlier append is unclear; settle it first"
+        record = self._completed(draft, manifest)
+        data = encode(record)
+        self._unclear = (record, data, manifest)
+        self.settle()
+        if record.kind != "batch":
+            self._check_refused(paths.record(record.sequence), data)
+        return record
+
+    def _check_refused(self, name: str, data: bytes) -> None:
+        """Put a record that is there once more: the same bytes, so that a store that takes them is harmed by nothing.
+
+        All that keeps two drivers apart is that a store refuses the second put of a name.
+        """
+        trouble: UnavailableError | None = None
+        for _ in range(_APPEND_TRIES):
+            try:
+                if not self._store.put_if_absent(name, data):
+                    return
+            except UnavailableError as error:
+                trouble = error
+            else:
+                raise ConfigError(
+                    f"the store overwrites objects: {self._store!r} took a second put of a record that is there",
+                    remedy="use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, "
+                    "and no proxy before it that drops the header: else two drivers overwrite each other's state",
+                    where=f"{self._root} ({name})",
+                )
+        assert trouble is not None
+        raise trouble
+
+    def settle(self) -> Record:
+        """Settle an unclear append: put the same bytes until the record is known to be ours or another's."""
+        if self._unclear is None:
+            assert self.tail is not None, "nothing was ever appended"
+            return self.tail
+        record, data, manifest = self._unclear
+        self._put(record, data)
+        self._unclear = None
+        if record.full == record.sequence:
+            self._base, self._members = manifest.entries, record.members
+        self.tail, self.manifest, self._digest = record, manifest, digest(data)
+        return record
+
+    @property
+    def unclear(self) -> bool:
+        """Whether the fate of the last append is not known."""
+        return self._unclear is not None
+
+    def _put(self, record: Record, data: bytes) -> None:
+        name, trouble = paths.record(record.sequence), None
+        for _ in range(_APPEND_TRIES):
+            try:
+                if self._store.put_if_absent(name, data):
+                    return
+                found = self._store.get(name)
+            except UnavailableError as error:
+                trouble = error
+                continue
+            if found is None:
+                continue
+            if found == data:
+                return
+            self._unclear = None
+            raise FencedError(
+                f"another driver appended record {record.sequence} of {self._root}",
+                remedy="stop this query: a newer driver owns its state",
+                where=name,
+            )
+        raise UnavailableError(
+            f"it is unclear whether record {record.sequence} was committed to {self._root}",
+            remedy="make the store reachable and restart the query: the record is read before anything is run again",
+            where=name,
+        ) from trouble
+
+    def _next_sequence(self) -> int:
+        return self.tail.sequence + 1 if self.tail else 0
+
+    def _completed(self, draft: Record, manifest: Manifest) -> Record:
+        sequence = self._next_sequence()
+        tail, base = self.tail, self._base
+        full = tail is None or draft.kind in ("rollback", "adopt", "dispatch") or sequence - tail.full >= FULL_EVERY
+        changed = {a: e.since(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
+        return replace(
+            draft,
+            sequence=sequence,
+            previous=self._digest,
+            full=sequence if full or tail is None else tail.full,
+            entries=manifest.entries if full else changed,
+            members=(draft.members or self._members) if full else (),
+        )
+
+
+def _joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
+    """Return what a record and the entries of the full record it changes say together."""
+    for address, entry in record.entries.items():
+        if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:
+            raise CorruptStateError(
+                f"record {record.sequence} does not fit the full record {record.full} it names",
+                remedy="restore both from one backup, or roll back (riffle rollback)",
+                where=paths.record(record.full),
+            )
+    changes = {address: entry.joined(base.get(address, EMPTY)) for address, entry in record.entries.items()}
+    return Manifest(changes if record.full == record.sequence else {**base, **changes})

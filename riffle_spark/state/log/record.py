@@ -1,0 +1,257 @@
+"""One record of the log, and its bytes. Knows the format of docs/formats.md. Does not know where records are kept.
+
+A record is one line of JSON (magic, format version, checksum, size) followed by a zstd frame of JSON. Entries are
+columns of plain numbers and a table of attempts, so that a record of 128 key-groups stays small and quick to write.
+Fields that are reserved are read and written as they came, so that a later version's are not lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal, cast, get_args
+
+import pyarrow as pa
+import xxhash
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json, link_from_json, link_to_json
+from riffle_spark.state.log.manifest import Address, Entry, Link
+
+__all__ = ["FORMAT", "OLDEST_FORMAT", "Kind", "Record", "RecordedMember", "check_body", "decode", "digest", "encode"]
+
+FORMAT = 2
+"""Version of the record format that is written."""
+OLDEST_FORMAT = 1
+"""The oldest that is read."""
+_MAGIC = "riffle-log"
+_BODY_BYTES_MAX = 1 << 30
+"""A record that says it is larger unpacked is not unpacked."""
+
+Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One numbered record.
+
+    ``log_id`` is the first record's commit id: it tells a root from one that was emptied and begun again. ``version``
+    is the last committed batch id (-1: none), ``full`` the sequence of the full record that ``entries`` change (its
+    own, if this one is full). ``offsets`` is Spark's offset-log entry of that batch as text and ``input_digest`` a
+    digest of its rows where that log cannot be read. ``outputs`` are sealed output rows, ``delivers_after_commit``
+    says whether they are what a sink gets. ``shards`` are the (topic, partition) that key-groups 0, 1, ... stand for,
+    unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch: ``time_ms`` is the batch's, as Spark
+    gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
+    ``late_watermark_ms`` are late. By store, ``event_times`` are the newest event times seen and
+    ``initial_states`` the names of the initial states that were loaded.
+
+    ``promised`` is the oldest sequence that a rollback may go back to: no delete that was sent, or is sent before a
+    newer record says otherwise, is of an object that it or a later one lists. ``members`` are the live ones, in full
+    records. ``weights``, ``watermarks`` and ``orders`` are reserved, and kept as they are.
+    """
+
+    sequence: int
+    kind: Kind
+    previous: str
+    commit_id: str
+    log_id: str
+    epoch: int
+    query_id: str
+    version: int
+    rollbacks: int
+    written_ms: int
+    total: int
+    dispatch: str
+    full: int
+    entries: Mapping[Address, Entry] = field(default_factory=dict)
+    target: int | None = None
+    offsets: str | None = None
+    input_digest: str | None = None
+    time_ms: int | None = None
+    watermark_ms: int | None = None
+    schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    owners: Mapping[str, str] = field(default_factory=dict)
+    standbys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    outputs: tuple[tuple[str, Link], ...] = ()
+    delivers_after_commit: bool = False
+    shards: tuple[tuple[str, int], ...] = ()
+    late_watermark_ms: int | None = None
+    event_times: Mapping[str, int] = field(default_factory=dict)
+    initial_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    promised: int = 0
+    members: tuple[RecordedMember, ...] = ()
+    weights: Mapping[str, object] = field(default_factory=dict)
+    watermarks: Mapping[str, object] = field(default_factory=dict)
+    orders: Mapping[str, object] = field(default_factory=dict)
+
+
+_SINCE_2 = ("promised", "members", "weights", "watermarks", "orders")
+
+
+def digest(data: bytes) -> str:
+    """Return the digest by which the next record names this one (BLAKE2b, 16 bytes, hex)."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def encode(record: Record) -> bytes:
+    """Return the bytes of a record."""
+    body: dict[str, object] = {f.name: getattr(record, f.name) for f in fields(record)}
+    body["entries"] = entries_to_json(record.entries)
+    body["outputs"] = [[store, *link_to_json(link)] for store, link in record.outputs]
+    body["members"] = [member.to_json() for member in record.members]
+    plain = json.dumps(body, separators=(",", ":")).encode()
+    packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
+    checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
+    header = {"magic": _MAGIC, "format": FORMAT, "xxh3": checksum, "length": len(plain)}
+    return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
+
+
+def decode(data: bytes, name: str) -> Record:
+    """Return the record that ``data`` holds; ``name`` is for errors.
+
+    Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a format this version reads.
+    """
+    head, _, packed = data.partition(b"\n")
+    try:
+        header = json.loads(head)
+        assert header["magic"] == _MAGIC
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+        raise CorruptStateError("this object is not a riffle log record", remedy=_REMEDY_FOREIGN, where=name) from None
+    found = header.get("format")
+    if type(found) is not int or not OLDEST_FORMAT <= found <= FORMAT:
+        raise CorruptStateError(
+            f"the record has format {found}, this version reads {OLDEST_FORMAT} to {FORMAT}",
+            remedy="run the version of riffle-spark that wrote it, or a newer one",
+            where=name,
+        )
+    if header.get("xxh3") != f"{xxhash.xxh3_64_intdigest(packed):016x}":
+        raise CorruptStateError("the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name)
+    try:
+        return _record(json.loads(_unpacked(packed, header)), found)
+    except (ValueError, KeyError, TypeError, IndexError, OSError, RecursionError) as error:
+        raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
+
+
+def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
+    """Return the body, in no more memory than the header allows for."""
+    if header["format"] == 1:
+        return cast(bytes, pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
+    length = header["length"]
+    if type(length) is not int or not 0 < length <= _BODY_BYTES_MAX:
+        raise ValueError(f"a body of {length!r} bytes")
+    return cast(bytes, pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
+
+
+def _record(body: dict[str, object], found: int) -> Record:
+    """Return the record of a body of format ``found``. Raises what is wrong with it as Python does."""
+    known = [f.name for f in fields(Record) if found > 1 or f.name not in _SINCE_2]
+    check_body(body, known, get_args(Kind))
+    read: dict[str, object] = dict(body)
+    read["entries"] = entries_from_json(cast("dict[str, object]", body["entries"]))
+    for lists in ("standbys", "initial_states"):
+        read[lists] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(lists, {})).items()}
+    outputs = cast("list[list[object]]", body.get("outputs", []))
+    read["outputs"] = tuple((cast(str, store), link_from_json(rest)) for store, *rest in outputs)
+    read["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
+    read["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
+    return Record(**read)  # type: ignore[arg-type]
+
+
+def _shard(row: list[object]) -> tuple[str, int]:
+    topic, number = row
+    if type(topic) is not str or type(number) is not int:
+        raise TypeError(f"no partition: {row!r}")
+    return topic, number
+
+
+_REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
+_REMEDY_FOREIGN = (
+    "point `root` at an empty folder or prefix, or at one that riffle wrote; restore the object if it was ours"
+)
+
+
+_NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
+_TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
+_MAPS = (
+    "entries", "schemas", "owners", "standbys", "event_times", "initial_states", "weights", "watermarks", "orders",
+)  # fmt: skip
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_NUMBERS, (int,)),
+    **dict.fromkeys(_TEXTS, (str,)),
+    **dict.fromkeys(_MAPS, (dict,)),
+    **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms"), (int, type(None))),
+    **dict.fromkeys(("offsets", "input_digest"), (str, type(None))),
+    **dict.fromkeys(("outputs", "shards", "members"), (list,)),
+    "delivers_after_commit": (bool,),
+}
+_VALUES: Mapping[str, tuple[type, type]] = {
+    "owners": (str, str),
+    "event_times": (int, int),
+    "schemas": (dict, str),
+    "standbys": (list, str),
+    "initial_states": (list, str),
+}
+"""What the values of a map are, and what these hold in turn."""
+_ENTRIES = {"heads", "stores"}
+
+
+def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collection[str]) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for a field that is not ``known`` or not of its type, or another kind."""
+    if type(body) is not dict:
+        raise TypeError("the body is not an object")
+    if unknown := sorted(body.keys() - set(known)):
+        raise TypeError(f"unknown fields {', '.join(unknown)}")
+    for name, value in body.items():
+        if type(value) not in _TYPES[name]:
+            raise TypeError(f"{name} is of type {type(value).__name__}")
+        if name in _VALUES:
+            _check_values(name, cast("dict[str, object]", value))
+    if body["kind"] not in kinds:
+        raise ValueError(f"unknown kind {body['kind']!r}")
+    if unknown := sorted(cast("dict[str, object]", body["entries"]).keys() - _ENTRIES):
+        raise TypeError(f"entries hold {', '.join(unknown)}, which this version cannot read: run a newer one")
+
+
+def _check_values(name: str, values: Mapping[str, object]) -> None:
+    outer, inner = _VALUES[name]
+    for value in values.values():
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if type(value) is not outer or any(type(each) is not inner for each in held):
+            raise TypeError(f"{name} holds {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMember:
+    """A live member: its folder's name, the executor that held it, where that ran, its slots, rack and tags.
+
+    ``facts`` are reserved: what was measured of it (docs/formats.md).
+    """
+
+    id: str
+    executor: str
+    host: str
+    slots: int
+    rack: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    def to_json(self) -> list[object]:
+        """Return its row."""
+        return [self.id, self.executor, self.host, self.slots, self.rack, dict(self.tags), dict(self.facts)]
+
+    @classmethod
+    def from_json(cls, row: list[object]) -> RecordedMember:
+        """Return the member of a row. Raises ``TypeError`` or ``ValueError`` where it is none."""
+        name, executor, host, slots, rack, tags, facts = row
+        types = tuple(map(type, (name, executor, host, slots, tags, facts)))
+        if types != (str, str, str, int, dict, dict) or type(rack) not in (str, type(None)):
+            raise TypeError(f"no member: {row!r}")
+        told = cast("dict[str, str]", tags)
+        if any(type(value) is not str for value in told.values()):
+            raise TypeError(f"a tag that is no text: {told!r}")
+        return cls(
+            cast(str, name), cast(str, executor), cast(str, host), cast(int, slots), cast("str | None", rack), told,
+            cast("dict[str, object]", facts),
+        )  # fmt: skip

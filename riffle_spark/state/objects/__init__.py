@@ -1,0 +1,1 @@
+"""Object stores: the seam, and a file for each store there is."""

@@ -1,0 +1,84 @@
+"""Objects in this process's memory, for tests and simulations. Knows dictionaries. Does not survive the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from riffle_spark.state.objects.store import RequestCounts, check_name, check_prefix, check_range, written
+
+__all__ = ["MemoryStore"]
+
+
+class _Objects:
+    """The objects of one memory store, however many ``MemoryStore`` look at them."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+
+
+_NAMED: dict[str, _Objects] = {}
+
+
+class MemoryStore:
+    """A store in memory. Those of one name see the same objects, in this process; one without a name is its own."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.requests = RequestCounts()
+        self._objects = _NAMED.setdefault(name, _Objects()) if name else _Objects()
+
+    def __reduce__(self) -> tuple[type[MemoryStore], tuple[str]]:
+        if not self.name:
+            raise TypeError("a memory store without a name is nowhere else: give it a name to pickle it")
+        return MemoryStore, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self.name!r})"
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See ``ObjectStore.put_if_absent``."""
+        check_name(name)
+        self.requests.add("put")
+        with self._objects.lock:
+            if name in self._objects.by_name:
+                return False
+            self._objects.by_name[name] = bytes(data)
+            return True
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """See ``ObjectStore.get``."""
+        check_name(name)
+        check_range(start, length)
+        self.requests.add("get")
+        data = self._objects.by_name.get(name)
+        return None if data is None else data[start : None if length is None else start + length]
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """See ``ObjectStore.copy_to``."""
+        return written(self.get(name, start, length), write)
+
+    def exists(self, name: str) -> bool:
+        """See ``ObjectStore.exists``."""
+        check_name(name)
+        self.requests.add("head")
+        return name in self._objects.by_name
+
+    def list(self, prefix: str) -> list[str]:
+        """See ``ObjectStore.list``."""
+        check_prefix(prefix)
+        self.requests.add("list")
+        with self._objects.lock:
+            return sorted(name for name in self._objects.by_name if name.startswith(prefix))
+
+    def delete(self, names: Sequence[str]) -> None:
+        """See ``ObjectStore.delete``."""
+        for name in names:
+            check_name(name)
+        if not names:
+            return
+        self.requests.add("delete")
+        with self._objects.lock:
+            for name in names:
+                self._objects.by_name.pop(name, None)

@@ -1,0 +1,68 @@
+"""From a root's URL to its store. Knows which URLs there are. Does not know how any store works."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.objects.store import ObjectStore, StoreOptions
+
+__all__ = ["StoreOptions", "normalised", "open_store", "root_id"]
+
+_ALLOWED = "set `root` to s3://bucket/prefix, file:///path or memory://name"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
+_USER_INFO = re.compile(r"//[^/]*@")
+_SCHEMES = ("s3", "file", "memory")
+_DEFAULTS = StoreOptions()
+
+
+def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
+    """Return the store below ``url``: ``s3://bucket/prefix``, ``file:///path`` or ``memory://name``. Sends no request.
+
+    Raises ``ConfigError`` for any other URL.
+    """
+    scheme, parts = _split(url)
+    if scheme == "memory":
+        from riffle_spark.state.objects.memory import MemoryStore
+
+        return MemoryStore("/".join(parts))
+    if scheme == "file":
+        from riffle_spark.state.objects.directory import DirectoryStore
+
+        return DirectoryStore(Path("/", *parts))
+    from riffle_spark.state.objects.s3 import S3Store
+
+    return S3Store(parts[0], "/".join(parts[1:]), options)
+
+
+def normalised(url: str) -> str:
+    """Return ``url`` as it is written in one way only: without empty parts and without a slash at its end."""
+    scheme, parts = _split(url)
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{'/'.join(parts)}"
+
+
+def root_id(url: str) -> str:
+    """Return 16 hexadecimal digits that stand for the root in folder names, the same on every machine."""
+    return hashlib.sha256(normalised(url).encode()).hexdigest()[:16]
+
+
+def _split(url: str) -> tuple[str, list[str]]:
+    """Return the scheme and the path's parts."""
+    if not isinstance(url, str):
+        raise ConfigError(f"{url!r} is not a URL", remedy=_ALLOWED, where="root")
+    scheme, mark, rest = url.partition("://")
+    parts = [part for part in rest.split("/") if part]
+    if scheme not in _SCHEMES or not mark or not parts or rest.startswith("/") != (scheme == "file"):
+        raise _refused(url, "is not the URL of a place for state")
+    if {".", ".."} & set(parts) or not url.isprintable() or url != url.strip():
+        raise _refused(url, "has parts '.' or '..', blanks around it or unprintable characters")
+    if scheme == "s3" and not _BUCKET.match(parts[0]):
+        raise _refused(url, "does not begin with the name of a bucket")
+    return scheme, parts
+
+
+def _refused(url: str, why: str) -> ConfigError:
+    # A URL with a user and password in it must not end up in a log.
+    return ConfigError(f"{_USER_INFO.sub('//***@', url)!r} {why}", remedy=_ALLOWED, where="root")

@@ -1,0 +1,258 @@
+"""Objects in an S3 bucket. Knows S3's calls and what they answer. Does not know any object's meaning.
+
+Theory of operation. A put carries ``If-None-Match: *``: 412 means that the name is taken, 409 that another put of it is
+under way and this one must be sent again. botocore itself repeats a request after a lost connection, a time-out or a
+5xx answer, and then a 412 may be the answer to our own first try: ``put_if_absent`` says ``False``, and the caller
+reads the object to know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import cast
+
+import urllib3.exceptions
+from botocore import exceptions as boto_errors
+from botocore.exceptions import BotoCoreError
+from botocore.response import StreamingBody
+
+from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.state.objects.s3_client import (
+    SENDING,
+    Call,
+    client_of,
+    forget_client,
+    is_transient,
+    no_credentials,
+    refused,
+    unavailable,
+    untrusted,
+)
+from riffle_spark.state.objects.store import (
+    PIECE_BYTES,
+    RequestCounts,
+    StoreOptions,
+    check_name,
+    check_prefix,
+    check_range,
+)
+
+__all__ = ["Body", "BrokenOff", "S3Store"]
+
+Answer = Mapping[str, object]
+_DELETE_AT_ONCE = 1000
+_PAUSE_SECONDS = 0.05
+_NO_CREDENTIALS = (
+    boto_errors.NoCredentialsError,
+    boto_errors.PartialCredentialsError,
+    boto_errors.CredentialRetrievalError,
+    boto_errors.ProfileNotFound,
+    boto_errors.NoAuthTokenError,
+    boto_errors.SSOError,
+)
+_NO_ANSWER = (boto_errors.ConnectionError, boto_errors.HTTPClientError, urllib3.exceptions.HTTPError)
+
+
+class S3Store:
+    """A store below ``s3://bucket/prefix``. Pickles to these three arguments; sends nothing before its first call."""
+
+    def __init__(self, bucket: str, prefix: str, options: StoreOptions) -> None:
+        self.bucket = bucket
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.options = options
+        self.requests = RequestCounts()
+
+    def __reduce__(self) -> tuple[type[S3Store], tuple[str, str, StoreOptions]]:
+        return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
+
+    def __repr__(self) -> str:
+        at = f", {self.options.s3_endpoint!r}" if self.options.s3_endpoint else ""
+        return f"S3Store({self.bucket!r}, {self.prefix.rstrip('/')!r}{at})"
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success."""
+        key = self.prefix + check_name(name)
+        for attempt in range(self.options.s3_max_attempts):
+            _pause(attempt)
+            answer = self._call("put_object", {"Key": key, "Body": data, "IfNoneMatch": "*"}, (409, 412))
+            if _status(answer) != 409:
+                return _status(answer) != 412
+        raise unavailable(self._named("put_object", self.options.s3_max_attempts), "409 other puts of it are under way")
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """See ``ObjectStore.get``. A body that breaks off is asked for again."""
+        check_range(start, length)
+        if length == 0:
+            return b"" if self.exists(name) else None
+        trouble = ""
+        for attempt in range(self.options.s3_max_attempts):
+            _pause(attempt)
+            body = self._body(name, start, length)
+            if not isinstance(body, Body):
+                return body
+            try:
+                return body.read()
+            except BrokenOff as error:
+                trouble = str(error)
+        raise unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """See ``ObjectStore.copy_to``. A body that breaks off is asked for again from there."""
+        check_range(start, length)
+        if length == 0:
+            return 0 if self.exists(name) else None
+        done, trouble = 0, ""
+        for attempt in range(self.options.s3_max_attempts):
+            _pause(attempt)
+            body = self._body(name, start + done, length - done)
+            if not isinstance(body, Body):
+                return None if body is None else done
+            try:
+                for piece in body.pieces():
+                    write(piece)
+                    done += len(piece)
+            except BrokenOff as error:
+                trouble = str(error)
+            else:
+                return done
+        raise unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+
+    def _body(self, name: str, start: int, length: int | None) -> Body | bytes | None:
+        """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
+        ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"} if start or length else {}
+        answer = self._call("get_object", {"Key": self.prefix + check_name(name), **ranged}, (404, 416))
+        if _status(answer) in {404, 416}:
+            return None if _status(answer) == 404 else b""
+        stream = cast("StreamingBody", answer["Body"])
+        return Body(stream, start, length, is_whole=bool(ranged) and _status(answer) == 200)
+
+    def exists(self, name: str) -> bool:
+        """See ``ObjectStore.exists``. A missing bucket looks like a missing object here: S3 does not tell."""
+        return _status(self._call("head_object", {"Key": self.prefix + check_name(name)}, (404,))) != 404
+
+    def list(self, prefix: str) -> list[str]:
+        """See ``ObjectStore.list``. Markers of empty folders, which S3 consoles make, are left out."""
+        names: list[str] = []
+        more: dict[str, str] = {}
+        while True:
+            answer = self._call("list_objects_v2", {"Prefix": self.prefix + check_prefix(prefix), **more})
+            found = cast("list[dict[str, str]]", answer.get("Contents", []))
+            names += (entry["Key"][len(self.prefix) :] for entry in found if not entry["Key"].endswith("/"))
+            if not answer.get("IsTruncated"):
+                return sorted(names)
+            more = {"ContinuationToken": cast("str", answer["NextContinuationToken"])}
+
+    def delete(self, names: Sequence[str]) -> None:
+        """See ``ObjectStore.delete``."""
+        keys = list(dict.fromkeys(self.prefix + check_name(name) for name in names))
+        for first in range(0, len(keys), _DELETE_AT_ONCE):
+            self._delete(keys[first : first + _DELETE_AT_ONCE])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        code = ""
+        for attempt in range(self.options.s3_max_attempts):
+            _pause(attempt)
+            wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            answer = self._call("delete_objects", {"Delete": wanted})
+            failed = cast("list[dict[str, str]]", answer.get("Errors", []))
+            failed = [entry for entry in failed if entry.get("Code") != "NoSuchKey"]
+            if not failed:
+                return
+            for entry in failed:
+                code = entry.get("Code", "")
+                if not is_transient(code, 0):
+                    status = 403 if code == "AccessDenied" else 400
+                    raise refused(self._named("delete_objects"), code, status, entry.get("Message", ""))
+            keys = [entry["Key"] for entry in failed]
+        raise unavailable(self._named("delete_objects", self.options.s3_max_attempts), code)
+
+    def _call(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...] = ()) -> Answer:
+        """Send one request, which botocore may repeat; return the answer if it is a success or ``expected``."""
+        client = client_of(self.options)
+        SENDING.requests, SENDING.sent = self.requests, 0
+        try:
+            return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **parameters))
+        except boto_errors.ClientError as error:
+            answer = cast("Answer", error.response)
+            if _status(answer) in expected and error.response["Error"]["Code"] != "NoSuchBucket":
+                return answer
+            problem = self._refusal(operation, error)
+        except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
+            problem = self._failure(operation, error)
+            if isinstance(problem, UnavailableError):
+                raise problem from error
+        # The client goes too, so that corrected credentials are found; the cause does not, lest it repeats wrong ones.
+        forget_client(self.options)
+        raise problem from None
+
+    def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
+        fields = error.response["Error"]
+        status = _status(cast("Answer", error.response))
+        return refused(self._named(operation, SENDING.sent), fields.get("Code", ""), status, fields.get("Message", ""))
+
+    def _failure(self, operation: str, error: Exception) -> RiffleError:
+        call = self._named(operation, SENDING.sent)
+        if isinstance(error, _NO_CREDENTIALS):
+            return no_credentials(call, type(error).__name__)
+        if isinstance(error, boto_errors.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return untrusted(call)
+        if isinstance(error, _NO_ANSWER):
+            return unavailable(call, type(error).__name__)
+        remedy = "check `root`, `s3_endpoint` and `s3_region`"
+        return ConfigError(f"{operation} cannot be sent: {error}", remedy=remedy, where=call.where)
+
+    def _named(self, operation: str, attempts: int = 1) -> Call:
+        endpoint = client_of(self.options).meta.endpoint_url
+        return Call(operation, endpoint, self.bucket, attempts)
+
+
+def _status(answer: Answer) -> int:
+    return cast("dict[str, int]", answer["ResponseMetadata"])["HTTPStatusCode"]
+
+
+def _pause(attempt: int) -> None:
+    """Wait before another try: not before the first, then twice as long each time, a second at most."""
+    if attempt:
+        time.sleep(min(1.0, _PAUSE_SECONDS * 2**attempt))
+
+
+class BrokenOff(Exception):
+    """A body ended before its time; the text says how."""
+
+
+class Body:
+    """What was asked for from ``start``. ``is_whole``: the server knows no ranges, and gives the object."""
+
+    def __init__(self, stream: StreamingBody, start: int, length: int | None, *, is_whole: bool) -> None:
+        self._stream = stream
+        self._wanted = slice(start, None if length is None else start + length) if is_whole else None
+
+    def read(self) -> bytes:
+        """Return all of it. Raises ``BrokenOff``."""
+        with _told():
+            data: bytes = self._stream.read()
+        return data if self._wanted is None else data[self._wanted]
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield it in pieces of ``PIECE_BYTES`` at most. Raises ``BrokenOff``, after what came."""
+        if self._wanted is not None:
+            yield from filter(None, [self.read()])
+            return
+        with closing(self._stream):
+            while piece := self._piece():
+                yield piece
+
+    def _piece(self) -> bytes:
+        with _told():
+            piece: bytes = self._stream.read(PIECE_BYTES)
+            return piece
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (BotoCoreError, urllib3.exceptions.HTTPError) as error:
+        raise BrokenOff(f"the body broke off ({type(error).__name__})") from error

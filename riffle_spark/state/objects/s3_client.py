@@ -1,0 +1,193 @@
+"""boto3's S3 client, one a process and set of options, and what a server's refusal means. Knows boto3's settings and
+S3's error codes. Does not know objects, and repeats no credentials.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from typing import cast
+
+import boto3
+from botocore import exceptions as boto_errors
+from botocore.client import BaseClient
+from botocore.config import Config
+
+from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.state.objects.store import RequestCounts, StoreOptions
+
+__all__ = [
+    "SENDING",
+    "Call",
+    "client_of",
+    "forget_client",
+    "is_transient",
+    "no_credentials",
+    "refused",
+    "unavailable",
+    "untrusted",
+]
+
+_KINDS = {
+    "PutObject": "put",
+    "HeadObject": "head",
+    "HeadBucket": "head",
+    "ListObjectsV2": "list",
+    "DeleteObjects": "delete",
+}
+
+
+class _Sending(threading.local):
+    """Whose requests this thread is sending, and how many it has sent for the call at hand."""
+
+    requests = RequestCounts()
+    sent = 0
+
+
+SENDING = _Sending()
+_CLIENTS: dict[tuple[int, StoreOptions], BaseClient] = {}
+
+
+def client_of(options: StoreOptions) -> BaseClient:
+    """Return this process's client. No lock: a fork might inherit it held, and a spare client is harmless."""
+    key = (os.getpid(), options)
+    return _CLIENTS.get(key) or _CLIENTS.setdefault(key, _made(options))
+
+
+def forget_client(options: StoreOptions) -> None:
+    """Let the next call make a client anew: with credentials that may have been corrected."""
+    _CLIENTS.pop((os.getpid(), options), None)
+
+
+def _made(options: StoreOptions) -> BaseClient:
+    endpoint = options.s3_endpoint
+    config = Config(
+        connect_timeout=options.s3_connect_timeout_seconds,
+        read_timeout=options.s3_read_timeout_seconds,
+        retries={"mode": "standard", "total_max_attempts": options.s3_max_attempts},
+        max_pool_connections=options.s3_max_connections,
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        tcp_keepalive=True,
+    )
+    if endpoint and "@" in endpoint:
+        raise ConfigError(
+            "the endpoint holds credentials", remedy="give them by boto3's default chain", where="s3_endpoint"
+        )
+    try:
+        session = boto3.session.Session()
+        client: BaseClient = session.client("s3", endpoint_url=endpoint, region_name=options.s3_region, config=config)
+    except (boto_errors.BotoCoreError, ValueError) as error:
+        remedy = "check `s3_endpoint` (http://host:port or https://host), `s3_region` and AWS's own settings"
+        raise ConfigError(f"there is no S3 client to be had: {error}", remedy=remedy, where="s3_endpoint") from error
+    client.meta.events.register("before-send.s3", _count)
+    client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
+    client.meta.events.register_last("before-call.s3", _drop_expect)
+    return client
+
+
+def _count(event_name: str, **_: object) -> None:
+    """Count a request that goes out now; botocore tells this for every retry too."""
+    SENDING.sent += 1
+    SENDING.requests.add(_KINDS.get(event_name.rpartition(".")[2], "get"))
+
+
+def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
+    """Add the checksum that many S3-compatible servers demand of a bulk delete; botocore sends only a newer one."""
+    body = cast("bytes", params["body"])
+    params["headers"]["Content-MD5"] = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:
+    """Send a body at once: to wait for leave is one more round trip, and a second where a server gives none."""
+    params["headers"].pop("Expect", None)
+
+
+_TRANSIENT_CODES = frozenset({
+    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout",
+    "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
+})  # fmt: skip
+_CHAIN = "environment, ~/.aws or the machine's role"
+_BUCKET = "there is no such bucket", "create the bucket, or correct `root` or the endpoint"
+_CREDENTIALS = "the server does not accept the credentials", f"correct the credentials that boto3 finds ({_CHAIN})"
+_REGION = "the bucket is in another region", "set `s3_region` to the bucket's region"
+_CLOCK = "this machine's clock is wrong", "set its time, best by NTP"
+_REFUSALS = {
+    "NoSuchBucket": _BUCKET,
+    "AuthFailure": _CREDENTIALS,
+    "ExpiredToken": _CREDENTIALS,
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "InvalidClientTokenId": _CREDENTIALS,
+    "InvalidSecurity": _CREDENTIALS,
+    "InvalidToken": _CREDENTIALS,
+    "SignatureDoesNotMatch": _CREDENTIALS,
+    "TokenRefreshRequired": _CREDENTIALS,
+    "UnrecognizedClientException": _CREDENTIALS,
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+    "PermanentRedirect": _REGION,
+    "301": _REGION,
+    "RequestTimeTooSkewed": _CLOCK,
+}
+"""Problem and remedy by code. The message that comes with these may quote what was sent, so it is left out."""
+_RIGHTS = "s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject below the prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Who was asked for what, and how often."""
+
+    name: str
+    endpoint: str
+    bucket: str
+    attempts: int = 1
+
+    @property
+    def where(self) -> str:
+        """The place for an error's ``where``."""
+        return f"s3://{self.bucket} at {self.endpoint}"
+
+
+def is_transient(code: str, status: int) -> bool:
+    """Tell whether the same request may well succeed later."""
+    return status >= 500 or status in {408, 409, 429} or code in _TRANSIENT_CODES
+
+
+def refused(call: Call, code: str, status: int, message: str) -> RiffleError:
+    """Return the error for a server's answer with an error ``code`` and ``message``."""
+    if code in _REFUSALS:
+        problem, remedy = _REFUSALS[code]
+        return ConfigError(f"{problem} ({code})", remedy=remedy, where=call.where)
+    if status in {401, 403}:
+        remedy = f"check the credentials ({_CHAIN}) and grant them {_RIGHTS}"
+        return ConfigError(f"{call.name} was denied: {message or code}", remedy=remedy, where=call.where)
+    if is_transient(code, status):
+        return unavailable(call, f"{status} {code}")
+    remedy = "check `root`, `s3_endpoint` and `s3_region`; the server must be S3 with conditional puts (If-None-Match)"
+    return ConfigError(f"{call.name} was refused: {status} {code}: {message}", remedy=remedy, where=call.where)
+
+
+def unavailable(call: Call, why: str) -> UnavailableError:
+    """Return the error for a server that did not do its work within the bounded attempts."""
+    times = "1 attempt" if call.attempts == 1 else f"{call.attempts} attempts"
+    return UnavailableError(
+        f"{call.name} failed after {times}: {why}",
+        remedy=f"make {call.endpoint} reachable and healthy, or correct `s3_endpoint`; then start again",
+        where=call.where,
+    )
+
+
+def no_credentials(call: Call, kind: str) -> ConfigError:
+    """Return the error for a client that found no complete credentials."""
+    remedy = f"give boto3 credentials by its default chain: {_CHAIN}"
+    return ConfigError(f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where)
+
+
+def untrusted(call: Call) -> ConfigError:
+    """Return the error for a server whose TLS certificate does not verify."""
+    remedy = "point AWS_CA_BUNDLE at the authority that signed it, or correct `s3_endpoint`"
+    return ConfigError("the server's TLS certificate is not trusted", remedy=remedy, where=call.where)

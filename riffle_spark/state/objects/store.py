@@ -1,0 +1,146 @@
+"""The seam to object storage. Knows what every store must promise. Does not know any store, or any object's name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from riffle_spark.errors import ConfigError
+
+__all__ = [
+    "PIECE_BYTES",
+    "ObjectStore",
+    "RequestCounts",
+    "StoreOptions",
+    "check_name",
+    "check_prefix",
+    "check_range",
+    "sent_since",
+    "written",
+]
+
+PIECE_BYTES: Final = 256 << 10
+"""Memory of this size is used again and again; for a larger piece it is taken from the system, which costs more than
+the bytes.
+"""
+
+
+class ObjectStore(Protocol):
+    """A flat space of named, immutable byte objects below one root.
+
+    Names are relative, ``/``-separated, made by ``state.paths`` alone; no part of one is empty or begins with a dot,
+    which is checked. A missing object is ``None`` or skipped, never an error; an unreachable store raises
+    ``UnavailableError`` after bounded retries, wrong credentials or a missing bucket ``ConfigError``; both name the
+    endpoint. Every method is safe to call from several threads. A store can be pickled: the other side reaches the same
+    objects and counts from zero.
+    """
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """Requests sent so far by kind: ``put get head list delete``. A bulk delete is one request, a retry another."""
+        ...
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """Write the object if there is none of that name; return whether this call wrote it, as far as known.
+
+        ``False`` means that an object of that name was there already (which, after a retried request, may hold this
+        call's own bytes: the caller reads it to know). After ``UnavailableError`` the object may be there, may be
+        absent for good, or may still arrive. Durable when it returns. Of several callers at most one is told ``True``.
+        """
+        ...
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """Return the bytes from ``start``, ``length`` of them or all to the end; ``None`` if there is no such object.
+
+        As with slices, a range that reaches beyond the end gives what is there, and one that begins there ``b""``.
+        """
+        ...
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """Give the bytes that ``get`` would return to ``write``, in order and in pieces of ``PIECE_BYTES`` at most;
+        return how many they were. For what is too large to be held: no piece is kept. What ``write`` raises comes out.
+        """
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an object of that name is there, with one request."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the names that begin with ``prefix``, sorted. Several pages are several requests."""
+        ...
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete the objects; missing ones are no error. One request for up to 1,000 names where the store can."""
+        ...
+
+
+class RequestCounts(dict[str, int]):
+    """Counts by kind of request, safe to add to from several threads. A pickled one starts again from zero."""
+
+    def __init__(self) -> None:
+        super().__init__(put=0, get=0, head=0, list=0, delete=0)
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[RequestCounts], tuple[()]]:
+        return RequestCounts, ()
+
+    def add(self, kind: str) -> None:
+        """Count one more request."""
+        with self._lock:
+            self[kind] += 1
+
+
+def sent_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Return how many requests of each kind came between two looks at the counts, kinds without any left out."""
+    return {kind: count - before.get(kind, 0) for kind, count in now.items() if count != before.get(kind, 0)}
+
+
+def written(data: bytes | None, write: Callable[[bytes], object]) -> int | None:
+    """Give bytes that are held anyway to ``write``, as ``copy_to`` would; return how many they were."""
+    if data:
+        write(data)
+    return None if data is None else len(data)
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can name an object, else raise ``ConfigError``."""
+    if any(not part or part.startswith(".") for part in name.split("/")) or not name.isprintable():
+        raise ConfigError(
+            f"{name!r} cannot name an object",
+            remedy="names are relative; no part is empty or begins with a dot, and all characters are printable",
+            where="object name",
+        )
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Return ``prefix`` if names can begin with it, else raise ``ConfigError``."""
+    folder, slash, _ = prefix.rpartition("/")
+    if slash:
+        check_name(folder)
+    return prefix
+
+
+def check_range(start: int, length: int | None) -> None:
+    """Raise ``ConfigError`` if a range has a negative start or length."""
+    if start < 0 or (length is not None and length < 0):
+        raise ConfigError(f"no range begins at {start} and is {length} bytes long", remedy="use numbers from 0 up")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Settings of the S3 client; other stores have none. Stores with equal options share one client a process."""
+
+    s3_endpoint: str | None = None
+    """Base URL of an S3-compatible server; buckets then go in the path. ``None``: AWS, or as its tools are told."""
+    s3_region: str | None = None
+    """``None``: what AWS's own environment variables and files say."""
+    s3_connect_timeout_seconds: float = 5.0
+    s3_read_timeout_seconds: float = 20.0
+    s3_max_attempts: int = 4
+    """How often one call is sent in all, the first time included."""
+    s3_max_connections: int = 16
+    """Connections kept open, a process; more threads than that wait for each other."""

@@ -1,0 +1,1 @@
+"""Bringing copies to a head: reading parts, restoring and following."""

@@ -1,0 +1,78 @@
+"""Work that runs ahead of whoever takes its results, and how much of it may begin. Knows threads, a time and a number
+of bytes. Does not know what is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["Budget", "ahead"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def ahead(
+    work: Callable[[_Item], _Result], items: Iterable[_Item], size_bytes: Callable[[_Item], int], bytes_ahead: int,
+    at_once: int,
+) -> Generator[tuple[_Item, Future[_Result]], None, None]:  # fmt: skip
+    """Yield each item, in order, with what ``work`` makes of it: ``result()`` waits for it, or raises what it raised.
+
+    ``at_once`` are at work at a time, and begun while those begun and not yet done with are of fewer than
+    ``bytes_ahead`` bytes. An item is taken from ``items``, in this thread, when its work begins. Close the iterator to
+    give up what has not begun.
+    """
+    begun: deque[tuple[_Item, Future[_Result]]] = deque()
+    source, held = iter(items), 0
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        while True:
+            while not begun or held < bytes_ahead:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    break
+                begun.append((item, pool.submit(work, item)))
+                held += size_bytes(item)
+            if not begun:
+                return
+            yield begun[0]
+            held -= size_bytes(begun.popleft()[0])
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_GRANT_BYTES_MIN = 64 * 1024
+"""Less is not asked for, lest the last bytes of a budget become many small requests."""
+
+
+class Budget:
+    """A piece's bounds: it begins things for so many seconds, but one in any case, and fetches so many bytes."""
+
+    def __init__(self, seconds: float, fetch_bytes: int | None, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = clock() + seconds
+        self._bytes_left = fetch_bytes
+        self._begun = False
+
+    def allows(self) -> bool:
+        """Tell whether one more thing may begin, and take it as begun."""
+        allowed = not self._begun or self._clock() < self._until
+        self._begun = True
+        return allowed
+
+    def grant(self, length: int, *, part: bool = False) -> int:
+        """Return how many of ``length`` bytes may be fetched now: all or none, or with ``part`` some.
+
+        The last grant may go beyond the budget: by one run of a delta, or to the least that is worth a request.
+        """
+        if not length or self._bytes_left is None:
+            return length if self.allows() else 0
+        if self._bytes_left <= 0 or not self.allows():
+            return 0
+        granted = min(length, max(self._bytes_left, _GRANT_BYTES_MIN)) if part else length
+        self._bytes_left -= granted
+        return granted

@@ -1,0 +1,1 @@
+"""The columns of a store, and how its rows lie in a local copy."""

@@ -1,0 +1,219 @@
+"""Several state variables of one key as one store. Knows their columns and where each lies. Does not know a processor.
+
+A part or snapshot is a table of *wide rows*: the key's columns, which variable the row is of, which element of it, when
+it is due, and one struct column a variable, null in rows of the others. A delta's row that is deleted and of no element
+clears the whole variable before the part's other rows apply. A local copy keeps each row under the key, the variable's
+number and the element, so that a key's state and each variable of it are ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.formats.key_codec import encode_keys
+from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
+from riffle_spark.state.formats.scalar_codec import KeyEncoder
+from riffle_spark.state.schemas.copy_rows import Rows, joined
+from riffle_spark.state.schemas.variable_keys import (
+    NO_DUE,
+    WORD_BYTES,
+    Dues,
+    cut_key,
+    cut_keys,
+    cut_length,
+    due_of,
+    parsed,
+)
+from riffle_spark.state.schemas.variable_kinds import (
+    DUE,
+    INDEX,
+    TIMER,
+    VARIABLE,
+    MapRows,
+    RowsOf,
+    TimerRows,
+    ValueRows,
+    Variable,
+    kinds_of,
+)
+from riffle_spark.state.schemas.variable_rows import NAMES, dues_and_values, encoded_rows, names_of, wide_table
+
+__all__ = ["DUE", "INDEX", "NO_DUE", "TIMER", "VARIABLE", "Places", "Variable", "VariablesSchema"]
+
+PIECE_BYTES_MAX = 1 << 30
+"""Tables are built and taken apart in pieces of about this size: Arrow's strings and lists count with 32 bits."""
+VARIABLES_MAX = 126
+"""Their names are a dictionary of 8 bits."""
+
+
+class Places(NamedTuple):
+    """What stored keys are of: row i of ``keys`` (the key's columns) and the rest belong to stored key i.
+
+    ``groups`` are the stored keys' beginnings as ``group_keys`` gives them, ``variables`` names, ``elements`` what
+    follows: nothing, ``index_key``, ``map_key`` or ``due_key``.
+    """
+
+    keys: pa.Table
+    groups: list[bytes]
+    variables: list[str]
+    elements: list[bytes]
+
+
+@dataclass(frozen=True)
+class VariablesSchema:
+    """The key and the variables of one store. ``indexed``: elements may be due, and are kept in order of time too.
+
+    The order of ``variables`` is part of what is stored.
+    """
+
+    store: str
+    key: pa.Schema
+    variables: tuple[Variable, ...]
+    indexed: bool = False
+
+    def __post_init__(self) -> None:
+        names = [*self.key.names, VARIABLE, INDEX, DUE, DELETED, *(variable.column for variable in self.variables)]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigError(
+                f"two columns of the state are named {', '.join(repeated)}",
+                remedy="give each state variable a name of its own; no key column's may begin with two underscores",
+                where=self.store,
+            )
+        if len(self.variables) > VARIABLES_MAX:
+            raise ConfigError(
+                f"{len(self.variables)} state variables are too many",
+                remedy=f"declare at most {VARIABLES_MAX}",
+                where=self.store,
+            )
+        self.part_schema()  # raises for types that cannot be stored
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return VariablesSchema, (self.store, self.key, self.variables, self.indexed)
+
+    def variable(self, name: str) -> Variable:
+        """Return the variable of this name."""
+        return self._declared[name].variable
+
+    def part_schema(self, *, delta: bool = False) -> pa.Schema:
+        """Return the schema of a snapshot, or of a delta's part."""
+        fields = [pa.field(VARIABLE, NAMES), pa.field(INDEX, pa.int64()), pa.field(DUE, pa.int64())]
+        fields += [pa.field(kind.variable.column, kind.type) for kind in self._declared.values()]
+        return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
+
+    @cached_property
+    def layout(self) -> bytes:
+        """What names the layout of its rows in a local copy."""
+        return layout_of(self.part_schema()) + (b"+" if self.indexed else b"")
+
+    def fit(self, table: pa.Table) -> pa.Table:
+        """Return rows of earlier variables as rows of today's; those of variables that are gone are left out."""
+        wanted = self.part_schema(delta=DELETED in table.column_names)
+        if table.schema.equals(wanted):
+            return table
+        known = pa.array([kind.name for kind in self._kinds], pa.string())
+        return fitted(table.filter(pc.is_in(table.column(VARIABLE).cast(pa.string()), known)), wanted)
+
+    def encoded(self, table: pa.Table) -> pa.Array:
+        """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
+        return encode_keys([table.column(name) for name in self.key.names])
+
+    def encode(self, table: pa.Table) -> Rows:
+        """Return a part's or snapshot's rows as a local copy takes them."""
+        table = self.fit(table)
+        if table.nbytes > PIECE_BYTES_MAX:
+            return joined([self._encoded(pa.Table.from_batches([batch])) for batch in table.to_batches()])
+        return self._encoded(table)
+
+    def _encoded(self, table: pa.Table) -> Rows:
+        return encoded_rows(self.encoded(table), table, self._kinds, indexed=self.indexed)
+
+    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: Mapping[bytes, bytes]) -> pa.Table:
+        """Return pairs of a local copy as a table of ``part_schema()``."""
+        kinds, schema = self._kinds, self.part_schema()
+        pieces = (wide_table(piece, longs, kinds, schema, indexed=self.indexed) for piece in _pieces(pairs))
+        return pa.concat_tables(pieces)
+
+    def group_keys(self, encoded: pa.Array) -> list[bytes]:
+        """Return the beginning of everything a key holds, for keys as ``encoded`` gives them; long ones are cut."""
+        keys: list[bytes] = cut_keys(encoded).to_pylist()
+        return keys
+
+    def group_key(self, values: tuple[object, ...]) -> bytes:
+        """Return the same for one key, given as the Python values of its columns (``to_pylist``)."""
+        return cut_key(self._encode_key(values))
+
+    def prefix(self, group_key: bytes, variable: str) -> bytes:
+        """Return the beginning of all that one variable (or ``TIMER``) of a key holds; a value's whole stored key."""
+        return group_key + self._marks[variable]
+
+    def map_key(self, variable: str, values: tuple[object, ...]) -> bytes:
+        """Return what follows the prefix for one key of a map, given as Python values."""
+        return cut_key(self._map(variable).encode_one(values))
+
+    def map_keys(self, variable: str, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> pa.Table:
+        """Return the map's keys, as columns of ``Variable.key``, out of stored keys of that variable."""
+        whole = pa.array([longs.get(key, key) for key in keys], pa.large_binary())
+        return self._map(variable).keys(parsed(whole, self.key.types).elements)
+
+    def places(self, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> Places:
+        """Return what stored keys are of. ``longs`` are the whole keys of cut ones (``Reading.longs``)."""
+        found = parsed(pa.array([longs.get(key, key) for key in keys], pa.large_binary()), self.key.types)
+        ends = [cut_length(length) for length in found.lengths.tolist()]
+        pairs = list(zip(keys, ends, strict=True))
+        return Places(
+            pa.Table.from_arrays(found.columns, schema=self.key),
+            [key[:end] for key, end in pairs],
+            names_of(found.numbers, self._kinds).to_pylist(),
+            [key[end + 1 :] for key, end in pairs],
+        )
+
+    def values(self, variable: str, stored: Sequence[bytes]) -> tuple[Dues, pa.Table]:
+        """Return stored values as due times (``NO_DUE`` for none) and a table of ``Variable.value``."""
+        dues, values = dues_and_values(pa.array(stored, pa.large_binary()), indexed=self.indexed)
+        return dues, self._declared[variable].codec.decode(values)
+
+    def value(self, variable: str, stored: bytes) -> tuple[int, tuple[object, ...]]:
+        """Return the same of one stored value: its due time and the Python values of its fields."""
+        if not self.indexed:
+            return NO_DUE, self._declared[variable].decode_one(stored)
+        return due_of(stored), self._declared[variable].decode_one(stored[WORD_BYTES:])
+
+    @cached_property
+    def _declared(self) -> dict[str, ValueRows]:
+        return {kind.name: kind for kind in kinds_of(self.variables)}
+
+    @cached_property
+    def _kinds(self) -> list[RowsOf]:
+        return [*self._declared.values(), *([TimerRows()] if self.indexed else [])]
+
+    @cached_property
+    def _marks(self) -> dict[str, bytes]:
+        return {kind.name: bytes([kind.number]) for kind in self._kinds}
+
+    @cached_property
+    def _encode_key(self) -> KeyEncoder:
+        return KeyEncoder(self.key.types)
+
+    def _map(self, variable: str) -> MapRows:
+        kind = self._declared[variable]
+        assert isinstance(kind, MapRows), f"{variable} is no map"
+        return kind
+
+
+def _pieces(pairs: Sequence[tuple[bytes, bytes]]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+    """Cut pairs, sorted or not, into pieces of bounded bytes; a larger pair stands alone."""
+    first, size = 0, 0
+    for at, (_, value) in enumerate(pairs):
+        if at > first and size + len(value) > PIECE_BYTES_MAX:
+            yield pairs[first:at]
+            first, size = at, 0
+        size += len(value)
+    yield pairs[first:]

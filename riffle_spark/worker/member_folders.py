@@ -1,0 +1,130 @@
+"""This process: its executor, and its store and folder for a root, kept between batches. Knows ``/proc``, since Spark
+hands Python workers no executor id. Does not know what a folder holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.settings import Settings
+from riffle_spark.state.copies.abandoned import named
+from riffle_spark.state.copies.disk import default_local_dir
+from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.objects.open import StoreOptions, open_store, root_id
+from riffle_spark.state.objects.store import ObjectStore
+
+__all__ = [
+    "LOCAL_EXECUTOR",
+    "executor_environment",
+    "executor_id",
+    "executor_process",
+    "folder_of",
+    "manifest_at",
+    "options_of",
+    "store_of",
+    "use_store",
+]
+
+_STORES_KEPT = 16
+_folders: dict[tuple[Path, str], Folder] = {}
+_manifests: dict[tuple[str, str, int], Manifest] = {}
+_stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
+
+
+def folder_of(home: Home, executor: str) -> Folder:
+    """Return this executor's folder for the root, claiming one if it has none yet."""
+    base = (
+        Path(home.local_dir or default_local_dir(executor_environment())) / f"{root_id(home.root)}-{home.log_id[:12]}"
+    )
+    owner = f"{home.application}/{executor}"
+    folder = _folders.get((base, owner))
+    if folder is None or not folder.is_of_owner():
+        folder = _folders[base, owner] = claim(base, owner, home.live, executor_process())
+    return folder
+
+
+def store_of(home: Home) -> ObjectStore:
+    """Return the store of the root, one a process: its connections are kept between batches."""
+    store = _stores.get((home.root, home.options))
+    return use_store(home, open_store(home.root, home.options)) if store is None else store
+
+
+def use_store(home: Home, store: ObjectStore) -> ObjectStore:
+    """Make ``store`` this process's store of the root: for simulations, whose stores fail on purpose."""
+    if len(_stores) >= _STORES_KEPT:
+        _stores.pop(next(iter(_stores)))
+    _stores[home.root, home.options] = store
+    return store
+
+
+def options_of(settings: Settings) -> StoreOptions:
+    """Return the settings that a store is opened with."""
+    return StoreOptions(
+        s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region,
+        s3_connect_timeout_seconds=settings.s3_connect_timeout, s3_read_timeout_seconds=settings.s3_read_timeout,
+        s3_max_attempts=settings.s3_max_attempts, s3_max_connections=settings.s3_max_connections,
+    )  # fmt: skip
+
+
+def manifest_at(home: Home, sequence: int) -> Manifest:
+    """Return what the log's record ``sequence`` says of all key-groups. The last one read is kept."""
+    name = (home.root, home.log_id, sequence)
+    if name not in _manifests:
+        log = Log(store_of(home), home.root)
+        _manifests.clear()
+        _manifests[name] = log.manifest_of(log.read(sequence))
+    return _manifests[name]
+
+
+LOCAL_EXECUTOR = "driver"
+"""What Spark calls the one executor of local mode; also the answer where ``/proc`` does not tell."""
+_STEPS_UP = 6
+_FLAG = b"--executor-id"
+
+
+def executor_id() -> str:
+    """Return the id of the executor whose Python worker this process is, from the JVM's command line above it."""
+    return _executor_id(os.getpid())
+
+
+def executor_process() -> str:
+    """Return what names the executor's process on this machine, for ``state.alive``; empty where it is not found."""
+    found = _executor(os.getpid())
+    return named(found[1]) if found else ""
+
+
+def executor_environment() -> Mapping[str, str]:
+    """Return the environment that the executor was started with; where it is not found, this process's own."""
+    found = _executor(os.getpid())
+    try:
+        pairs = Path(f"/proc/{found[1]}/environ").read_bytes().split(b"\0") if found else []
+    except OSError:
+        pairs = []
+    named = (pair.decode(errors="replace").partition("=") for pair in pairs if pair)
+    return {name: value for name, _, value in named} or os.environ
+
+
+def _executor_id(pid: int) -> str:
+    found = _executor(pid)
+    return found[0] if found else LOCAL_EXECUTOR
+
+
+@functools.lru_cache(maxsize=4)
+def _executor(pid: int) -> tuple[str, int] | None:
+    """Return the executor's id and process id, from the command lines of the processes above."""
+    for _ in range(_STEPS_UP):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            above = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+        if _FLAG in words:
+            return words[words.index(_FLAG) + 1].decode(), pid
+        pid = above
+    return None

@@ -1,0 +1,95 @@
+"""A processor over the key-groups of one slot: rows and copies in, output and a delta's rows out. Knows which
+key-groups are visited, and in which order. Does not know processors, objects or folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark.messages.slot_orders import INITIAL, Order
+from riffle_spark.process.processors.processing import Keyed, Outcome, Times
+from riffle_spark.process.processors.processor import Grouped
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.reading import EMPTY_READING
+from riffle_spark.state.log.manifest import EMPTY, Entry
+from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.worker.input import Touched
+from riffle_spark.worker.run_block import Changes
+
+__all__ = ["Computed", "due_key_groups", "now_ms", "run_keyed"]
+
+
+class Computed(NamedTuple):
+    """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
+
+    output: pa.Table
+    changes: Changes
+    timers_fired: int = 0
+    expired: int = 0
+
+
+def run_keyed(
+    order: Order, rows: pa.Table, touched: Touched, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
+) -> Computed:
+    """Run the processor over the touched key-groups and those of ``entries`` that have something due.
+
+    Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
+    """
+    assert isinstance(order.schema, VariablesSchema)
+    compute = cast(Keyed, order.compute)
+    times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
+    processing = compute.processing(order.schema, times, f"store {order.schema.store!r}")
+    processing.begin(_grouped(order, rows, touched))
+    counts = {key_group: end - start for key_group, start, end in touched.spans}
+    outcomes: dict[int, Outcome] = {}
+    for key_group, entry in sorted(entries.items()):
+        copy = copies.get(key_group)
+        with copy.reading(entry.head) if copy is not None else nullcontext(EMPTY_READING) as reading:
+            outcomes[key_group] = processing.key_group(counts.get(key_group, 0), reading)
+    output = processing.output()
+    processing.end()
+    fired = sum(outcome.timers_fired for outcome in outcomes.values())
+    expired = sum(outcome.expired for outcome in outcomes.values())
+    return Computed(output, _changes(order.schema, outcomes), fired, expired)
+
+
+def _grouped(order: Order, rows: pa.Table, touched: Touched) -> Grouped:
+    """Return rows, and rows of initial state, by key."""
+    shown = order.shown or {name: name for name in order.rows.names}
+    data, codes = rows.select(list(shown)).rename_columns(list(shown.values())), touched.codes
+    if order.initial is None:
+        return Grouped.of(touched.keys, data, codes)
+    given = rows.column(INITIAL).combine_chunks()
+    is_initial = given.is_valid().to_numpy(zero_copy_only=False)
+    states = pa.Table.from_batches([pa.RecordBatch.from_struct_array(given.filter(pa.array(is_initial)))])
+    grouped = Grouped.of(touched.keys, data.filter(pa.array(~is_initial)), codes[~is_initial])
+    return grouped.with_states(states, codes[is_initial])
+
+
+def _changes(schema: VariablesSchema, outcomes: Mapping[int, Outcome]) -> Changes:
+    tables: Sequence[pa.Table] = [outcome.changes for outcome in outcomes.values()]
+    table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
+    key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
+    return Changes(table, key_groups, {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()})
+
+
+def now_ms(order: Order) -> int | None:
+    """Return the time that timers go by, ``None`` where there are none: the batch's time or the watermark."""
+    if order.time_mode == "EventTime":
+        return order.watermark_ms or 0
+    return order.time_ms if order.time_mode == "ProcessingTime" else None
+
+
+def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:
+    """Return the slot's key-groups whose earliest timer is due, ascending; those of a last pass too."""
+    now = now_ms(order)
+    if now is None:
+        return ()
+    until = now if order.last_pass_ms is None else max(now, order.last_pass_ms)
+    timers = ((key_group, order.entries.get(key_group, EMPTY).timer_ms) for key_group in sorted(order.slots[slot]))
+    return tuple(key_group for key_group, timer in timers if timer is not None and timer <= until)
