@@ -19,7 +19,7 @@ from riffle_spark.assign.model import AssignSettings, Member, Strategy, Task, Ta
 from riffle_spark.simulate.figures import converge_of
 from riffle_spark.simulate.group import run
 from riffle_spark.simulate.scenario import Scenario
-from tests.kafka_streams import Anchor, Family, anchors
+from tests.kit.kafka_streams import Anchor, Family, anchors
 
 STRATEGIES: tuple[Strategy, ...] = ("none", "min_cost", "balance_subtopology")
 SIZES = ((128, 8), (128, 100), (256, 16), (512, 32), (1000, 50), (2000, 100), (4000, 200), (10_000, 1_000))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
-from tests.in_order import InOrder
-from tests.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
+from tests.kit.folders import CHECKOUT
+from tests.kit.in_order import InOrder
+from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,8 +25,9 @@ os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell"
 # Python workers, and the jobs that tests start, find the packages of this checkout.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
+pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
 SLOW_MARKS = ("spark", "cluster", "long")
 
 

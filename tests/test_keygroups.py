@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from decimal import Decimal
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +25,10 @@ from riffle_spark.keygroups import (
     slot_numbers,
     spark_expression,
 )
+from tests.kit.folders import CHECKOUT, DATA
 
-VECTORS = json.loads(Path(__file__).with_name("data").joinpath("key_group_vectors.json").read_text())["vectors"]
-DOCUMENT = Path(__file__).parents[1] / "docs" / "key-groups.md"
+VECTORS = json.loads((DATA / "key_group_vectors.json").read_text())["vectors"]
+DOCUMENT = CHECKOUT / "docs" / "key-groups.md"
 
 ARROW_TYPES = {
     "boolean": pa.bool_(),

@@ -6,7 +6,6 @@ import itertools
 import json
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +17,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.keygroups import key_groups, key_hashes, murmur3_int, slot_numbers, spark_expression
+from tests.kit.folders import DATA
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 CONF = {"spark.sql.timeType.enabled": "true"}
-VECTORS = json.loads(Path(__file__).with_name("data").joinpath("key_group_vectors.json").read_text())["vectors"]
+VECTORS = json.loads((DATA / "key_group_vectors.json").read_text())["vectors"]
 VERSION = [int(part) for part in spark_version.split(".")[:2]]
 YEAR_10000_US = 253_402_300_800_000_000
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from assign_views import task, view
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Task, View
 from riffle_spark.errors import ConfigError
+from tests.kit.assign_views import task, view
 
 SETTINGS = AssignSettings(max_warmup_replicas=100)
 

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from assign_views import WHOLE, task, view
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, Traffic, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.errors import ConfigError
+from tests.kit.assign_views import WHOLE, task, view
 
 SETTINGS = AssignSettings(max_warmup_replicas=100)
 

@@ -9,11 +9,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from assign_views import WHOLE, task, view
 from hypothesis import given, note
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -26,6 +24,8 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, 
 from riffle_spark.assign.validity import violations
 from riffle_spark.simulate.group import Event, Group, Phase
 from riffle_spark.simulate.group import _settle as settle
+from tests.kit.assign_views import WHOLE, task, view
+from tests.kit.folders import CHECKOUT
 
 RACKS = ("r1", "r2", "r3")
 
@@ -161,7 +161,7 @@ def _shuffled(values: tuple, seed: int) -> tuple:  # type: ignore[type-arg]
 
 
 SCRIPT = """
-from assign_views import view
+from tests.kit.assign_views import view
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings
 print(assign(view("a:0-9 b:10-12 c:", group="counts"), AssignSettings(num_standbys=1)))
@@ -170,7 +170,7 @@ print(assign(view("a:0-9 b:10-12 c:", group="counts"), AssignSettings(num_standb
 
 def test_two_hash_seeds_give_the_same_bytes() -> None:
     """Python's own hash never reaches a result."""
-    paths = os.pathsep.join(path for path in (str(Path(__file__).parent), *sys.path) if path)
+    paths = os.pathsep.join(path for path in (str(CHECKOUT), *sys.path) if path)
     outputs = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
 from pyspark.sql import SparkSession
 
 import riffle_spark
@@ -15,7 +14,8 @@ from riffle_spark import Settings
 from riffle_spark.settings import LIVE, read_toml
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
-from tests.shared_session import SharedSession
+from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
+from tests.kit.shared_session import SharedSession
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
 ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from invariants import History
-from world import Crash, Oracle, World, drawn_batch, one, rows_of
 
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import Crash, Oracle, World, drawn_batch, one, rows_of
 
 STEPS = ("before run", "after seal", "after sink", "after record")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import invariants
 import pyarrow as pa
 import pytest
-from schedules import Schedule
+
+from tests.kit.simulated import invariants
+from tests.kit.simulated.schedules import Schedule
 
 SEEDS = range(1000, 1012)
 PARTITIONS = 6

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from invariants import History
-from world import World, one
 
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.testing import SimWork
 from riffle_spark.testing.faulty_store import Fault
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import World, one
 
 STEPS = ("before run", "after seal", "after sink", "after record")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from elastic import Elastic
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.testing import Attempt
+from tests.kit.simulated.elastic import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from schedules import Schedule
 
 from riffle_spark.protocol.batch import driver
 from riffle_spark.protocol.batch.enter import Decision
@@ -24,6 +23,7 @@ from riffle_spark.state.log import record
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.worker import slot
+from tests.kit.simulated.schedules import Schedule
 
 SEEDS = 60
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from schedules import Schedule
+
+from tests.kit.simulated.schedules import Schedule
 
 SEEDS = [*range(60), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(60, 150))]
 """As many as find every planted bug (test_mutations); the others where there is time."""

@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
-from streaming import Feed, Kept, committed, run_to_end, settings_in, start, wait_for
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count, heartbeat
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.shards import HEARTBEAT
 from riffle_spark.spark.heartbeat import Beats, Heartbeat
+from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 

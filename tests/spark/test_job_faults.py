@@ -11,12 +11,12 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from streaming import Feed, Kept, committed, run_to_end, settings_in
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
 from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
 from riffle_spark.spark.engine.spark_batch import arity
+from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.

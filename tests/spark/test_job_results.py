@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from chispa import assert_df_equality
-from newest import assert_newest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from streaming import Feed, Kept, committed, run_to_end, settings_in
 
 import riffle_spark
 from riffle_spark import Settings, Stateful, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
+from tests.kit.streams.newest import assert_newest
+from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streaming import Kept, rest, settings_in
 
 from riffle_spark import Stateful, aggregate, count
-from tests.shared_session import SharedSession
+from tests.kit.shared_session import SharedSession
+from tests.kit.streams.streaming import Kept, rest, settings_in
 
 pytestmark = pytest.mark.spark
 

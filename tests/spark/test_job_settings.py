@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streaming import Kept, settings_in
 
 from riffle_spark import Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job import settings_of
+from tests.kit.streams.streaming import Kept, settings_in
 
 pytestmark = pytest.mark.spark
 

@@ -11,10 +11,20 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, committed, records, run_to_end, settings_in, start, wait_for
 
 from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
 from riffle_spark.spark.engine import placed
+from tests.kit.streams.streaming import (
+    QUERY_TIMEOUT_SECONDS,
+    Feed,
+    Kept,
+    committed,
+    records,
+    run_to_end,
+    settings_in,
+    start,
+    wait_for,
+)
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.

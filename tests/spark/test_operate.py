@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from streaming import Feed, Kept, settings_in, start
 
 from riffle_spark import RebalanceListener, Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.errors import ConfigError
+from tests.kit.streams.streaming import Feed, Kept, settings_in, start
 
 pytestmark = pytest.mark.spark
 SOON = 60.0

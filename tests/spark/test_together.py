@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from streaming import Kept
 
 from riffle_spark import Settings, Stateful, aggregate, count, together
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.stateful import StatefulJob
+from tests.kit.streams.streaming import Kept
 
 
 def job(store: str, settings: Settings | None = None) -> StatefulJob:

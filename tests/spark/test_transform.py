@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from newest import assert_newest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from streaming import Feed, Kept, run_to_end, settings_in
 
 from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
 from riffle_spark.errors import ConfigError, UserFunctionError
-from tests.processors.visits import Broken, Idle, PandasVisits, Visits
+from tests.kit.processors.visits import Broken, Idle, PandasVisits, Visits
+from tests.kit.streams.newest import assert_newest
+from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 

@@ -24,7 +24,7 @@ from riffle_spark import (
 )
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.testing import Harness
-from tests.processors.columns import Columns
+from tests.kit.processors.columns import Columns
 
 pytestmark = pytest.mark.newer_spark
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slots import Member, rows_of
-from test_rack import metadata_service
 
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.process.blocks.aggregates import aggregate, count
@@ -23,6 +21,8 @@ from riffle_spark.worker import census as census_module
 from riffle_spark.worker import census as rack_module
 from riffle_spark.worker.census import Census, CensusOrder, take_census
 from riffle_spark.worker.member_folders import folder_of
+from tests.kit.worker.slots import Member, rows_of
+from tests.worker.test_rack import metadata_service
 
 SPAWN = multiprocessing.get_context("spawn")
 

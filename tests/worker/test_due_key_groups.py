@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slots import Member, kept_last
 
 from riffle_spark.messages.slot_orders import Order
 from riffle_spark.process.blocks.block import TimeMode
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.worker.run_processor import due_key_groups, now_ms
+from tests.kit.worker.slots import Member, kept_last
 
 TIMERS = {5: 100, 2: 200, 9: 201, 1: None, 3: 0}
 """Key-groups and when their earliest timer is due."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from slots import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
+from tests.kit.worker.slots import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
 
 @pytest.fixture

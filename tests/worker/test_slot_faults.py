@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from slots import OUTPUT, STATE, TOTAL, Member, rows_of
 
 from riffle_spark.messages.slot_orders import KEY_GROUP, Receipt
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
@@ -16,7 +15,8 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.slot import run_slot
-from tests.refusing import on_a_disk_of_its_own, unmount_below
+from tests.kit.refusing import on_a_disk_of_its_own, unmount_below
+from tests.kit.worker.slots import OUTPUT, STATE, TOTAL, Member, rows_of
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slots import Member, rows_of
 
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.state.copies.copy import Copy
@@ -14,6 +13,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt, take_snapshots
+from tests.kit.worker.slots import Member, rows_of
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pieces import STORE, Upkept
 
 from riffle_spark.state.copies import copy as copy_module
 from riffle_spark.state.log import paths
@@ -22,6 +21,7 @@ from riffle_spark.testing import home_of
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt, run_upkeep
+from tests.kit.worker.pieces import STORE, Upkept
 
 SPAWN = multiprocessing.get_context("spawn")
 RANGE = 2_000

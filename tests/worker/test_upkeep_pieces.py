@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pieces import STORE, Upkept
 
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import claim
@@ -19,7 +18,8 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.state.restore.supply import rows_of
 from riffle_spark.worker.upkeep_piece import UpkeepReceipt, run_upkeep
-from tests.state.members import SCHEMA
+from tests.kit.state.members import SCHEMA
+from tests.kit.worker.pieces import STORE, Upkept
 
 KEY_GROUPS = range(1, 9)
 

@@ -1,0 +1,29 @@
+"""The files in conf/ say what is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.settings import Settings, from_sources, read_toml
+from tests.kit.folders import CHECKOUT
+
+CONF = CHECKOUT / "conf"
+SETTING = re.compile(r"^# (?=[a-z0-9_]+ = )", re.MULTILINE)
+
+
+def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> None:
+    """With every line uncommented, conf/riffle.toml has all settings, each at its default unless that is not set."""
+    written = tmp_path / "riffle.toml"
+    written.write_text(SETTING.sub("", (CONF / "riffle.toml").read_text()))
+    shown, defaults = read_toml(written), Settings()
+    assert sorted(shown) == sorted(Settings.__dataclass_fields__)
+    assert {name: value for name, value in shown.items() if getattr(defaults, name) not in (None, (), value)} == {}
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.toml")), ids=lambda path: path.name)
+def test_every_file_can_be_used_as_it_is(path: Path) -> None:
+    """Each file is accepted, and leaves the root to the job."""
+    assert from_sources(toml=path).root is None

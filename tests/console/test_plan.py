@@ -1,0 +1,76 @@
+"""The plan command: files and folders in, figures or text out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.plan import plan_command
+from tests.kit.folders import DATA
+
+CASES = DATA / "assignor_cases"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two scenario files."""
+    for name in ("kip441_scale_out", "edge_balanced_already"):
+        case = json.loads((CASES / f"{name}.json").read_text())
+        (tmp_path / f"{name}.json").write_text(json.dumps(case["scenario"]))
+    return tmp_path
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(plan_command, [str(each) for each in arguments])
+
+
+def test_a_folder_gives_one_json_object_a_line(folder: Path) -> None:
+    """Two files are two lines, each with the anchors' field names."""
+    done = _run("--scenario", folder, "--converge", "--json")
+    lines = [json.loads(line) for line in done.output.splitlines()]
+    assert [line["scenario"] for line in lines] == ["edge_balanced_already", "kip441_scale_out"]
+    phase = lines[1]["converge"]["phases"][0]
+    for field in ("assignment", "balance", "cross_rack", "moves", "rounds", "converged", "stable"):
+        assert field in phase
+    assert phase["net_stateful_active_moves"] == phase["fewest_stateful_active_moves"] == 1
+    assert lines[1]["single"]["broken"] == []
+
+
+def test_history_adds_every_round_with_the_lags_before_it(folder: Path) -> None:
+    """The first round knows the file's lags, the second that the warm-up has caught up."""
+    done = _run("--scenario", folder / "kip441_scale_out.json", "--history", "--json")
+    first, second = json.loads(done.output)["converge"]["phases"][0]["history"]
+    assert first["assignment"]["I3"]["warmup"] == ["0_0", "0_2"]
+    assert "0_0" not in first["lags_before"]["I3"]
+    assert second["lags_before"]["I3"]["0_0"] == 0
+    assert second["assignment"]["I3"]["active"] == ["0_0"]
+    assert {move["goal"] for move in first["moves"]} == {"balance", "standby"}
+
+
+def test_a_compressed_file_is_read_as_it_is(folder: Path) -> None:
+    """`.json.gz` gives what `.json` gives."""
+    plain = folder / "kip441_scale_out.json"
+    packed = folder / "packed.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert _run("--scenario", packed, "--json").output == _run("--scenario", plain, "--json").output
+
+
+def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
+    """Without --json a person reads who owns what."""
+    done = _run("--scenario", folder / "kip441_scale_out.json", "--strategy", "min_cost")
+    assert "I1: owns 0_0,0_2  standby 0_1" in done.output
+    assert "to be continued" in done.output
+    assert done.exit_code == 0
+
+
+def test_a_file_that_is_no_scenario_is_named(tmp_path: Path) -> None:
+    """The error says which file and where the format is written down."""
+    (tmp_path / "x.json").write_text("{}")
+    done = _run("--scenario", tmp_path / "x.json")
+    assert done.exit_code == 1
+    assert "not a scenario" in done.output
+    assert "x.json" in done.output

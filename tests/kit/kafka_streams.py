@@ -1,0 +1,75 @@
+"""Clusters, and what Kafka Streams' own assignor did with each. Knows how they are kept. Does not know our assignor.
+
+`python -m tests.kit.kafka_streams NAME` prints a cluster as a file for `riffle plan`. Where the figures come from is
+told in `tests/data/kafka_streams/README.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import sys
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from riffle_spark.simulate.figures import Json
+from riffle_spark.simulate.scenario import Scenario, scenario_of
+from tests.kit.folders import DATA
+
+__all__ = ["Anchor", "Family", "anchors"]
+
+Family = Literal["random", "worked", "scale"]
+COUNTS: dict[Family, int] = {"random": 100, "worked": 17, "scale": 21}
+FOLDER = DATA / "kafka_streams"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anchor:
+    """A cluster as a scenario file has it, and Kafka Streams' figures for it."""
+
+    name: str
+    content: Json
+    kafka: Json
+
+    def scenario(self, strategy: str | None = None) -> Scenario:
+        """Read the cluster; ``strategy`` replaces its own."""
+        return scenario_of(self.content, strategy)
+
+    @property
+    def kafka_phases(self) -> list[Json]:
+        """Kafka Streams' figures by phase; there are none for a cluster of which one assignment took too long."""
+        return cast("list[Json]", cast(Json, self.kafka["converge"])["phases"])
+
+
+@functools.cache
+def anchors(family: Family) -> tuple[Anchor, ...]:
+    """Return all clusters of a family, by name."""
+    lines = gzip.decompress((FOLDER / f"{family}.jsonl.gz").read_bytes()).splitlines()
+    found = tuple(anchor for line in lines for anchor in _anchors_of(json.loads(line)))
+    assert len(found) == COUNTS[family], f"expected {COUNTS[family]} clusters of {family}, found {len(found)}"
+    return found
+
+
+def _anchors_of(line: Json) -> list[Anchor]:
+    """A line is one cluster with Kafka Streams' results by strategy."""
+    cluster = cast(Json, line["scenario"])
+    results = cast("dict[str, Json]", line["kafka_streams"])
+    return [Anchor(cast(str, each["scenario"]), _asked(cluster, each), each) for _, each in sorted(results.items())]
+
+
+def _asked(cluster: Json, result: Json) -> Json:
+    config = {**cast(Json, cluster["config"]), "strategy": result["strategy"]}
+    return {**cluster, "name": result["scenario"], "config": config}
+
+
+def main() -> None:
+    """Print the cluster of this name."""
+    by_name = {anchor.name: anchor for family in COUNTS for anchor in anchors(family)}
+    if len(sys.argv) != 2 or sys.argv[1] not in by_name:
+        raise SystemExit("say which: python -m tests.kit.kafka_streams NAME, with NAME of\n" + " ".join(by_name))
+    print(json.dumps(by_name[sys.argv[1]].content))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Value states without time: a count, totals of several columns, de-duplication. The first two are written for their
+form, as users write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.faces import Logic, Output
+
+__all__ = ["CASES"]
+
+TOTALS = "rows int, amount long, price double, least string, money decimal(18,2)"
+
+
+class _Counting(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "count long, total long")
+
+    def close(self) -> None:
+        pass
+
+
+class CountInPandas(_Counting):
+    """Running count and sum per user, with what pandas offers."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N803, ARG002
+        """Add the rows of one user."""
+        count, total = self._count.get() if self._count.exists() else (0, 0)
+        for frame in rows:
+            count, total = count + len(frame), total + frame["amount"].sum()
+        self._count.update((count, total))
+        yield pd.DataFrame({"user": [key[0]], "count": [count], "total": [total]})
+
+
+class CountInRows(_Counting):
+    """The same over rows."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N803, ARG002
+        """Add the rows of one user."""
+        count, total = self._count.get() or (0, 0)
+        for row in rows:
+            count, total = count + 1, total + row.amount
+        self._count.update((count, total))
+        yield Row(user=key[0], count=count, total=total)
+
+
+class TotalsInPandas(StatefulProcessor):
+    """Running totals of several columns with nulls, per shop and item."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._totals = handle.getValueState("totals", TOTALS)
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N803, ARG002
+        """Add column by column."""
+        count, amount, price, least, money = self._totals.get() or (0, 0, 0.0, None, Decimal(0))
+        for frame in rows:
+            labels = [*frame["label"].dropna(), *([] if least is None else [least])]
+            count, least = count + len(frame), min(labels, default=None)
+            amount, price = amount + int(frame["amount"].sum()), price + float(frame["price"].sum())
+            money = sum(frame["money"].dropna(), money)
+        self._totals.update((count, amount, price, least, money))
+        columns = ("shop", "item", "rows", "amount", "price", "least", "money")
+        yield pd.DataFrame([[*key, count, amount, price, least, money]], columns=columns)
+
+
+class TotalsInRows(StatefulProcessor):
+    """The same over rows."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._totals = handle.getValueState("totals", TOTALS)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N803, ARG002
+        """Add row by row."""
+        count, amount, price, least, money = self._totals.get() or (0, 0, 0.0, None, Decimal(0))
+        for row in rows:
+            values = row.asDict()
+            count, amount = count + 1, amount + values["amount"]
+            price, money = price + (values["price"] or 0.0), money + (values["money"] or 0)
+            least = min(filter(None, (least, row["label"])), default=None)
+        self._totals.update((count, amount, price, least, money))
+        shop, item = key
+        # Columns go by name: this order is not the declared one.
+        yield Row(rows=count, shop=shop, item=item, amount=amount, price=price, money=money, least=least)
+
+
+class Distinct(Logic):
+    """Let the first row of an event through, for ever."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._seen = handle.getValueState("seen", "origin string")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
+        """Answer only for what is new."""
+        for row in rows:
+            if not self._seen.exists():
+                self._seen.update((row.origin,))
+                yield {"event": key[0], "origin": row.origin}
+
+
+def _count_case() -> Case:
+    chance = seeded("count")
+    users = ["ann", "bob", "cy", "dora", "ümit", "", None]
+    batches = [
+        [{"user": chance.choice(users), "amount": chance.randint(-5, 90)} for _ in range(size)]
+        for size in (40, 3, 25, 60)
+    ]
+    return Case(
+        "count", CountInPandas, CountInRows, ("user",), "user string, count long, total long",
+        batches_of({"user": pa.string(), "amount": pa.int64()}, batches), {"count": "value"},
+    )  # fmt: skip
+
+
+def _totals_case() -> Case:
+    chance = seeded("totals")
+
+    def row() -> dict[str, Any]:
+        return {
+            "shop": chance.choice(["north", "south"]), "item": chance.randint(1, 3), "amount": chance.randint(1, 9),
+            "price": chance.choice([None, 0.25, 1.5, 99.75]), "label": chance.choice([None, "a", "b", "zz"]),
+            "money": chance.choice([None, Decimal("0.05"), Decimal("-3.10"), Decimal("12345678.90")]),
+        }  # fmt: skip
+
+    fields = {
+        "shop": pa.string(), "item": pa.int32(), "amount": pa.int64(), "price": pa.float64(), "label": pa.string(),
+        "money": pa.decimal128(12, 2),
+    }  # fmt: skip
+    batches = [[row() for _ in range(size)] for size in (30, 1, 12, 20)]
+    output = f"shop string, item int, {TOTALS}"
+    return Case(
+        "totals",
+        TotalsInPandas,
+        TotalsInRows,
+        ("shop", "item"),
+        output,
+        batches_of(fields, batches),
+        {"totals": "value"},
+    )
+
+
+def _distinct_case() -> Case:
+    chance = seeded("distinct")
+    batches = [
+        [{"event": f"e{chance.randint(0, 30)}", "origin": chance.choice(["web", "app", None])} for _ in range(size)]
+        for size in (20, 20, 5, 30)
+    ]
+    return Case(
+        "distinct", **faces(Distinct), key=("event",), output="event string, origin string", output_mode="append",
+        batches=batches_of({"event": pa.string(), "origin": pa.string()}, batches), variables={"seen": "value"},
+    )  # fmt: skip
+
+
+CASES = (_count_case(), _totals_case(), _distinct_case())

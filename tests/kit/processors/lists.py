@@ -1,0 +1,126 @@
+"""List states: the last so many, a journal that only grows, the best so many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessorHandle
+
+from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.faces import Logic, Output
+
+__all__ = ["CASES"]
+
+KEPT = 3
+
+
+class LastThree(Logic):
+    """Keep a key's last three amounts: the whole list is put anew each time."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._last = handle.getListState("last", "amount long")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
+        """Put, and answer with what is kept, oldest first."""
+        known = [int(amount) for (amount,) in self._last.get()]
+        kept = [*known, *(row.amount for row in rows)][-KEPT:]
+        self._last.put([(amount,) for amount in kept])
+        yield {"key": key[0], "before": len(known), "last": ",".join(map(str, kept))}
+
+
+class Journal(Logic):
+    """Append, one by one or several at once; read back only when a row asks."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._entries = handle.getListState("entries", "what string, amount long, share double")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
+        """Do what each row says."""
+        for row in rows:
+            if row.what == "read":
+                yield self._answer(key)
+            elif row.what == "clear":
+                self._entries.clear()
+            elif row.what == "several":
+                self._entries.appendList([(row.note, row.amount + at, at / 4) for at in range(3)])
+            else:
+                self._entries.appendValue((row.note, row.amount, 0.5))
+
+    def _answer(self, key: tuple[Any, ...]) -> dict[str, Any]:
+        entries = [f"{what}:{int(amount)}:{share}" for what, amount, share in self._entries.get()]
+        return {"key": key[0], "exists": self._entries.exists(), "size": len(entries), "entries": " ".join(entries)}
+
+
+class Best(Logic):
+    """Keep the three highest scores with their labels; of equal ones the first in the alphabet."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._best = handle.getListState("best", "score double, label string")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
+        """Answer if the list has changed."""
+        before = [(float(score), label) for score, label in self._best.get()]
+        every = {*before, *((row.score, row.label) for row in rows)}
+        after = sorted(every, key=lambda each: (-each[0], each[1]))[:KEPT]
+        if after != before:
+            self._best.put(after)
+            for rank, (score, label) in enumerate(after):
+                yield {"board": key[0], "rank": rank, "score": score, "label": label}
+
+
+def _last_case() -> Case:
+    chance = seeded("last_three")
+    batches = [
+        [{"key": chance.randint(-2, 5), "amount": chance.randint(-(10**15), 10**15)} for _ in range(size)]
+        for size in (3, 30, 10, 12)
+    ]
+    return Case(
+        "last_three", **faces(LastThree), key=("key",), output="key long, before int, last string",
+        batches=batches_of({"key": pa.int64(), "amount": pa.int64()}, batches), variables={"last": "list"},
+    )  # fmt: skip
+
+
+def _journal_case() -> Case:
+    chance = seeded("journal")
+    doings = ["add"] * 5 + ["several"] * 3 + ["read"] * 2 + ["clear"]
+
+    def row() -> dict[str, Any]:
+        note = chance.choice(["x", "yy", None])
+        return {
+            "key": f"k{chance.randint(0, 4)}",
+            "what": chance.choice(doings),
+            "amount": chance.randint(0, 99),
+            "note": note,
+        }
+
+    fields = {"key": pa.string(), "what": pa.string(), "amount": pa.int64(), "note": pa.string()}
+    batches = [[row() for _ in range(size)] for size in (30, 25, 4, 40, 30)]
+    return Case(
+        "journal", **faces(Journal), key=("key",), output="key string, exists boolean, size int, entries string",
+        batches=batches_of(fields, batches), variables={"entries": "list"},
+    )  # fmt: skip
+
+
+def _best_case() -> Case:
+    chance = seeded("best")
+    batches = [
+        [
+            {"board": chance.randint(1, 4), "score": chance.randint(0, 40) / 2, "label": chance.choice("pqrst")}
+            for _ in range(size)
+        ]
+        for size in (8, 8, 20, 15)
+    ]
+    fields = {"board": pa.int32(), "score": pa.float64(), "label": pa.string()}
+    return Case(
+        "best", **faces(Best), key=("board",), output="board int, rank int, score double, label string",
+        batches=batches_of(fields, batches), variables={"best": "list"},
+    )  # fmt: skip
+
+
+CASES = (_last_case(), _journal_case(), _best_case())

@@ -1,0 +1,141 @@
+"""Processors of several parts: a funnel with nullable fields, variables of every kind side by side, initial state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessorHandle
+
+from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.faces import Logic, Output
+
+__all__ = ["CASES"]
+
+NEXT = {None: "visit", "visit": "cart", "cart": "order"}
+
+
+class Funnel(Logic):
+    """Follow users from visit over cart to order; tell each step, and what came out of order."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._place = handle.getValueState("place", "stage string, referrer string, steps int, refused boolean")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
+        """Step by step."""
+        for row in rows:
+            stage, referrer, steps, refused = self._place.get() or (None, None, 0, None)
+            if NEXT.get(stage) != row.stage:
+                self._place.update((stage, referrer, steps, True))
+                continue
+            yield {
+                "user": key[0],
+                "from": stage,
+                "to": row.stage,
+                "referrer": referrer or row.referrer,
+                "refused": refused,
+            }
+            if row.stage == "order":
+                self._place.clear()
+            else:
+                self._place.update((row.stage, referrer or row.referrer, steps + 1, None))
+
+
+class Several(Logic):
+    """A value, a list and a map of one key: written together, cleared one by one or all at once."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare all three."""
+        self._sum = handle.getValueState("sum", "sum long")
+        self._amounts = handle.getListState("amounts", "amount long")
+        self._by_kind = handle.getMapState("by_kind", "kind string", "sum long")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
+        """Do what each row says, then tell what there is."""
+        for row in rows:
+            self._do(row)
+        total = self._sum.get()
+        yield {
+            "id": key[0],
+            "there": f"{self._sum.exists()} {self._amounts.exists()} {self._by_kind.exists()}",
+            "sum": total and total[0],
+            "amounts": " ".join(str(int(amount)) for (amount,) in self._amounts.get()),
+            "kinds": " ".join(sorted(f"{kind}={total}" for (kind,), (total,) in self._by_kind.iterator())),
+        }
+
+    def _do(self, row: Row) -> None:
+        if row.what == "put":
+            before, of_kind = self._sum.get() or (0,), self._by_kind.getValue((row.kind,)) or (0,)
+            self._sum.update((before[0] + row.amount,))
+            self._amounts.appendValue((row.amount,))
+            self._by_kind.updateValue((row.kind,), (of_kind[0] + row.amount,))
+            return
+        for what, variable in (("sum", self._sum), ("amounts", self._amounts), ("by_kind", self._by_kind)):
+            if row.what in (what, "all"):
+                variable.clear()
+
+
+class Inherited(Several):
+    """The same, begun with amounts from elsewhere."""
+
+    def initial(self, key: tuple[Any, ...], row: Row) -> None:  # noqa: ARG002
+        """Take one amount over."""
+        self._do(Row(what="put", kind=row.kind, amount=row.worth))
+
+
+def _funnel_case() -> Case:
+    chance = seeded("funnel")
+    stages = ["visit"] * 3 + ["cart"] * 3 + ["order"] * 2 + [None]
+
+    def row() -> dict[str, Any]:
+        referrer = chance.choice([None, "search", "mail"])
+        return {"user": f"user-{chance.randint(0, 5)}", "stage": chance.choice(stages), "referrer": referrer}
+
+    fields = {"user": pa.string(), "stage": pa.string(), "referrer": pa.string()}
+    return Case(
+        "funnel", **faces(Funnel), key=("user",),
+        output="user string, `from` string, `to` string, referrer string, refused boolean",
+        batches=batches_of(fields, [[row() for _ in range(size)] for size in (15, 15, 30, 20)]),
+        variables={"place": "value"},
+    )  # fmt: skip
+
+
+def _several_fields(name: str, sizes: tuple[int, ...]) -> tuple[pa.Table, ...]:
+    chance = seeded(name)
+    doings = ["put"] * 8 + ["sum", "amounts", "by_kind", "all", "look", "look"]
+
+    def row() -> dict[str, Any]:
+        kind, amount = chance.choice(["a", "b", "c"]), chance.randint(-9, 9)
+        return {"id": chance.randint(1, 6), "what": chance.choice(doings), "kind": kind, "amount": amount}
+
+    fields = {"id": pa.int64(), "what": pa.string(), "kind": pa.string(), "amount": pa.int64()}
+    return batches_of(fields, [[row() for _ in range(size)] for size in sizes])
+
+
+SEVERAL_OUTPUT = "id long, there string, sum long, amounts string, kinds string"
+SEVERAL_VARIABLES = {"sum": "value", "amounts": "list", "by_kind": "map"}
+
+
+def _several_case() -> Case:
+    return Case(
+        "several", **faces(Several), key=("id",), output=SEVERAL_OUTPUT, variables=SEVERAL_VARIABLES,
+        batches=_several_fields("several", (30, 12, 6, 30, 25)), restart_after=3,
+    )  # fmt: skip
+
+
+def _initial_case() -> Case:
+    """Keys 1 to 6 have rows, 4 to 9 have initial state, some of it in several rows."""
+    chance = seeded("inherited")
+    worths = [{"id": 4 + at % 6, "kind": chance.choice("ab"), "worth": chance.randint(100, 200)} for at in range(14)]
+    schema = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("worth", pa.int64())])
+    return Case(
+        "inherited", **faces(Inherited), key=("id",), output=SEVERAL_OUTPUT, variables=SEVERAL_VARIABLES,
+        batches=_several_fields("inherited-rows", (14, 14, 10)), initial=pa.Table.from_pylist(worths, schema=schema),
+        restart_after=1,
+    )  # fmt: skip
+
+
+CASES = (_funnel_case(), _several_case(), _initial_case())

@@ -1,0 +1,93 @@
+"""Maps whose keys are structs, arrays and maps, nulls in them included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessorHandle
+
+from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.faces import Logic, Output, plain
+
+__all__ = ["CASES"]
+
+TRIP = (
+    "place struct<city: string, zone: int>, path array<string>, legs array<struct<at: int, to: string>>, "
+    "load map<string, int>"
+)
+NOWHERE, NO_ZONE = -2, -1
+
+
+class Trips(Logic):
+    """Counts trips by where they began, which way they took and what was loaded on each leg."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare a map of nested keys."""
+        self._trips = handle.getMapState("trips", TRIP, "count int")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
+        """Do what each row says and tell what it found, then tell what there is."""
+        for row in rows:
+            trip = _trip(row)
+            before = self._trips.getValue(trip)
+            known = self._trips.containsKey(trip)
+            if row.what == "remove":
+                self._trips.removeKey(trip)
+            else:
+                self._trips.updateValue(trip, ((before[0] if before else 0) + 1,))
+            yield {"user": key[0], "seq": row.seq, "known": known, "before": before and int(before[0]), "trips": None}
+        there = sorted(f"{_told(trip)}={int(count)}" for trip, (count,) in self._trips.iterator())
+        assert sorted(map(_told, self._trips.keys())) == sorted(each.rsplit("=", 1)[0] for each in there)
+        yield {"user": key[0], "seq": None, "known": None, "before": None, "trips": " ".join(there)}
+
+
+def _trip(row: Row) -> tuple[Any, ...]:
+    zone = None if row.zone == NO_ZONE else row.zone
+    path = None if row.path is None else [part or None for part in row.path.split("/")] if row.path else []
+    legs = None if path is None else [None if part is None else (at, part) for at, part in enumerate(path)]
+    load = None if row.load is None else {kind: None if kind == "z" else 1 for kind in row.load}
+    return None if row.zone == NOWHERE else (row.city, zone), path, legs, load
+
+
+def _told(trip: Any) -> str:
+    *parts, load = trip
+    entries = None if load is None else sorted((kind, weight) for kind, weight in dict(load).items())
+    return _shown((*parts, entries))
+
+
+def _shown(value: Any) -> str:
+    """Return one text for a nested value, whatever holds its fields: pandas makes floats of integers beside nulls."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list, np.ndarray)):
+        return "(" + ",".join(map(_shown, value)) + ")"
+    if isinstance(value, str):
+        return repr(value)
+    return "-" if plain(value) is None else str(int(value))
+
+
+def _trips_case() -> Case:
+    chance = seeded("nested-map-keys")
+
+    def row() -> dict[str, Any]:
+        return {
+            "user": chance.randint(1, 3), "what": chance.choice(["add", "add", "add", "remove"]),
+            "city": chance.choice(["Rom", None]), "zone": chance.choice([NOWHERE, NO_ZONE, 7]),
+            "path": chance.choice([None, "", "a", "a/b"]), "load": chance.choice([None, "", "x", "xz", "zx"]),
+        }  # fmt: skip
+
+    fields = {"user": pa.int64(), "what": pa.string(), "city": pa.string(), "zone": pa.int32()}
+    fields |= {"path": pa.string(), "load": pa.string()}
+    return Case(
+        "nested-map-keys", **faces(Trips), key=("user",),
+        output="user long, seq long, known boolean, before int, trips string",
+        batches=batches_of(fields, [[row() for _ in range(size)] for size in (30, 30, 5, 40)]),
+        variables={"trips": "map"},
+    )  # fmt: skip
+
+
+CASES = (_trips_case(),)

@@ -1,0 +1,118 @@
+"""Records what Spark's own operator makes of every case: what later test runs compare with. Knows files and versions.
+Does not know the cases.
+
+    .venv/bin/python -m tests.kit.processors.record               pandas form, on the pinned Spark
+    .venv-4.3.0/bin/python -m tests.kit.processors.record         Row form: after ./run setup --spark 4.3.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from tests.kit.folders import CHECKOUT, DATA
+from tests.kit.processors.case import Case
+from tests.kit.processors.catalogue import CASES
+from tests.kit.streams.native import CONF, encoded, run_native
+
+__all__ = ["FOLDER", "digest", "environment", "recorded", "session"]
+
+FOLDER = DATA / "native"
+QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"}
+
+
+def recorded(case: Case, form: str) -> dict[str, Any]:
+    """Return a case's recording: what ``run_native`` returned, ``spark``: its version, ``input``: a digest."""
+    found: dict[str, Any] = json.loads(_path(case, form).read_text())
+    return found
+
+
+def digest(case: Case) -> str:
+    """Return a digest of what a case is fed, to notice a recording that is older than its case."""
+    tables = [*case.batches, *([] if case.initial is None else [case.initial])]
+    fed = [case.watermark, case.times_ms, case.restart_after, [table.to_pylist() for table in tables]]
+    return hashlib.sha256(json.dumps(encoded(fed)).encode()).hexdigest()[:16]
+
+
+def _path(case: Case, form: str) -> Path:
+    return FOLDER / f"{case.name}.{form}.json"
+
+
+def _text(recording: dict[str, Any]) -> str:
+    """Return JSON with a batch, or a variable, a line."""
+    lines = []
+    for name, value in recording.items():
+        if isinstance(value, list):
+            lines.append(f'"{name}": [\n' + ",\n".join(f"  {_line(each)}" for each in value) + "\n]")
+        elif isinstance(value, dict):
+            lines.append(
+                f'"{name}": {{\n' + ",\n".join(f'  "{at}": {_line(each)}' for at, each in value.items()) + "\n}"
+            )
+        else:
+            lines.append(f'"{name}": {_line(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def session() -> SparkSession:
+    """Return a session that runs cases."""
+    builder = SparkSession.builder.master("local[2]").appName("record")
+    for name, value in {**CONF, **QUIET}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def environment() -> None:
+    """Let Python workers be like this process."""
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    checkout = str(CHECKOUT)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
+
+
+def main() -> int:
+    """Record the cases named, or all; return how many failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usual = "pandas" if pyspark.__version__.startswith("4.0.") else "rows"
+    parser.add_argument("--form", choices=("pandas", "rows"), default=usual)
+    parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
+    options = parser.parse_args()
+    environment()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    # Spark looks after old checkpoints until it stops: they go when it has.
+    with tempfile.TemporaryDirectory(prefix="riffle-native-") as folder:
+        spark = session()
+        failed = [name for name in options.only.split(",") if not _record(spark, name, options.form, Path(folder))]
+        spark.stop()
+    return len(failed)
+
+
+def _record(spark: SparkSession, name: str, form: str, folder: Path) -> bool:
+    """Write one recording; return whether there is one, and print why not."""
+    case = CASES[name]
+    try:
+        found = run_native(spark, case, form, folder / name)
+    except Exception as error:  # noqa: BLE001 - the other cases are recorded all the same
+        print(f"{name}: {str(error)[-3000:]}", file=sys.stderr)
+        return False
+    about = {"spark": pyspark.__version__, "input": digest(case)}
+    _path(case, form).write_text(_text({**about, **found}))
+    print(f"{name}.{form}", file=sys.stderr)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""A root that an earlier version left behind, unpacked and put in place. Knows its archive and what depends on the
+place. Does not know what is done with it.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, Surroundings
+from riffle_spark.protocol.ports import Incoming
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store, root_id
+from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+from tests.kit.folders import DATA
+from tests.kit.roots.diary import START_MS, STORES, Oracle, State, table
+from tests.kit.roots.held import built, held
+
+__all__ = ["ARCHIVES", "OldRoot"]
+
+ARCHIVES = sorted(path.parent for path in (DATA / "roots").glob("*/root.tar.gz"))
+_LATER_MS = START_MS + 10**10
+
+
+class OldRoot:
+    """One archive below ``folder``, as its query would find it there."""
+
+    def __init__(self, archive: Path, folder: Path) -> None:
+        self.folder = folder
+        self.expected: dict[str, Any] = json.loads((archive / "expected.json").read_text())
+        with tarfile.open(archive / "root.tar.gz") as packed:
+            packed.extractall(folder, filter="data")
+        self.root = f"file://{folder}/state"
+        self.checkpoint = str(folder / "checkpoint")
+        self.objects = open_store(self.root)
+        self.next_file: int = self.expected["files"]
+        (local,) = (folder / "local").iterdir()
+        self.local = local.rename(local.with_name(f"{root_id(self.root)}-{local.name.partition('-')[2]}"))
+        for log in (folder / "checkpoint" / "sources" / "0").glob("[0-9]*"):
+            log.write_text(log.read_text().replace(self.expected["made_in"], str(folder)))
+            (log.parent / f".{log.name}.crc").unlink(missing_ok=True)
+
+    def boot(self, boot: str) -> None:
+        """Let the copies look like ones of this boot of a machine."""
+        for copy in (path for path in self.local.glob("*/copies/*/*") if path.is_symlink()):
+            with lmdb.open(str(copy.resolve()), max_dbs=8) as environment:
+                meta = environment.open_db(b"meta")
+                with environment.begin(write=True, db=meta) as transaction:
+                    version, attempt, _ = json.loads(transaction.get(b"head"))
+                    transaction.put(b"head", json.dumps([version, attempt, boot]).encode())
+
+    def tail(self) -> Record:
+        """Return the newest record."""
+        tail = Log(self.objects, self.root).open()
+        assert tail is not None
+        return tail
+
+    def held(self) -> State:
+        """Return the state that is committed."""
+        return held(self.objects, self.root, self.folder / "read")
+
+    def oracle(self, version: int) -> Oracle:
+        """Return the oracle as it stood after a batch of the old version."""
+        told = json.loads(json.dumps(self.expected["states"][str(version)]))
+        return Oracle(told["state"], told["watermark_ms"])
+
+    def start(self, **settings: object) -> None:
+        """Start a driver of this version on it, whose one executor finds the folder, if that is still there."""
+        usual = {"root": self.root, "key_groups": 8, "snapshot_chain_links": 4}
+        home = home_of(self.root, self.folder / "local", "later")
+        cluster = SimCluster(home, self.objects)
+        cluster.add("1")
+        self._cluster, self._sinks = cluster, {store: SimSink() for store in STORES}
+        surroundings = Surroundings(self.objects, cluster, ManualClock(_LATER_MS), InlineBackground())
+        self.driver = Driver(Settings(**{**usual, **settings}), home, surroundings)  # type: ignore[arg-type]
+        self._operators = built()
+
+    def batch(self, oracle: Oracle) -> BatchReport:
+        """Run the next file as a batch, and let the oracle take it."""
+        tail, numbers = self.tail(), [self.next_file]
+        self.next_file += 1
+        oracle.feed(numbers)
+        incoming = Incoming(
+            version=tail.version + 1, query_id=tail.query_id, run_id=str(id(self.driver)),
+            offsets=f"offsets of file {numbers}", input_digest=None, time_ms=_LATER_MS, watermark_ms=None,
+        )  # fmt: skip
+        return self.driver.process(incoming, self._operators, SimWork(self._cluster, table(numbers), self._sinks))

@@ -1,0 +1,43 @@
+"""What the tests of object stores share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import boto3
+import pytest
+
+from tests.kit.servers.object_server import BUCKET, ObjectServer, running_server
+from tests.kit.servers.scripted_server import ScriptedServer, scripted_server
+
+
+@pytest.fixture(scope="session")
+def aws_environment() -> Iterator[None]:
+    """Credentials and settings for the loopback server alone; nothing of the machine's own is used or asked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_ENDPOINT_URL"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def object_server(aws_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """An S3 server with an empty bucket, for the whole session."""
+    with running_server(tmp_path_factory.mktemp("s3") / "server.log") as endpoint:
+        boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(
+            Bucket=BUCKET
+        )
+        yield ObjectServer(endpoint)
+
+
+@pytest.fixture
+def scripted(aws_environment: None) -> Iterator[ScriptedServer]:
+    """A server that gives the answers it is told."""
+    with scripted_server() as server:
+        yield server

@@ -1,0 +1,195 @@
+"""A simulated query whose executors come and go: it feeds itself, knows its oracle, and tells who holds what.
+
+Executors are named by their letter or number; members get names in the order in which they first claimed a folder.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark import keygroups
+from riffle_spark.assign.model import Assignment
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ownership.view import task
+from riffle_spark.testing import Attempt
+from tests.kit.simulated.placement import check_valid
+from tests.kit.simulated.world import World, rows_of, totals
+
+__all__ = ["Elastic", "InOrder", "Ran", "held", "warnings"]
+
+KEYS = 120
+"""So many keys a key-group: its whole state is much more than what a batch changes."""
+TOUCHED = 4
+"""So many keys of each key-group change with a batch, after the first."""
+
+
+class InOrder:
+    """Stands in for ``uuid``: names in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def uuid4(self) -> uuid.UUID:
+        """Return the next name: its first twelve digits count up."""
+        self._count += 1
+        return uuid.UUID(int=self._count << 80)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One slot of one batch: which executor really ran which key-groups of which store."""
+
+    version: int
+    store: str
+    executor: str
+    key_groups: tuple[int, ...]
+
+
+class Elastic(World):
+    """A query of a few key-groups that every batch touches, over executors that come and go."""
+
+    def __init__(
+        self, local_dir: Path, *, executors: Sequence[str] = ("1", "2"), operators: Sequence[Operator] = (),
+        key_groups: int = 6, **settings: object,
+    ) -> None:  # fmt: skip
+        settings = {"acceptable_recovery_lag": TOUCHED, "retained_versions": 4, "snapshot_chain_links": 6, **settings}
+        super().__init__(
+            local_dir, executors=executors, operators=list(operators) or [totals()], key_groups=key_groups, **settings
+        )
+        self.version = -1
+        self.fed: dict[str, tuple[int, int]] = {}
+        self.ran: list[Ran] = []
+        self.keys = _keys(key_groups)
+
+    def feed(
+        self, batches: int = 1, *, keys: Sequence[str] | None = None,
+        perform: Callable[[Attempt], pa.Table] = Attempt.run,
+    ) -> BatchReport:  # fmt: skip
+        """Run the next batches: the first touches every key, later ones a few of each key-group, or ``keys``. Check
+        the assignment after each; return the last report.
+        """
+        for _ in range(batches):
+            self.version += 1
+            touched = keys if keys is not None else self._touched()
+            report = self.batch(
+                self.version, rows_of(*((key, self.version, n) for n, key in enumerate(touched))),
+                lambda attempt: self._perform(attempt, perform),
+            )  # fmt: skip
+            for key in touched:
+                count, total = self.fed.get(key, (0, 0))
+                self.fed[key] = (count + 1, total + self.version)
+            check_valid(self)
+        return report
+
+    def feed_every(self, seconds: float, batches: int, keys: Sequence[str] | None = None) -> list[BatchReport]:
+        """Run so many batches, one each so many seconds; return the reports."""
+        reports = []
+        for _ in range(batches):
+            self.clock.advance(seconds - 1)
+            reports.append(self.feed(keys=keys))
+        return reports
+
+    def of_groups(self, key_groups: set[int]) -> list[str]:
+        """Return a few keys of each of these key-groups."""
+        return [key for group in sorted(key_groups) for key in self.keys[group][:TOUCHED]]
+
+    def _touched(self) -> list[str]:
+        if not self.fed:
+            return [key for keys in self.keys for key in keys]
+        return self.of_groups(set(range(self.settings.key_groups)))
+
+    def _perform(self, attempt: Attempt, perform: Callable[[Attempt], pa.Table]) -> pa.Table:
+        order = attempt.order
+        self.ran.append(Ran(order.version, order.schema.store, attempt.executor, order.slots[attempt.slot]))
+        return perform(attempt)
+
+    def settle(self, most: int = 30) -> list[BatchReport]:
+        """Feed until nothing is on its way any more; return the reports."""
+        reports = [self.feed()]
+        while self.seating.present.needs_probe or self.seating.present.warmups:
+            assert len(reports) < most, "the assignment does not converge (I8)"
+            reports.append(self.feed())
+        return reports
+
+    def arrange(self, wanted: Mapping[str, tuple[set[int], set[int]]]) -> None:
+        """Make what executors own and keep what is ``wanted``: everybody holds everything, then only this counts."""
+        before = self.driver.settings
+        self.driver.operations.reconfigure(before, {"num_standbys": len(wanted) - 1})
+        self.feed(3)
+        back = {"num_standbys": before.num_standbys, "state_cleanup_delay": 0}
+        self.driver.operations.reconfigure(before, back)
+        owners = {task(group): self.member(executor) for executor, (owned, _) in wanted.items() for group in owned}
+        keepers = [(task(group), self.member(executor)) for executor, (_, kept) in wanted.items() for group in kept]
+        self.seating.present = Assignment(owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers})
+        self.seating.forget_layout()
+        self.feed(2)
+        self.driver.operations.reconfigure(before, {"state_cleanup_delay": before.state_cleanup_delay})
+        assert {e: self.holds(e) for e in wanted} == {e: (*roles, set()) for e, roles in wanted.items()}
+
+    @property
+    def seating(self) -> Seating:
+        """The driver's seats."""
+        return self.driver.seating
+
+    def member(self, executor: str) -> str:
+        """Return the member that an executor holds."""
+        seat = self.seating.members.of_executor(executor)
+        assert seat is not None, f"executor {executor} holds no member"
+        return str(seat.id)
+
+    def holds(self, executor: str) -> tuple[set[int], set[int], set[int]]:
+        """Return the key-groups that an executor owns, keeps as standby and warms up."""
+        present, member = self.seating.present, self.member(executor)
+        return (
+            {t.key_group for t, owner in present.owners.items() if owner == member},
+            {t.key_group for t, members in present.standbys.items() if member in members},
+            {t.key_group for t, members in present.warmups.items() if member in members},
+        )
+
+    def owned(self, executor: str) -> set[int]:
+        """Return the key-groups that an executor owns."""
+        return self.holds(executor)[0]
+
+    def copies_of(self, executor: str, store: str = "totals") -> set[int]:
+        """Return the key-groups that an executor has copies of on its disk."""
+        folder = self.folder_of(executor)
+        return {int(link.name) for link in folder.glob(f"copies/{store}/*") if link.is_symlink()}
+
+    def folder_of(self, executor: str) -> Path:
+        """Return the folder that an executor holds."""
+        owner = f"{self.home.application}/{executor}"
+        return next(o.parent for o in self.local_dir.glob("*/*/owner") if o.read_text() == owner)
+
+    def check_state(self) -> None:
+        """Compare the whole state with what was fed."""
+        assert self.state("totals") == self.fed
+
+
+def _keys(key_groups: int) -> list[list[str]]:
+    """Return the same number of keys for each key-group."""
+    names = [f"key-{n}" for n in range(KEYS * key_groups * 2)]
+    found: list[list[str]] = [[] for _ in range(key_groups)]
+    for name, group in zip(names, keygroups.key_groups([pa.array(names)], key_groups).tolist(), strict=True):
+        found[group].append(name)
+    assert min(map(len, found)) >= KEYS
+    return [keys[:KEYS] for keys in found]
+
+
+NONE: frozenset[int] = frozenset()
+
+
+def held(owned: Set[int] = NONE, kept: Set[int] = NONE, warm: Set[int] = NONE) -> tuple[set[int], set[int], set[int]]:
+    """Spell out what an executor holds."""
+    return set(owned), set(kept), set(warm)
+
+
+def warnings(reports: Sequence[BatchReport], text: str) -> list[str]:
+    """Return the reports' warnings that hold a text."""
+    return [warning for report in reports for warning in report.warnings if text in warning]

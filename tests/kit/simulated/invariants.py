@@ -1,0 +1,156 @@
+"""The invariants of the design as checks on a simulated query: I1 to I5. Each names itself where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark import keygroups
+from riffle_spark.state.copies.copy import DamagedCopy
+from riffle_spark.state.copies.snapshot_copy import open_copy
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
+from riffle_spark.state.log.record import Record, decode, digest
+from tests.kit.simulated.world import World
+
+Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
+"""By version and store: what every key should hold."""
+
+
+class History:
+    """Everything that was ever committed to one log, as it was seen being committed: retention may delete it later."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bytes: dict[int, bytes] = {}
+        self.records: dict[int, Record] = {}
+        self.manifests: dict[int, Manifest] = {}
+        self.heads: dict[Address, set[Head]] = {}
+
+    def look(self) -> None:
+        """Read what is new and check every invariant of the log and of what it lists."""
+        log = Log(self.world.memory, self.world.home.root)
+        present = [paths.record_sequence(name) for name in self.world.memory.list(paths.LOG)]
+        for sequence in present:
+            assert sequence is not None
+            data = self.world.memory.get(paths.record(sequence))
+            assert data is not None
+            assert self.bytes.setdefault(sequence, data) == data, f"I3: record {sequence} was changed"
+            if sequence not in self.records:
+                self._note(sequence, decode(data, ""), log)
+        self.check_listed_objects()
+
+    def _note(self, sequence: int, record: Record, log: Log) -> None:
+        manifest = log.manifest_of(record)
+        assert record.sequence == sequence
+        if sequence > 0:
+            self._check_follows(self.records[sequence - 1], self.manifests[sequence - 1], record, manifest)
+        self.records[sequence], self.manifests[sequence] = record, manifest
+        for address, entry in manifest.entries.items():
+            _check_one_attempt_a_version(entry)
+            self.heads.setdefault(address, set()).add(entry.head)
+
+    def _check_follows(self, old: Record, before: Manifest, new: Record, after: Manifest) -> None:
+        assert new.previous == digest(self.bytes[old.sequence]), "I3: the record does not name the one before"
+        assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
+        if new.kind == "claim":
+            assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
+            assert after.entries == before.entries, "I3: a claim changed the state"
+            assert new.version == old.version
+            return
+        assert new.kind == "batch"
+        assert new.epoch == old.epoch, "I4: a driver that did not claim last has committed"
+        assert new.version == old.version + 1, "I3: batches are committed one after the other"
+        assert set(before.entries) <= set(after.entries)
+        for address, entry in after.entries.items():
+            _check_entry(before.entry(*address), entry, new)
+
+    def check_listed_objects(self) -> None:
+        """I5: what a retained record lists is there and is what was written."""
+        newest = max(self.records, default=-1)
+        present = set(self.world.memory.list(""))
+        for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
+            gone = self.manifests[sequence].objects() - present if sequence in self.manifests else set()
+            assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
+        for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
+            for (store, key_group), entry in self.manifests[sequence].entries.items():
+                for link in entry.chain:
+                    self._check_part(link)
+                if entry.snapshot:
+                    name = paths.snapshot(store, key_group, entry.snapshot.id)
+                    data = self.world.memory.get(name)
+                    assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
+                    part_codec.decode(data, entry.snapshot.checksum, name)
+
+    def _check_part(self, link: Link) -> None:
+        data = self.world.memory.get(link.object, link.start, link.length)
+        assert data is not None, f"I5: {link.object} is gone"
+        assert part_codec.checksum(data) == link.checksum, f"I5: {link.object} was overwritten"
+
+    def check_copies(self, contents: Contents) -> int:
+        """I2: every local copy that can be read holds exactly a committed version; return how many were looked at."""
+        seen = 0
+        for link in sorted(self.world.local_dir.glob("*/*/copies/*/*")):
+            if link.is_symlink() and link.exists():
+                with contextlib.suppress(DamagedCopy):
+                    seen += self._check_copy(link, contents)
+        return seen
+
+    def _check_copy(self, link: Path, contents: Contents) -> bool:
+        store, key_group = link.parent.name, int(link.name)
+        if not next(operator for operator in self.world.operators if operator.store == store).durable:
+            return False
+        schema = next(o.schema for o in self.world.operators if o.store == store)
+        with open_copy(link.resolve(), schema) as copy:
+            head, pairs, longs = copy.scan()
+        if head.version < 0:
+            assert not pairs
+            return False
+        assert head in self.heads[store, key_group], f"I2: {link} is at {head}, which was never committed"
+        found = {k: tuple(v) for k, *v in zip(*schema.table(pairs, longs).to_pydict().values(), strict=True)}
+        wanted = of_key_group(contents[head.version][store], key_group, self.world.settings.key_groups)
+        assert found == wanted, f"I2: {link} at {head} holds {found}, not {wanted}"
+        return True
+
+
+def _check_one_attempt_a_version(entry: Entry) -> None:
+    versions = [link.head.version for link in entry.chain]
+    start = entry.snapshot.head.version if entry.snapshot else -1
+    assert versions == sorted(set(versions)), f"I1: two attempts of one version are listed: {entry.chain}"
+    assert not versions or start < versions[0], "I1: a delta is listed beside the snapshot that holds it"
+
+
+def _check_entry(old: Entry, new: Entry, record: Record) -> None:
+    kept, added = new.chain, ()
+    if new.chain and new.chain[-1].head.version == record.version:
+        kept, added = new.chain[:-1], new.chain[-1:]
+    for link in added:
+        assert int(link.head.attempt.split("-")[0]) == record.epoch, "I1: an attempt of another epoch is listed"
+    if new.snapshot == old.snapshot:
+        assert kept == old.chain, "I3: the chain was changed"
+        return
+    assert new.snapshot is not None, "I3: a snapshot was dropped"
+    heads = [link.head for link in old.chain]
+    assert new.snapshot.head in heads, "I3: a snapshot whose head is no link of the chain it replaces"
+    assert kept == old.chain[heads.index(new.snapshot.head) + 1 :], "I3: a snapshot replaced more than it holds"
+
+
+def of_key_group(
+    state: Mapping[object, tuple[object, ...]], key_group: int, total: int
+) -> dict[object, tuple[object, ...]]:
+    """Return the part of a state that lies in one key-group."""
+    if not state:
+        return {}
+    groups = keygroups.key_groups([pa.array(list(state), pa.string())], total).tolist()
+    return {key: value for (key, value), group in zip(state.items(), groups, strict=True) if group == key_group}
+
+
+def described(record: Record) -> str:
+    """Return a record in one line, for histories."""
+    return json.dumps([record.sequence, record.kind, record.epoch, record.version])

@@ -1,0 +1,112 @@
+"""The invariants of placement as checks on a simulated query: I6, I8 and I9."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, View
+from riffle_spark.assign.validity import violations
+from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.view import assign_settings, task, view_of
+from riffle_spark.state.log.manifest import Address
+from riffle_spark.worker.census import Census
+from tests.kit.simulated.world import World
+
+__all__ = ["check_converges", "check_valid", "watch_the_cleaner"]
+
+_MOST_ROUNDS = 40
+
+
+def view_now(world: World) -> tuple[View, frozenset[str]]:
+    """Return what the assignor would be told now, and which members are drained."""
+    stores = tuple(operator.store for operator in world.operators if operator.durable)
+    situation = world.driver.seating._situation(
+        world.driver._log.manifest, stores, range(world.settings.key_groups), world.clock.seconds()
+    )
+    return view_of(situation, world.driver.settings), situation.drained
+
+
+def check_valid(world: World) -> None:
+    """I6: every task owned once, by a live member, no two copies on one; unless it is about to be made anew."""
+    seating = world.driver.seating
+    if seating._layout is not None:
+        view, _ = view_now(world)
+        wrong = violations(view, seating.present)
+        assert wrong == (), f"I6: {wrong}"
+        served = sorted(group for slot in seating._layout.slots for group in slot.key_groups)
+        assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
+
+
+def check_converges(world: World) -> None:
+    """I8: assigned again and again, with every copy that is asked for caught up, it comes to rest and stays there."""
+    view, drained = view_now(world)
+    if not view.members:
+        return
+    chosen = assign_settings(world.driver.settings, drained)
+    before: Assignment | None = None
+    for _ in range(_MOST_ROUNDS):
+        found = assign(view, chosen)
+        assert violations(view, found, chosen) == (), "I6"
+        if before is not None and not found.needs_probe and _is_same(found, before):
+            return
+        before, view = found, _caught_up(view, found)
+    pytest.fail("I8: the assignment does not come to rest")
+
+
+def _is_same(found: Assignment, before: Assignment) -> bool:
+    return (found.owners, found.standbys, found.warmups) == (before.owners, before.standbys, before.warmups)
+
+
+def _caught_up(view: View, found: Assignment) -> View:
+    lags = {t: dict(held) for t, held in view.lags.items()}
+    for t, owner in found.owners.items():
+        holders = [owner, *found.standbys.get(t, ()), *found.warmups.get(t, ())]
+        lags.setdefault(t, {}).update(dict.fromkeys(holders, 0))
+    return replace(
+        view, owners=found.owners, standbys=found.standbys, warmups=found.warmups, target=found.target, lags=lags,
+        homes={}, awaited=(), pointers={},
+    )  # fmt: skip
+
+
+def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
+    """I9, at every clean-up: nothing goes that was reported and not answered, or that has a place."""
+    unanswered: dict[int, set[tuple[str, Address]]] = {}
+    needed: dict[int, Callable[[str, Address], bool]] = {}
+    counted, assigned, due = Copies.counted, Cleaner.assigned, Cleaner.due
+
+    def count(self: Copies, census: Census) -> None:
+        counted(self, census)
+        unanswered.setdefault(id(self), set()).update((census.member, address) for address in self.of(census.member))
+
+    def answer(
+        self: Cleaner, found: Assignment, copies: Copies, members: Members, now: float, *, pointers: bool
+    ) -> None:
+        assigned(self, found, copies, members, now, pointers=pointers)
+        unanswered.pop(id(copies), None)
+        needed[id(copies)] = lambda member, address: (
+            member
+            in (
+                found.owners[task(address[1])],
+                *(() if pointers else found.standbys.get(task(address[1]), ())),
+                *found.warmups.get(task(address[1]), ()),
+            )
+        )
+
+    def clean(self: Cleaner, copies: Copies, *others: object) -> object:
+        drops = due(self, copies, *others)  # type: ignore[arg-type]
+        for member, gone in drops.items():
+            for drop in gone:
+                address = (drop.store, drop.key_group)
+                assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
+                assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
+        return drops
+
+    patch.setattr(Copies, "counted", count)
+    patch.setattr(Cleaner, "assigned", answer)
+    patch.setattr(Cleaner, "due", clean)

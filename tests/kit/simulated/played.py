@@ -1,0 +1,67 @@
+"""Queries whose rows come in partitions, and what they should come to."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+
+from tests.kit.simulated.switched import expected, partition_of
+from tests.kit.simulated.world import Oracle, World, drawn_batch
+
+BY_PARTITION = ("partition", "hashed")
+
+
+def parted(rows: pa.Table) -> pa.Table:
+    """Return rows with the topic and partition that their keys belong to."""
+    told = partition_of(rows.select(["k"]))
+    return rows.append_column("topic", told["topic"]).append_column("partition", told["partition"])
+
+
+def of_partition(rows: pa.Table, *partitions: int, topic: str = "events") -> pa.Table:
+    """Return rows with these partitions in turn."""
+    numbers = [partitions[n % len(partitions)] for n in range(rows.num_rows)]
+    return rows.append_column("topic", pa.array([topic] * len(numbers))).append_column("partition", pa.array(numbers))
+
+
+def offsets(*counts: int) -> str:
+    """Return Spark's offset-log entry for a topic of so many partitions."""
+    return 'v1\n{"batchWatermarkMs":0}\n{"events":{' + ",".join(f'"{n}":{c}' for n, c in enumerate(counts)) + "}}"
+
+
+class Played:
+    """A query that plays drawn batches, and what it should come to."""
+
+    def __init__(self, world: World, seed: int = 5) -> None:
+        self.world, self.oracle, self.chance, self.version = world, Oracle(), random.Random(seed), 0
+
+    def batches(self, count: int) -> None:
+        """Play some more."""
+        for _ in range(count):
+            rows = drawn_batch(self.chance, self.version)
+            self.oracle.feed(rows)
+            self.world.batch(self.version, parted(rows))
+            self.version += 1
+
+    def pass_over(self, count: int) -> None:
+        """Take some for played: the state has them."""
+        for _ in range(count):
+            self.oracle.feed(drawn_batch(self.chance, self.version))
+            self.version += 1
+
+    def check(self) -> None:
+        """Compare state, as restored from the objects alone, with what plain Python has."""
+        found = {store: self.world.state(store) for store in ("totals", "tails")}
+        assert found == expected(self.oracle)
+
+    def restart(self, **settings: object) -> None:
+        """Start a driver with other settings."""
+        self.world.settings = self.world.settings.but(**settings)
+        self.world.start()
+
+
+def owners(world: World) -> dict[str, str]:
+    """Return who owns what, by the newest record."""
+    tail = world.log().tail
+    assert tail is not None
+    return dict(tail.owners)

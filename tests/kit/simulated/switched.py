@@ -1,0 +1,74 @@
+"""State to be switched to another dispatch, and read back from the objects alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark import keygroups
+from riffle_spark.offline.reshard import state_of
+from riffle_spark.protocol.batch.stored_schemas import stored_schema
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.restore.reader import Reader
+from tests.kit.simulated.world import Oracle, World, drawn_batch, rows_of
+
+PARTITIONS = 5
+BATCHES = 7
+Contents = dict[str, dict[object, tuple[object, ...]]]
+
+
+def partition_of(keys: pa.Table) -> pa.Table:
+    """Name the partition of each key: by its bytes' hash over two topics."""
+    hashes = keygroups.key_hashes(keys.columns).view(np.int64) % (2 * PARTITIONS)
+    topics = pa.array(hashes % 2).cast(pa.string())
+    return pa.table({"topic": pc.binary_join_element_wise("topic", topics, "-"), "partition": pa.array(hashes // 2)})
+
+
+def filled(folder: Path) -> tuple[World, Oracle]:
+    """Return a query of two stores whose state has snapshots, chains and deleted keys, and what it should hold."""
+    world, oracle, chance = World(folder, key_groups=16), Oracle(), random.Random(3)
+    for version in range(BATCHES):
+        rows = drawn_batch(chance, version) if version < BATCHES - 1 else rows_of(("key-1", -1, 99_999))
+        oracle.feed(rows)
+        world.batch(version, rows)
+    return world, oracle
+
+
+def tail_of(root: str) -> Record:
+    """Return the newest record."""
+    tail = Log(open_store(root), root).open()
+    assert tail is not None
+    return tail
+
+
+def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
+    """Return every shard's state as the objects have it."""
+    objects = open_store(root)
+    log = Log(objects, root)
+    tail = log.open()
+    assert tail is not None
+    for (store, shard), entry in sorted(log.manifest.entries.items()):
+        yield store, shard, state_of(stored_schema(store, tail.schemas[store]), shard, entry, Reader(objects, None))
+
+
+def contents(root: str) -> Contents:
+    """Return every store's state by key; a key is in one shard."""
+    found: Contents = {}
+    for store, _, rows in shards_of(root):
+        mine = found.setdefault(store, {})
+        for key, *values in zip(*rows.to_pydict().values(), strict=True):
+            assert key not in mine, f"{key} is in two shards of {store}"
+            mine[key] = tuple(values)
+    return found
+
+
+def expected(oracle: Oracle) -> Contents:
+    """Return what plain Python computed."""
+    return {"totals": dict(oracle.totals), "tails": {k: (v,) for k, v in oracle.tails.items()}}

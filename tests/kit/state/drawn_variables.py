@@ -1,0 +1,74 @@
+"""Schemas of several variables and tables of wide rows drawn by Hypothesis."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
+from tests.kit.state.drawn import KEY_TYPES, Values, nested, nullable_lists, structs
+
+LONG = ["k" * length for length in (150, 236, 237, 238, 300, 900)]
+TYPES = nested({**KEY_TYPES, pa.null(): st.none(), pa.float64(): st.floats(allow_nan=False)})
+TEXT = st.one_of(KEY_TYPES[pa.string()], st.sampled_from(LONG))
+
+
+def nested_in_keys(
+    inner: st.SearchStrategy[tuple[pa.DataType, Values]],
+) -> st.SearchStrategy[tuple[pa.DataType, Values]]:
+    """Draw what of some types a map's key may be: the types, arrays and structs of them."""
+    return st.one_of(
+        inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))), st.lists(inner, max_size=3).map(structs)
+    )
+
+
+@st.composite
+def fields(draw: st.DrawFn, types: Values, name: str) -> list[tuple[str, pa.DataType, Values]]:
+    """Draw names, types and values of the fields of a struct."""
+    drawn = draw(st.lists(types, min_size=1, max_size=3))
+    return [(f"{name}{at}", kind, values) for at, (kind, values) in enumerate(drawn)]
+
+
+KEY_FIELDS = st.sampled_from([(kind, TEXT if kind == pa.string() else values) for kind, values in KEY_TYPES.items()])
+MAP_KEY_FIELDS = st.recursive(KEY_FIELDS, nested_in_keys, max_leaves=3)
+
+
+def rows_of(drawn: list[tuple[str, pa.DataType, Values]]) -> Values:
+    """Return what draws the values of such fields, as a struct."""
+    return st.fixed_dictionaries({name: st.one_of(st.none(), values) for name, _, values in drawn})
+
+
+def schema_of(drawn: list[tuple[str, pa.DataType, Values]]) -> pa.Schema:
+    """Return the schema of such fields."""
+    return pa.schema([(name, kind) for name, kind, _ in drawn])
+
+
+@st.composite
+def wide_tables(draw: st.DrawFn) -> tuple[VariablesSchema, pa.Table]:
+    """Draw a schema and rows of it, in any order, that may be those of a snapshot but for rows that are there twice."""
+    key = draw(fields(KEY_FIELDS, "k"))
+    indexed = draw(st.booleans())
+    variables: list[Variable] = []
+    rows: dict[str, Values] = {}
+    for at, kind in enumerate(draw(st.lists(st.sampled_from(["value", "list", "map"]), min_size=1, max_size=4))):
+        value = draw(fields(TYPES, "v"))
+        of_map = draw(fields(MAP_KEY_FIELDS, "m")) if kind == "map" else None
+        variables.append(Variable(f"s{at}", kind, schema_of(value), schema_of(of_map) if of_map else None))
+        column = variables[-1].column
+        element = {"key": rows_of(of_map), "value": rows_of(value)} if of_map else None
+        struct = st.fixed_dictionaries(element) if element else rows_of(value)
+        index = st.integers(0, 2**40) if kind == "list" else st.none()
+        due = st.none() | st.integers(-(2**40), 2**60) if indexed else st.none()
+        rows[f"s{at}"] = st.fixed_dictionaries({VARIABLE: st.just(f"s{at}"), INDEX: index, DUE: due, column: struct})
+    if indexed:
+        rows[TIMER] = st.fixed_dictionaries({VARIABLE: st.just(TIMER), DUE: st.integers(-(2**40), 2**60)})
+    schema = VariablesSchema("s", schema_of(key), tuple(variables), indexed)
+    drawn = draw(st.lists(st.tuples(rows_of(key), st.one_of(list(rows.values()))), max_size=8))
+    return schema, table_of(schema, [{**of_key, **row} for of_key, row in drawn])
+
+
+def table_of(schema: VariablesSchema, rows: list[dict[str, object]], *, delta: bool = False) -> pa.Table:
+    """Return rows, given without the columns where they are null, as a table of a part."""
+    columns = schema.part_schema(delta=delta)
+    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]
+    return pa.table(arrays, schema=columns)

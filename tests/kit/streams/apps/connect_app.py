@@ -1,0 +1,47 @@
+"""A streaming job on Spark Connect, which cannot share a process with a classic session: ``connect_app.py FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from riffle_spark import Settings, Stateful, aggregate, count, sum_
+from tests.kit.streams.apps.connect_session import connect_session
+
+
+def main(folder: Path) -> None:
+    """Run three batches, lose Spark's last commit, and run on as a new query would."""
+    spark = connect_session("local[2]")
+    settings = Settings(
+        root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8, report_file=f"{folder}/reports.jsonl"
+    )
+    out = str(folder / "out")
+
+    def sink(rows: DataFrame, batch: int) -> None:
+        spark.catalog.clearCache()
+        assert rows.union(rows).join(rows.select("k"), "k").count() == 2 * rows.count() > 0
+        rows.write.mode("overwrite").json(f"{out}/{batch:04d}")
+
+    def run() -> None:
+        job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(sink)
+        source = spark.readStream.schema("k long, v long").option("maxFilesPerTrigger", 1).json(f"{folder}/in")
+        writer = source.writeStream.foreachBatch(job).option("checkpointLocation", f"{folder}/checkpoint")
+        query = writer.trigger(availableNow=True).start()
+        if not query.awaitTermination(120):
+            query.stop()
+            raise TimeoutError("the query did not end")
+        if query.exception() is not None:
+            raise query.exception()
+
+    run()
+    for lost in (folder / "checkpoint" / "commits").glob("*2*"):
+        lost.unlink()
+    (folder / "later" / "0003.json").rename(folder / "in" / "0003.json")
+    run()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,205 @@
+"""Runs a case's processor on Spark's own operator and tells what came out, batch by batch, and what state was left.
+
+Knows Spark's checkpoint and its ``statestore`` reader. Does not know riffle.
+
+Spark takes a batch's time from the clock. To have it be the case's, each batch is planned first by a query whose sink
+fails, its time is written into the checkpoint's offset log, and a second start runs it: a batch that was planned and
+not committed runs again with what the offset log says. So such a query restarts with every batch; the others restart
+once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tests.kit.processors.case import Case
+
+__all__ = ["CONF", "encoded", "in_key_order", "run_native"]
+
+CONF = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executorEnv.TZ": "UTC",
+}
+"""What a session needs, beyond a master, to run cases."""
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+END_SECONDS = 120
+FIRST_FILE_AGE = 1_700_000_000
+
+Rows = list[list[Any]]
+State = dict[str, Rows]
+
+
+def run_native(spark: SparkSession, case: Case, form: str, folder: Path) -> dict[str, Any]:
+    """Run a case in a form; return JSON data: ``steady`` and ``state``, and where timers go by event time ``last_pass``
+    and ``last_pass_state``.
+
+    ``steady``: the rows of each batch, one a file, with nothing between batches. ``last_pass``: for each file the rows
+    of its batch, then those of the batch without data that ends a run of one file under AvailableNow.
+    ``state``: by variable, for a value or a list [key, value, due] an element, for a map [key, map key, value, due];
+    ``timers`` are [key, due]. ``due`` is None where nothing expires.
+    """
+    steady = _Native(spark, case, form, folder / "steady")
+    spark.conf.set(NO_DATA, "false")
+    steady.play_dated() if case.times_ms else steady.play()
+    found = {"steady": [rows for _, rows in sorted(steady.outputs.items())], "state": steady.state()}
+    if case.time_mode == "EventTime":
+        spark.conf.set(NO_DATA, "true")
+        passing = _Native(spark, case, form, folder / "last_pass")
+        passes = [passing.play_file(number) for number in range(len(case.batches))]
+        found |= {"last_pass": passes, "last_pass_state": passing.state()}
+    return found
+
+
+def encoded(value: Any) -> Any:
+    """Return the JSON form of a value of an Arrow table, a struct as the list of its fields."""
+    if isinstance(value, dict):
+        return [encoded(each) for each in value.values()]
+    if isinstance(value, (list, tuple)):
+        return [encoded(each) for each in value]
+    if isinstance(value, (datetime, date)):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def in_key_order(rows: Iterable[Iterable[Any]], width: int) -> Rows:
+    """Return rows encoded and by key, which is their first ``width`` columns; rows of one key keep their order."""
+    return sorted((encoded(list(row)) for row in rows), key=lambda row: json.dumps(row[:width]))
+
+
+class _Planned(Exception):
+    """A sink's way to leave a batch planned."""
+
+
+class _Native:
+    """One query, its source folder, its checkpoint and what it put out, by batch."""
+
+    def __init__(self, spark: SparkSession, case: Case, form: str, folder: Path) -> None:
+        self.outputs: dict[int, Rows] = {}
+        self._spark, self._case, self._form = spark, case, form
+        self._source, self._checkpoint = folder / "source", folder / "checkpoint"
+        self._source.mkdir(parents=True)
+
+    def play(self) -> None:
+        """Run all batches, with one restart."""
+        cut, every = self._case.restart_after, range(len(self._case.batches))
+        for part in (every[:cut], every[cut:]):
+            for number in part:
+                self._add(number)
+            self._run(self._keep)
+
+    def play_dated(self) -> None:
+        """Run each batch at its time."""
+        for number, time_ms in enumerate(self._case.times_ms):
+            self._add(number)
+            self._plan()
+            self._date(number, time_ms)
+            self._run(self._keep)
+
+    def play_file(self, number: int) -> list[Rows]:
+        """Run one file and the batch without data after it; return the rows of each."""
+        before = len(self.outputs)
+        self._add(number)
+        self._run(self._keep)
+        return [rows for _, rows in sorted(self.outputs.items())[before:]]
+
+    def state(self) -> State:
+        """Return what Spark's own reader finds in the checkpoint."""
+        found = {name: self._variable(name, kind) for name, kind in self._case.variables.items()}
+        if self._case.time_mode != "None":
+            found["timers"] = self._sorted(
+                [[row["key"], row["expiration_timestamp_ms"]] for row in self._read(readRegisteredTimers="true")]
+            )
+        return found
+
+    def _add(self, number: int) -> None:
+        path = self._source / f"{number:04d}.parquet"
+        pq.write_table(self._case.batches[number], path)
+        os.utime(path, (FIRST_FILE_AGE + number,) * 2)
+
+    def _plan(self) -> None:
+        def refuse(frame: DataFrame, batch: int) -> None:
+            raise _Planned
+
+        try:
+            self._run(refuse)
+        except StreamingQueryException as error:
+            if _Planned.__name__ not in str(error):
+                raise
+
+    def _date(self, number: int, time_ms: int) -> None:
+        """Change the batch's time in the offset log: its second line is the metadata."""
+        path = self._checkpoint / "offsets" / str(number)
+        version, metadata, *offsets = path.read_text().split("\n")
+        dated = json.dumps({**json.loads(metadata), "batchTimestampMs": time_ms})
+        path.write_text("\n".join([version, dated, *offsets]))
+        path.with_name(f".{number}.crc").unlink(missing_ok=True)
+
+    def _run(self, sink: Callable[[DataFrame, int], None]) -> None:
+        writer = self._transformed().writeStream.outputMode(self._case.output_mode).foreachBatch(sink)
+        query = writer.option("checkpointLocation", str(self._checkpoint)).trigger(availableNow=True).start()
+        if not query.awaitTermination(END_SECONDS):
+            query.stop()
+            raise TimeoutError(f"{self._case.name} did not end: {query.status}")
+
+    def _keep(self, frame: DataFrame, batch: int) -> None:
+        self.outputs[batch] = in_key_order((row.values() for row in _pylist(frame)), len(self._case.key))
+
+    def _transformed(self) -> DataFrame:
+        case = self._case
+        reader = self._spark.readStream.schema(from_arrow_schema(case.input)).option("maxFilesPerTrigger", 1)
+        stream = reader.parquet(str(self._source))
+        if case.watermark is not None:
+            stream = stream.withWatermark(*case.watermark)
+        grouped = stream.groupBy(*case.key)
+        transform = grouped.transformWithStateInPandas if self._form == "pandas" else grouped.transformWithState
+        initial = None
+        if case.initial is not None:
+            initial = self._spark.createDataFrame(case.initial).groupBy(*case.key)
+        return transform(case.processor(self._form), case.output, case.output_mode, case.time_mode, initial)
+
+    def _variable(self, name: str, kind: str) -> Rows:
+        rows = self._read(stateVarName=name)
+        if kind == "map":
+            return self._sorted([[row["key"], row["user_map_key"], *_with_due(row["user_map_value"])] for row in rows])
+        column = "value" if kind == "value" else "list_element"
+        return self._sorted([[row["key"], *_with_due(row[column])] for row in rows])
+
+    def _sorted(self, entries: list[list[Any]]) -> Rows:
+        """By key, then by map key or timer; elements of a list keep their order."""
+        kept = [encoded(entry) for entry in entries]
+        return sorted(kept, key=lambda entry: json.dumps(entry[: len(entry) - 2] or entry))
+
+    def _read(self, **options: str) -> list[dict[str, Any]]:
+        return _pylist(self._spark.read.format("statestore").options(**options).load(str(self._checkpoint)))
+
+
+def _pylist(frame: DataFrame) -> list[dict[str, Any]]:
+    table: pa.Table = frame.toArrow()
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _with_due(stored: dict[str, Any]) -> list[Any]:
+    """Return value and due time, which a variable with a time to live wraps in one struct; others have none."""
+    if list(stored) == ["value", "ttlExpirationMs"]:
+        return [stored["value"], stored["ttlExpirationMs"]]
+    return [stored, None]

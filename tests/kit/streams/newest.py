@@ -1,0 +1,18 @@
+"""What a sink was given, as a frame against another one. Knows chispa. Does not know any test."""
+
+from __future__ import annotations
+
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame
+
+from tests.kit.streams.streaming import Kept
+
+__all__ = ["assert_newest"]
+
+
+def assert_newest(kept: Kept, expected: DataFrame, key: str = "k") -> None:
+    """Fail unless the newest row of each key that the sink was given is that of a frame, and the frame has no more."""
+    rows = {row[key]: row.asDict() for delivery in kept.deliveries.values() for row in delivery}
+    ours = [tuple(row[name] for name in expected.columns) for row in rows.values()]
+    frame = expected.sparkSession.createDataFrame(ours, expected.schema)
+    assert_df_equality(frame, expected, ignore_row_order=True)

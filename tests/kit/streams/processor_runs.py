@@ -1,0 +1,112 @@
+"""Processors run over a copy in memory, batch after batch, without Spark: for tests of what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.processors.processing import Outcome, Processing, Times
+from riffle_spark.process.processors.processor import Form, Grouped
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.spark.processors.row_form import RowForm
+from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
+from riffle_spark.state.schemas.variables import VariablesSchema
+from tests.kit.process.memory_reading import MemoryReading
+
+KEY = pa.schema([("id", pa.string())])
+ROWS = pa.schema([("id", pa.string()), ("v", pa.int64())])
+
+SEEN: list[Any] = []
+"""What processors saw: they are copied with all that they refer to, as Spark copies them, so they cannot keep it."""
+
+
+def see(what: Any) -> None:
+    """Keep what a processor saw."""
+    SEEN.append(what)
+
+
+def has_seen(what: Any) -> bool:
+    """Tell whether this was kept."""
+    return what in SEEN
+
+
+def seen() -> Any:
+    """Return, and forget, what was kept last."""
+    return SEEN.pop()
+
+
+class Told(StatefulProcessor):
+    """A processor that does what functions tell it to, each of which gets the processor first."""
+
+    def __init__(self, **told: Callable[..., Any]) -> None:
+        self.told = told
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """See PySpark."""
+        self.handle = handle
+        self.told.get("init", lambda *_: None)(self, handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N803
+        """See PySpark."""
+        yield from self.told.get("rows", lambda *_: ())(self, key, rows, timerValues) or ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N803
+        """See PySpark."""
+        yield from self.told.get("timer", lambda *_: ())(self, key, timerValues, expiredTimerInfo) or ()
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N803
+        """See PySpark."""
+        self.told.get("initial", lambda *_: None)(self, key, initialState, timerValues)
+
+    def close(self) -> None:
+        """See PySpark."""
+        self.told.get("close", lambda *_: None)(self)
+
+
+class Run:
+    """A processor's batches over one key-group."""
+
+    def __init__(
+        self, processor: StatefulProcessor, output: str = "id string, n long", mode: TimeMode = "ProcessingTime",
+        form: Callable[[pa.Schema], Form] = RowForm,
+    ) -> None:  # fmt: skip
+        SEEN.clear()
+        self.processor, self.mode, self.form = processor, mode, form
+        self.output = schema_of_ddl(output)
+        self.declared = declare(processor, mode)
+        self.schema = VariablesSchema("s", KEY, self.declared.variables, indexed=mode != "None")
+        self.copy = MemoryReading(self.schema)
+        self.outcome: Outcome
+
+    def batch(
+        self, rows: Mapping[str, Iterable[int]] | pa.Table, *, now_ms: int = 0, watermark_ms: int | None = None,
+        states: pa.Table | None = None,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Run a batch of the keys' rows, and return its output."""
+        table = rows if isinstance(rows, pa.Table) else _table(rows)
+        names = table.column("id").to_pylist() + ([] if states is None else states.column("id").to_pylist())
+        keys = list(dict.fromkeys(names))
+        grouped = Grouped.of(pa.table({"id": pa.array(keys, pa.string())}), table, _codes(table, keys))
+        times = Times(self.mode, now_ms, watermark_ms)
+        processor = SparkProcessor(self.processor, self.declared.variables, KEY.names, times)
+        processing = Processing(self.schema, declared_with_rows(self.schema), processor, self.form(self.output), times)
+        processing.begin(grouped if states is None else grouped.with_states(states, _codes(states, keys)))
+        self.outcome = processing.key_group(len(keys), self.copy)
+        self.copy.fold(self.outcome.changes)
+        output = processing.output()
+        processing.end()
+        return output.to_pylist()
+
+
+def _table(rows: Mapping[str, Iterable[int]]) -> pa.Table:
+    pairs = [(key, n) for key, numbers in rows.items() for n in numbers]
+    return pa.table([[key for key, _ in pairs], [n for _, n in pairs]], schema=ROWS)
+
+
+def _codes(table: pa.Table, keys: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array([keys.index(key) for key in table.column("id").to_pylist()], dtype=np.int64)

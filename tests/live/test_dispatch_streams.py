@@ -1,0 +1,162 @@
+"""Dispatch by partition in a real stream: the same results as by key, over switches there and back."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, last, sum_, switch_dispatch
+from tests.kit.streams.newest import assert_newest
+from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, settings_in, start
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "k string, v long, topic string, partition int, at long"
+PARTITIONS = 5
+
+
+def partition_of(keys: pa.Table) -> pa.Table:
+    """Name the partition of each key: it is the number in it."""
+    numbers = [int(key[1:]) % PARTITIONS for key in keys["k"].to_pylist()]
+    return pa.table({"topic": [f"t{n % 2}" for n in numbers], "partition": numbers})
+
+
+class Events:
+    """A feed of drawn rows whose keys keep to their partitions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.feed = Feed(folder, SCHEMA)
+        self.chance = random.Random(11)
+        self.at = 0
+
+    def add(self, batches: int) -> None:
+        """Add so many micro-batches."""
+        for _ in range(batches):
+            self.feed.add(self.row() for _ in range(60))
+
+    def row(self) -> dict[str, object]:
+        """Draw one row."""
+        number, self.at = self.chance.randrange(23), self.at + 1
+        partition = number % PARTITIONS
+        value = self.chance.randint(-9, 9)
+        return {"k": f"u{number}", "v": value, "topic": f"t{partition % 2}", "partition": partition, "at": self.at}
+
+    def expected(self, spark: SparkSession) -> DataFrame:
+        """Return what one groupBy over all of it gives."""
+        columns = (F.count("*").alias("rows"), F.sum("v").alias("total"), F.max_by("v", "at").alias("newest"))
+        return self.feed.table(spark).groupBy("k").agg(*columns)
+
+
+def job_of(settings: Settings, kept: Kept) -> StatefulJob:
+    """Return running totals by key."""
+    compute = aggregate(rows=count(), total=sum_("v"), newest=last("v"))
+    return Stateful("totals", "k", compute, settings=settings, order_by="at").into(kept)
+
+
+@pytest.mark.parametrize("dispatch", ["partition", "hashed"])
+def test_a_stream_reaches_what_dispatch_by_key_reaches(spark: SparkSession, tmp_path: Path, dispatch: str) -> None:
+    """Rows go by their partition, a partition is a shard, and every key's result is that of a groupBy."""
+    events, kept = Events(tmp_path / "in"), Kept()
+    events.add(3)
+    job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
+    run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
+    assert_newest(kept, events.expected(spark))
+    newest = records(f"file://{tmp_path}/state")[-1]
+    assert sorted(newest.shards) == [(f"t{n % 2}", n) for n in (0, 2, 4, 1, 3)]
+    assert newest.dispatch == dispatch
+    assert sum(job.reports[-1].owners.values()) == PARTITIONS
+
+
+def test_a_stream_goes_on_over_switches(spark: SparkSession, tmp_path: Path) -> None:
+    """From keys to partitions, to hashes and back to keys, with one checkpoint and one local folder throughout."""
+    events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"
+    for dispatch in ("key_group", "partition", "hashed", "key_group"):
+        if events.at:
+            switch_dispatch(root, dispatch, partition_of=partition_of, execute=True)
+        events.add(2)
+        job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
+        run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
+        assert [report.decision for report in job.reports] == ["run", "run"]
+        assert_newest(kept, events.expected(spark))
+    assert [record.dispatch for record in records(root) if record.kind == "dispatch"] == [
+        "partition", "hashed", "key_group",
+    ]  # fmt: skip
+
+
+def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession, tmp_path: Path) -> None:
+    """Pause, clean up, stop, switch, start: no copy is left, and all state is fetched from the new snapshots."""
+    events, kept, root = Events(tmp_path / "in"), Kept(), f"file://{tmp_path}/state"
+    for dispatch in ("key_group", "partition", "key_group"):
+        if events.at:
+            switch_dispatch(root, dispatch, partition_of=partition_of, execute=True)
+        before = bool(events.at)
+        events.add(2)
+        job = job_of(settings_in(tmp_path, dispatch=dispatch), kept)
+        query = start(events.feed.stream(spark), job, tmp_path / "checkpoint", processingTime="0 seconds")
+        query.processAllAvailable()
+        assert_newest(kept, events.expected(spark))
+        assert (job.reports[0].restores > 0, job.reports[0].fetched_snapshot_bytes > 0) == (before, before)
+        assert list((tmp_path / "local").glob("*/*/copies/*/*"))
+        job.pause()
+        job.clean_up()
+        query.stop()
+        assert not list((tmp_path / "local").glob("*/*/copies/*/*"))
+
+
+def test_another_dispatch_than_the_states_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The query fails before it runs anything, and the error names both and the command."""
+    events = Events(tmp_path / "in")
+    events.add(1)
+    run_to_end(events.feed.stream(spark), job_of(settings_in(tmp_path), Kept()), tmp_path / "checkpoint")
+    events.add(1)
+    job = job_of(settings_in(tmp_path, dispatch="partition"), Kept())
+    with pytest.raises(StreamingQueryException, match=r"dispatch = partition, but .* dispatch = key_group") as caught:
+        run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
+    assert "riffle dispatch" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [("k, v", "has not got both"), ("k, v, topic, cast(null as int) partition", "topic or partition is null")],
+)
+def test_a_stream_without_partitions_is_refused(spark: SparkSession, tmp_path: Path, columns: str, said: str) -> None:
+    """Rows that do not say where they come from cannot be dispatched by it."""
+    events = Events(tmp_path / "in")
+    events.add(1)
+    frame = events.feed.stream(spark).selectExpr(*columns.split(", "))
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path, dispatch="hashed"))
+    with pytest.raises(StreamingQueryException, match=said):
+        run_to_end(frame, job.into(Kept()), tmp_path / "checkpoint")
+
+
+def test_columns_of_other_names_say_the_partition(spark: SparkSession, tmp_path: Path) -> None:
+    """``dispatch_columns`` names them, whatever is in the names."""
+    settings = settings_in(tmp_path, dispatch="partition", dispatch_columns=("a.b", "c`d"))
+    kept = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
+    frame: DataFrame = spark.range(60).selectExpr("id % 6 k", "'t' `a.b`", "id % 3 `c``d`")
+    job(frame, 0)
+    job(frame, 1)
+    assert kept.latest("k") == {k: {"rows": 20} for k in range(6)}
+
+
+def test_hashed_says_once_which_settings_have_no_effect(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that asks for standbys where nobody assigns any is told so, once."""
+    frame = spark.range(6).selectExpr("id k", "'t' topic", "cast(id as int) partition")
+    settings = settings_in(tmp_path, dispatch="hashed", num_standbys=1)
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    with caplog.at_level(logging.WARNING, "riffle_spark"):
+        job(frame, 0)
+        job(frame, 1)
+    assert [text for text in caplog.messages if "no effect" in text] == [
+        "with dispatch = hashed these settings have no effect: num_standbys"
+    ]

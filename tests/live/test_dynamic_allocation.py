@@ -1,0 +1,46 @@
+"""Executors that Spark adds and takes away by itself, down to none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.spark.engine import inventory
+from tests.kit.streams.streaming import settings_in, wait_for
+
+pytestmark = pytest.mark.cluster
+
+MASTER = "local-cluster[1,1,600]"
+IDLE_SECONDS = 3
+CONF = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.executorIdleTimeout": f"{IDLE_SECONDS}s",
+    "spark.dynamicAllocation.shuffleTracking.timeout": f"{IDLE_SECONDS}s",
+    "spark.dynamicAllocation.maxExecutors": "1",
+}
+
+
+def test_an_executor_comes_although_no_task_waits_for_one_and_goes_when_idle(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Dynamic allocation starts with none, and would wait for tasks as we wait for it; its removal was planned."""
+    settings = settings_in(tmp_path)
+    assert inventory.expected_executors(spark, settings) == 1
+    assert inventory.executors(spark) == ()
+    first = inventory.await_executors(spark, settings)
+    assert len(first) == 1
+    assert spark.range(5).count() == 5
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
+    assert inventory.planned(spark, [first[0].id]) == {first[0].id}
+    assert len(inventory.await_executors(spark, settings)) == 1
+
+
+def test_none_at_all_is_told_with_the_setting_that_bounds_the_wait(spark: SparkSession, tmp_path: Path) -> None:
+    """A cluster that gives nothing within the delay is unavailable, to be tried again."""
+    wait_for(lambda: inventory.executors(spark) == (), "the idle executor goes")
+    with pytest.raises(UnavailableError, match=r"0\.01 s"):
+        inventory.await_executors(spark, settings_in(tmp_path, initial_rebalance_delay=0.01))

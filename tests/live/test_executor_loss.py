@@ -1,0 +1,122 @@
+"""Executors that die between batches and inside them: nothing is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import Stateful, StatefulJob, arrow_function
+from riffle_spark.spark.engine import inventory
+from tests.kit.streams.streaming import Kept, executor_processes, settings_in, wait_for
+
+pytestmark = pytest.mark.cluster
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+MASTER = "local-cluster[2,1,600]"
+KEYS = 40
+COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
+
+
+def counting(folder: Path) -> Callable[..., object]:
+    """Return a function that counts a key's rows, and says so and waits as long as there is a file ``hold``."""
+
+    def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        while (folder / "hold").exists():
+            (folder / "computing").touch()
+            time.sleep(0.02)
+        added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows))
+        both = pa.concat_tables([state.cast(COUNTED), added.cast(COUNTED)])
+        totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(COUNTED)
+        return totals, totals
+
+    return run
+
+
+@pytest.fixture
+def kept() -> Kept:
+    """A sink."""
+    return Kept()
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> Iterator[StatefulJob]:
+    """A job on two live executors, after one batch."""
+    settings = settings_in(tmp_path, expected_executors=2)
+    inventory.await_executors(spark, settings, expected=2)
+    compute = arrow_function(counting(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
+    made = Stateful("totals", "k", compute, settings=settings).into(kept)
+    made(batch(spark), 0)
+    assert len(made.reports[0].ran_on) == 2
+    return made
+
+
+def batch(spark: SparkSession) -> DataFrame:
+    """Return one row a key."""
+    return spark.range(KEYS).selectExpr("id k")
+
+
+def kill(spark: SparkSession) -> str:
+    """SIGKILL to the first live executor; return its id."""
+    victim = inventory.executors(spark)[0].id
+    os.kill(executor_processes()[victim], signal.SIGKILL)
+    return victim
+
+
+def wait_until_gone(spark: SparkSession, victim: str) -> None:
+    """Wait until Spark has noticed."""
+    wait_for(lambda: victim not in {executor.id for executor in inventory.executors(spark)}, "Spark has noticed")
+
+
+def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: StatefulJob, kept: Kept) -> None:
+    """The next batch restores what the dead executor held elsewhere; the report lists the moves and no miss."""
+    victim = kill(spark)
+    wait_until_gone(spark, victim)
+    job(batch(spark), 1)
+    report = job.reports[-1]
+    assert victim not in report.owners
+    assert {move["from_executor"] for move in report.moves} == {victim}
+    assert len(report.moves) > 0
+    assert (report.misses, report.runs) == (0, 1)
+    assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+
+
+@pytest.mark.parametrize("step", ["run", "after seal"])
+def test_a_death_inside_a_batch_is_survived(
+    spark: SparkSession, job: StatefulJob, kept: Kept, step: str, tmp_path: Path
+) -> None:
+    """Whether slots are computing or have reported, the batch is delivered whole and counted once."""
+    killed: list[str] = []
+
+    def reached(at: str) -> None:
+        if at == step and not killed:
+            killed.append(kill(spark))
+
+    def kill_in_slots() -> None:
+        try:
+            wait_for((tmp_path / "computing").exists, "slots compute")
+            killed.append(kill(spark))
+        finally:
+            (tmp_path / "hold").unlink()
+
+    if step == "run":
+        (tmp_path / "hold").touch()
+        threading.Thread(target=kill_in_slots).start()
+    else:
+        job._running.driver._reached = reached
+    job(batch(spark), 1)
+    assert len(killed) == 1
+    wait_until_gone(spark, killed[0])
+    job(batch(spark), 2)
+    assert kept.latest("k") == {k: {"rows": 3} for k in range(KEYS)}
+    assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 3
+    assert killed[0] not in job.reports[-1].owners

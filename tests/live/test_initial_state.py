@@ -1,0 +1,203 @@
+"""Initial state at any batch: each named one is loaded once, with the batch that commits it, on what is there."""
+
+# ruff: noqa: N803, ARG002 - PySpark's names
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from riffle_spark import Stateful, aggregate, count, transform_with_state
+from riffle_spark.errors import ConfigError
+from riffle_spark.testing import Aborted, Harness
+from tests.kit.processors.visits import Visits
+from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+
+pytestmark = pytest.mark.newer_spark
+
+INPUT = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+INITIAL = pa.schema([("user", pa.string()), ("visits", pa.int64())])
+OUTPUT = "user string, visits long, total long"
+
+
+class Told(Visits):
+    """Writes into its output in which order it was called."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        """Ten times what there is, and what comes."""
+        visits, total = self.totals.get() or (0, 0)
+        self.totals.update((10 * visits + initialState.visits, total))
+
+
+class Keyed(Visits):
+    """Counts rows of keys that are times."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Give out the count."""
+        visits, _ = self.add(len(list(rows)), 0)
+        yield Row(at=key[0], visits=visits)
+
+
+def visits(processor: Visits | None = None, **given: Any) -> Stateful:
+    """Return the operator."""
+    return transform_with_state(processor or Visits(), key="user", output=OUTPUT, **given)
+
+
+def before(**known: int) -> pa.Table:
+    """Return an initial state: visits by user."""
+    return pa.table([list(known), list(known.values())], schema=INITIAL)
+
+
+def row(user: str, amount: int = 1) -> dict[str, object]:
+    """Return an input row."""
+    return {"user": user, "amount": amount, "at": None}
+
+
+def state(query: Harness) -> dict[str, int]:
+    """Return the committed visits by user."""
+    return {key[0]: value[0] for key, value in query.state("totals").items()}  # type: ignore[index, misc]
+
+
+def test_a_named_state_comes_with_the_next_batch_and_never_again() -> None:
+    """Old keys, new keys, keys with rows and without; later runs that still name it load nothing."""
+    with Harness(visits(), INPUT) as query:
+        query.feed([row("ann"), row("bob")])
+        query.restart(before(ann=100, zoe=7), "2026-backfill")
+        query.feed([row("ann"), row("new")])
+        wanted = {"ann": 102, "bob": 1, "zoe": 7, "new": 1}
+        assert state(query) == wanted
+        query.feed([row("bob")])
+        query.restart(before(ann=100, zoe=7), "2026-backfill")
+        query.feed([row("bob")])
+        assert state(query) == {**wanted, "bob": 3}
+        query.restart(before(bob=1_000), "2027-backfill")
+        query.feed()
+        assert state(query) == {**wanted, "bob": 1_003}
+        query.restart(before(bob=100), "2026-backfill")
+        query.feed([row("new")])
+        assert state(query) == {**wanted, "bob": 1_003, "new": 2}
+        assert [report.rows for report in query.reports] == [2, 4, 1, 1, 1, 1]
+
+
+def test_it_is_handled_before_the_rows_of_its_batch_and_sees_what_was_there() -> None:
+    """The processor decides what becomes of a key that has state: here it multiplies it."""
+    with Harness(visits(Told()), INPUT) as query:
+        query.feed([row("ann"), row("ann")])
+        query.restart(before(ann=5), "later")
+        assert query.feed([row("ann")]) == [{"user": "ann", "visits": 26, "total": 3}]
+
+
+def test_the_usual_name_is_sparks_rule() -> None:
+    """With the store's first batch or not at all, beside named ones that come when they come."""
+    with Harness(visits(), INPUT, initial=before(ann=10)) as query:
+        query.feed([row("ann")])
+        query.restart(before(ann=500))
+        query.feed([row("ann")])
+        assert state(query) == {"ann": 12}
+        query.restart(before(ann=500), "extra")
+        query.feed([row("ann")])
+        assert state(query) == {"ann": 513}
+
+
+def test_a_name_of_ones_own_works_with_a_first_batch_too() -> None:
+    """An empty root takes it as it takes the usual one."""
+    with Harness(visits(), INPUT, initial=before(ann=10), initial_name="seed") as query:
+        query.feed([row("ann")])
+        query.feed([row("ann")])
+        assert state(query) == {"ann": 12}
+
+
+@pytest.mark.parametrize("lose_copies", [False, True])
+def test_a_crash_before_the_commit_loads_it_again_and_after_it_never(lose_copies: bool) -> None:
+    """It is listed by its batch's record alone."""
+    with Harness(visits(), INPUT, executors=3) as query:
+        query.feed([row(user) for user in "abcdef"])
+        query.restart(before(**dict.fromkeys("abcxyz", 100)), "later")
+        query.abort(after_slots=2)
+        with pytest.raises(Aborted):
+            query.feed([row("a")])
+        query.crash(lose_copies=lose_copies)
+        query.feed([row("a")])
+        wanted = {"a": 102, "b": 101, "c": 101, "d": 1, "e": 1, "f": 1, "x": 100, "y": 100, "z": 100}
+        assert state(query) == wanted
+        query.crash(lose_copies=lose_copies)
+        query.feed([row("f")])
+        assert state(query) == {**wanted, "f": 2}
+
+
+def test_rows_of_initial_state_are_never_late() -> None:
+    """Also where the key is the very event time: they are handled, not counted, and move no watermark."""
+    operator = transform_with_state(
+        Keyed(), key="at", output="at timestamp, visits long", time_mode="EventTime", watermark=("at", "1 second")
+    )
+    with Harness(operator, INPUT) as query:
+        for second in (60, 70):
+            query.feed(pa.table([["ann"], [1], pa.array([second * 1_000_000], INPUT.field("at").type)], schema=INPUT))
+        times = pa.array([5_000_000, 10_000_000_000], INPUT.field("at").type)
+        query.restart(pa.table({"at": times, "visits": pa.array([7, 8])}), "later")
+        query.feed()
+        assert query.reports[-1].late_rows == 0
+        assert query.watermark_ms == 69_000
+        assert sorted(value[0] for value in query.state("totals").values()) == [1, 1, 7, 8]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("initial", "name", "said"),
+    [
+        (before().drop_columns(["user"]), "later", "no column where the key has user: string"),
+        (pa.table({"user": pa.array([1]), "visits": pa.array([1])}), "later", "int64 where the key has user: string"),
+        (before(), " ", "is no name"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(initial: pa.Table, name: str, said: str) -> None:
+    """With the store and what to do."""
+    with Harness(visits(), INPUT) as query, pytest.raises(ConfigError, match=said):
+        query.restart(initial, name)
+
+
+def test_state_that_lies_by_partitions_takes_none() -> None:
+    """Rows of initial state have no partition; where there is nothing to load any more, nothing is refused."""
+    source = pa.schema([*INPUT, ("topic", pa.string()), ("partition", pa.int32())])
+    with Harness(visits(), source, initial=before(ann=1), dispatch="partition") as query:
+        with pytest.raises(ConfigError, match="rows of initial state have no partition") as caught:
+            query.feed([{**row("ann"), "topic": "t", "partition": 0}])
+        assert "dispatch = key_group" in str(caught.value)
+    with Harness(visits(), source, dispatch="partition") as query:
+        query.feed([{**row("ann"), "topic": "t", "partition": 0}])
+        query.restart(before(ann=1))
+        query.feed([{**row("ann"), "topic": "t", "partition": 0}])
+        assert state(query) == {"ann": 2}
+
+
+@pytest.mark.spark
+def test_a_query_takes_a_backfill_when_it_is_restarted_with_one(spark: SparkSession, tmp_path: Path) -> None:
+    """In Spark, with a watermark and partitions' counts: rows of initial state come through the same shuffle once."""
+    feed, sink = Feed(tmp_path / "in", "user string, amount long, at timestamp"), Kept()
+    backfill = spark.createDataFrame([("ann", 100), ("zoe", 7)], "user string, visits long")
+    named: list[dict[str, Any]] = [{}, *[{"initial_state": backfill, "initial_state_name": "2026-backfill"}] * 2]
+    rows = []
+    for given in named:
+        feed.add([{"user": user, "amount": 5, "at": "2026-01-01T00:00:00.000Z"} for user in ("ann", "bob")])
+        job = visits(settings=settings_in(tmp_path), watermark=("at", "1 hour"), **given).into(sink)
+        run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+        rows += [report.rows for report in job.reports if report.rows]
+    assert sink.latest("user") == {"ann": {"visits": 103, "total": 15}, "bob": {"visits": 3, "total": 15}}
+    assert rows == [2, 4, 2]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("changes", "said"), [({}, "only a processor"), ({"durable": False}, "not durable")])
+def test_operators_without_use_for_it_refuse_it(
+    spark: SparkSession, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    """Aggregates have no handleInitialState, and a cache has no first batch."""
+    compute: Any = visits().compute if changes else aggregate(rows=count())
+    frame = spark.createDataFrame([("ann", 1)], "user string, amount long")
+    job = Stateful("s", "user", compute, settings=settings_in(tmp_path), initial_state=frame, **changes).into(Kept())
+    with pytest.raises(ConfigError, match=said):
+        job(frame, 0)

@@ -1,0 +1,35 @@
+"""Dispatch by partition on a real broker: partitions come from Spark's offsets, and a topic may grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from apps.demo.jars import connector_jars
+from apps.demo.servers import KafkaBroker
+from tests.kit.folders import APPS
+from tests.kit.streams.apps.kafka_dispatch_app import NEW, OLD, PHASES, ROWS
+from tests.kit.streams.streaming import told_by
+
+pytestmark = pytest.mark.cluster
+
+APP = APPS / "kafka_dispatch_app.py"
+TIMEOUT_SECONDS = 280
+
+
+@pytest.mark.long
+def test_a_topic_that_grows_is_read_in_every_dispatch(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """Partitions are registered in order, also those without rows yet; every key goes on over growth and switches."""
+    kafka_broker.create_topic("dispatched", partitions=2)
+    jars = ",".join(str(jar) for jar in connector_jars())
+    told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "dispatched", jars, seconds=TIMEOUT_SECONDS)
+    assert [phase["dispatch"] for phase in told] == [dispatch for dispatch, _ in PHASES]
+    partitions = [["dispatched", number] for number in range(4)]
+    assert [phase["shards"] for phase in told] == [partitions[:2], partitions, [], partitions]
+    assert told[0]["batches"] == 1
+    for phase, seen in enumerate(told):
+        rows = {f"k{number}": ROWS * (phase + 1) for number in OLD}
+        rows |= {f"k{number}": ROWS * phase for number in NEW} if phase else {}
+        assert {key: row["rows"] for key, row in seen["latest"].items()} == rows
+        assert {row["newest"] for row in seen["latest"].values()} == {f"{phase}-{ROWS - 1}"}

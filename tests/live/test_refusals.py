@@ -1,0 +1,163 @@
+"""Checkpoints and state that do not fit are refused with a remedy, and the remedy mends them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+import riffle_spark
+from riffle_spark import Stateful, aggregate, count, sum_
+from tests.kit.streams.streaming import Feed, Kept, committed, records, run_to_end, settings_in
+
+pytestmark = pytest.mark.spark
+
+BATCHES = 4
+OLDER = 2
+"""How many batches the older copies of checkpoint and state have seen."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A streaming query over a feed, with its folders."""
+
+    spark: SparkSession
+    folder: Path
+    feed: Feed
+
+    @property
+    def root(self) -> str:
+        """Where its state is."""
+        return f"file://{self.folder}/state"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark's checkpoint is."""
+        return self.folder / "checkpoint"
+
+    def run(self) -> dict[object, dict[str, object]]:
+        """Run to the end as a new process would; return the newest row of each key that was delivered."""
+        kept = Kept()
+        compute = aggregate(rows=count(), total=sum_("v"))
+        job = Stateful("totals", "k", compute, settings=settings_in(self.folder)).into(kept)
+        run_to_end(self.feed.stream(self.spark), job, self.checkpoint)
+        return kept.latest("k")
+
+    def refusal(self) -> str:
+        """Run, and return what it is refused with."""
+        with pytest.raises(StreamingQueryException) as caught:
+            self.run()
+        return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def original(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Query:
+    """A query that has seen all its batches, with copies of checkpoint and state from before the last ones."""
+    folder = tmp_path_factory.mktemp("original")
+    query = Query(spark, folder, Feed(folder / "in", "k long, v long"))
+    for number in range(BATCHES):
+        if number == OLDER:
+            query.run()
+            shutil.copytree(query.checkpoint, folder / "older-checkpoint")
+            shutil.copytree(folder / "state", folder / "older-state")
+        query.feed.add(rows(number))
+    query.run()
+    return query
+
+
+@pytest.fixture
+def query(original: Query, tmp_path: Path) -> Iterator[Query]:
+    """A copy of that query for one test, on the same input; what the test adds to the input is taken out again."""
+    for name in ("checkpoint", "state", "local"):
+        shutil.copytree(original.folder / name, tmp_path / name, symlinks=True)
+    before = set(original.feed.folder.iterdir())
+    yield Query(original.spark, tmp_path, original.feed)
+    for added in set(original.feed.folder.iterdir()) - before:
+        added.unlink()
+
+
+def rows(number: int) -> list[dict[str, object]]:
+    """Return the rows of a batch: key 0 and one of two others."""
+    return [{"k": 0, "v": number}, {"k": 1 + number % 2, "v": number}]
+
+
+def after(batches: int) -> dict[object, dict[str, object]]:
+    """Return the state after that many batches."""
+    state: dict[object, dict[str, object]] = {}
+    for row in [row for number in range(batches) for row in rows(number)]:
+        before = state.get(row["k"], {"rows": 0, "total": 0})
+        state[row["k"]] = {"rows": before["rows"] + 1, "total": before["total"] + row["v"]}
+    return state
+
+
+def put_back(query: Query, original: Query, name: str) -> None:
+    """Restore an older copy of the checkpoint or the state."""
+    shutil.rmtree(query.folder / name)
+    shutil.copytree(original.folder / f"older-{name}", query.folder / name)
+
+
+def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: Query) -> None:
+    """With a checkpoint from before, the state is taken back to it, and the batches run again to the same result."""
+    put_back(query, original, "checkpoint")
+    told = query.refusal()
+    assert f"Spark hands over batch {OLDER}, but {query.root} is already at {BATCHES - 1}" in told
+    assert f"riffle rollback --root {query.root} --checkpoint CHECKPOINT --execute --to {OLDER - 1}" in told
+    plan = riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint))
+    assert not plan.executed
+    assert "already at" in query.refusal()
+    assert riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint), execute=True).executed
+    assert {0: after(BATCHES)[0], **query.run()} == after(BATCHES)
+    assert {record.rollbacks for record in records(query.root)} == {0, 1}
+
+
+def test_a_new_checkpoint_is_refused_and_adopts_the_state(query: Query, tmp_path: Path) -> None:
+    """State of another query is refused until it is adopted; then new input is added to it."""
+    shutil.rmtree(query.checkpoint)
+    fresh = Query(query.spark, query.folder, Feed(tmp_path / "new-in", "k long, v long"))
+    fresh.feed.add([{"k": k, "v": 100} for k in range(4)])
+    told = fresh.refusal()
+    assert "a new checkpoint on old state" in told
+    assert f"riffle adopt --root {query.root} --checkpoint CHECKPOINT --execute" in told
+    riffle_spark.adopt(query.root, str(fresh.checkpoint), execute=True)
+    before = after(BATCHES)
+    expected = {k: {"rows": row["rows"] + 1, "total": row["total"] + 100} for k, row in before.items()}
+    assert fresh.run() == {**expected, 3: {"rows": 1, "total": 100}}
+
+
+def test_a_gap_is_refused_and_closed(query: Query, original: Query) -> None:
+    """State that lost its last batches takes Spark's offsets back with it, and the batches run again."""
+    put_back(query, original, "state")
+    query.feed.add([{"k": 9, "v": 9}])
+    told = query.refusal()
+    assert f"Spark hands over batch {BATCHES}, the state in {query.root} is at {OLDER - 1}" in told
+    riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint), execute=True)
+    assert query.run() == {**after(BATCHES), 9: {"rows": 1, "total": 9}}
+
+
+def test_a_lost_record_is_refused_and_rolled_over(query: Query, original: Query) -> None:
+    """A hole in the log is named; a rollback to a version whose records are intact makes the log whole again."""
+    lost = sorted((query.folder / "state" / "log").iterdir())[2]
+    lost.unlink()
+    query.feed.add([{"k": 0, "v": 50}])
+    told = query.refusal()
+    assert f"has lost record {int(lost.name)} of its log" in told
+    assert "riffle rollback --root" in told
+    riffle_spark.rollback(query.root, BATCHES - 1, str(query.checkpoint), execute=True)
+    assert query.run()[0] == {"rows": BATCHES + 1, "total": after(BATCHES)[0]["total"] + 50}
+
+
+def test_an_empty_root_is_refused_and_begun_on_purpose(query: Query, original: Query) -> None:
+    """A running checkpoint on an empty root needs a word that this is meant; then the state begins anew."""
+    shutil.rmtree(query.folder / "state")
+    query.feed.add([{"k": 0, "v": 70}])
+    told = query.refusal()
+    assert f"Spark's checkpoint is at batch {BATCHES}, but {query.root} is empty" in told
+    assert "--empty --execute" in told
+    riffle_spark.adopt(query.root, str(query.checkpoint), empty=True, key_groups=8, execute=True)
+    assert query.run()[0]["rows"] < BATCHES
+    assert committed(query.root)[0] == BATCHES

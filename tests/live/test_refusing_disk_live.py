@@ -1,0 +1,63 @@
+"""An executor whose local disk really refuses, in a real query: the batch commits on the other one, and it returns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.protocol.ownership import arrivals
+from riffle_spark.spark.engine import inventory
+from tests.kit.refusing import on_a_disk_of_its_own
+from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
+
+pytestmark = pytest.mark.cluster
+
+MASTER = "local-cluster[2,1,600]"
+KEYS = 24
+
+
+def test_a_batch_commits_elsewhere_and_the_member_returns_once_its_disk_is_well(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of one member goes read-only between two batches: a second run of the same batch commits on the other
+    executor, with a warning; with the disk well again the member has key-groups, and every batch was right.
+    """
+    monkeypatch.setattr(arrivals, "_ASIDE_SECONDS", 1.0)
+    settings = settings_in(tmp_path)
+    assert len(inventory.await_executors(spark, settings, expected=2)) == 2
+    kept, batches = Kept(), 0
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(kept)
+
+    def feed() -> None:
+        nonlocal batches
+        job(spark.range(KEYS).selectExpr("id k", "id v"), batches)
+        batches += 1
+        assert kept.latest("k") == {k: {"rows": batches, "total": batches * k} for k in range(KEYS)}
+        rest(job)
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while batches < 2 or len(job.reports[-1].owners) < 2:
+        assert time.monotonic() < deadline, "both executors take part"
+        feed()
+    member = job.members()[0]
+    folder = next(tmp_path.glob(f"local/*/{member.id}"))
+    with on_a_disk_of_its_own(folder, "read-only") as disk:
+        feed()
+        assert job.reports[-1].runs == 1
+        disk.refuse()
+        feed()
+        report = job.reports[-1]
+        assert (report.runs, member.executor in report.owners) == (2, False)
+        assert any(f"executor {member.executor} is set aside" in text for text in report.warnings), report.warnings
+        feed()
+        assert job.reports[-1].runs == 1
+        disk.recover()
+        while member.executor not in job.reports[-1].owners:
+            assert time.monotonic() < deadline + PATIENCE_SECONDS, job.reports[-1].warnings
+            feed()
+        assert {report.runs for report in list(job.reports)[-3:]} == {1}
+    assert member.id in {m.id for m in job.members()}

@@ -1,0 +1,127 @@
+"""What a job asks of a real S3 server: counted by the server, and said clearly when it refuses."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from apps.demo.servers import S3Server
+from apps.demo.servers.child import free_port
+from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.errors import ConfigError, UnavailableError
+from tests.kit.streams.streaming import Kept, rest, settings_in, wait_for
+
+pytestmark = pytest.mark.cluster
+
+KEYS = 200
+WARM_UP, STEADY = 2, 4
+CONF = {
+    "spark.executorEnv.AWS_ACCESS_KEY_ID": "demo",
+    "spark.executorEnv.AWS_SECRET_ACCESS_KEY": "demo-secret",
+    "spark.executorEnv.AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+@pytest.fixture(scope="module")
+def s3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps its log."""
+    return tmp_path_factory.mktemp("s3")
+
+
+@pytest.fixture(scope="module")
+def s3_server(s3_folder: Path) -> Iterator[S3Server]:
+    """A server of this module's own, whose log nobody else writes."""
+    with S3Server(s3_folder) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch, s3_server: S3Server) -> None:
+    """Give this process what the server asks for."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def asked(s3_folder: Path) -> Callable[[str], list[str]]:
+    """Return the lines that the server has logged about a prefix, oldest first."""
+    log = s3_folder / "s3.log"
+    return lambda prefix: [line for line in log.read_text().splitlines() if prefix in line and "HTTP/1" in line]
+
+
+def kind(line: str) -> str:
+    """Return what a line of the access log says was asked."""
+    method = re.search(r"(GET|PUT|HEAD|DELETE|POST) /", line)
+    assert method, line
+    return "list" if "list-type" in line or "prefix=" in line else method[1].lower()
+
+
+def test_a_steady_batch_asks_little_and_lists_nothing(
+    spark: SparkSession, s3_server: S3Server, tmp_path: Path, asked: Callable[[str], list[str]]
+) -> None:
+    """Each batch makes at most slots that wrote + 2 requests; the report counts what the server does."""
+    settings = settings_in(tmp_path, root=f"s3://{s3_server.bucket}/steady", s3_endpoint=s3_server.endpoint)
+    kept = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(kept)
+    counted = []
+    for batch in range(WARM_UP + STEADY):
+        before = len(asked("steady"))
+        job(spark.range(1000).selectExpr(f"id % {KEYS} k", "id v"), batch)
+        if batch < WARM_UP:
+            rest(job)  # What a start looks for beside the first batches is not part of a steady one.
+        else:
+            told = sum(job.reports[-1].requests.values())
+            wait_for(lambda: len(asked("steady")) >= before + told, "the log")  # noqa: B023 - called in this turn only
+            counted.append(Counter(kind(line) for line in asked("steady")[before:]))
+    for report, by_server in zip(list(job.reports)[WARM_UP:], counted, strict=True):
+        assert report.slots_that_wrote == 2
+        assert sum(by_server.values()) <= report.slots_that_wrote + 2
+        assert by_server["list"] == 0
+        assert dict(by_server) == dict(report.requests)
+    assert kept.latest("k")[0]["rows"] == 5 * (WARM_UP + STEADY)
+
+
+def test_a_restart_elsewhere_restores_from_the_store(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:
+    """State that was committed to the server is whole on a member without any copy."""
+    root = f"s3://{s3_server.bucket}/restored"
+    for batch, local in enumerate(("one", "two")):
+        kept = Kept()
+        settings = settings_in(tmp_path, root=root, s3_endpoint=s3_server.endpoint, local_dir=f"{tmp_path}/{local}")
+        job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
+        job(spark.range(300).selectExpr("id % 30 k"), batch)
+    assert kept.latest("k") == {k: {"rows": 20} for k in range(30)}
+    assert job.reports[-1].fetched_bytes > 0
+
+
+def test_a_missing_bucket_is_named(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:
+    """A bucket that is not there is the user's to mend: the error names it, and nothing runs."""
+    settings = settings_in(tmp_path, root="s3://no-such-bucket/state", s3_endpoint=s3_server.endpoint)
+    kept = Kept()
+    with pytest.raises(ConfigError, match="no-such-bucket"):
+        Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)(
+            spark.range(1).selectExpr("id k"), 0
+        )
+    assert kept.calls == []
+
+
+def test_an_unreachable_endpoint_is_named_after_bounded_retries(
+    spark: SparkSession, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """Nobody listens: the batch fails within seconds with the endpoint in the error."""
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    settings = settings_in(
+        tmp_path, root="s3://riffle/unreached", s3_endpoint=endpoint, s3_connect_timeout=0.5, s3_max_attempts=2
+    )
+    began = time.monotonic()
+    with pytest.raises(UnavailableError) as caught:
+        Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())(
+            spark.range(1).selectExpr("id k"), 0
+        )
+    assert endpoint in str(caught.value)
+    assert time.monotonic() - began < 20

@@ -1,0 +1,77 @@
+"""Spark's speculation on a cluster of several hosts: two attempts of a slot count once."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from apps.demo.servers import StandaloneCluster
+from riffle_spark import Stateful, arrow_function
+from riffle_spark.spark.engine import inventory
+from tests.kit.streams.streaming import Kept, committed, job_group, settings_in
+
+pytestmark = pytest.mark.cluster
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+CONF = {
+    "spark.locality.wait": "500ms",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.5",
+    "spark.speculation.minTaskRuntime": "500ms",
+}
+KEYS = 24
+MOST_SECONDS = 90
+SEEN = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start two workers on hosts of their own: Spark starts no second attempt on the host of the first."""
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=2) as cluster:
+        yield cluster.url
+
+
+def uneven(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]:
+    """Return a function that counts a key's rows; where key 0 is, the first batch waits until Spark has started a
+    second attempt of that slot.
+    """
+
+    def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        if 0 in rows["k"].to_pylist() and state.num_rows == 0:
+            (folder / uuid.uuid4().hex).touch()
+            give_up = time.monotonic() + MOST_SECONDS
+            while len(list(folder.iterdir())) < 2 and time.monotonic() < give_up:
+                time.sleep(0.02)
+        added = rows.select(["k"]).append_column("rows", pa.repeat(1, rows.num_rows)).cast(SEEN)
+        both = pa.concat_tables([state.cast(SEEN), added])
+        totals = both.group_by("k").aggregate([("rows", "sum")]).rename_columns(["k", "rows"]).cast(SEEN)
+        return totals, totals
+
+    return run
+
+
+def test_two_attempts_of_a_slot_count_once(spark: SparkSession, tmp_path: Path) -> None:
+    """With speculation on, a slow slot is started twice; its rows are delivered and committed once."""
+    (attempts := tmp_path / "attempts").mkdir()
+    compute, kept = arrow_function(uneven(attempts), state=pa.schema([("rows", pa.int64())]), output=SEEN), Kept()
+    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(kept)
+    executors = inventory.await_executors(spark, settings_in(tmp_path), expected=2)
+    assert len({executor.host for executor in executors}) == 2
+    frame = spark.range(KEYS).selectExpr("id k")
+    with job_group(spark, "twice") as tasks:
+        for number in range(2):
+            job(frame, number)
+    assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+    assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 2
+    assert committed(f"file://{tmp_path}/state") == [0, 1]
+    assert any(task.speculative() for task in tasks())

@@ -1,0 +1,56 @@
+"""Snapshots that executors take beside the batches, listed and used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.jvm import observed
+from tests.kit.streams.streaming import Kept, records, rest, settings_in
+
+pytestmark = pytest.mark.cluster
+
+MASTER = "local-cluster[2,1,600]"
+KEYS = 24
+
+
+@pytest.fixture(autouse=True)
+def two_executors(spark: SparkSession, tmp_path: Path) -> None:
+    """Wait for both."""
+    assert len(inventory.await_executors(spark, settings_in(tmp_path), expected=2)) == 2
+
+
+def batch(spark: SparkSession) -> DataFrame:
+    """Return one row a key."""
+    return spark.range(KEYS).selectExpr("id k", "id v")
+
+
+def test_snapshots_are_taken_beside_the_batches_and_restored_from(spark: SparkSession, tmp_path: Path) -> None:
+    """Short chains make snapshots due: executors take them, commits list them, and empty members start from them."""
+    compute, kept = aggregate(rows=count(), total=sum_("v")), Kept()
+    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path, snapshot_chain_links=3)).into(kept)
+    for number in range(6):
+        job(batch(spark), number)
+        rest(job)
+    assert sum(report.snapshots for report in job.reports) >= 8
+    assert [warning for report in job.reports for warning in report.warnings if "snapshot" in warning] == []
+    entries = records(f"file://{tmp_path}/state")[-1].entries
+    assert all(len(entry.chain) <= 4 for entry in entries.values())
+    moved = settings_in(tmp_path, snapshot_chain_links=3, local_dir=f"{tmp_path}/elsewhere")
+    again = Stateful("totals", "k", compute, settings=moved).into(kept)
+    again(batch(spark), 6)
+    assert kept.latest("k") == {k: {"rows": 7, "total": 7 * k} for k in range(KEYS)}
+    assert again.reports[-1].restores == 8
+
+
+def test_what_a_frame_observed_is_read_from_its_plan(spark: SparkSession) -> None:
+    """A number is told once an action is through, and nothing where nothing of that name is observed."""
+    frame = spark.range(3).observe("seen", F.count(F.lit(1)).alias("rows"))
+    frame.collect()
+    assert observed(frame, "seen") == 3
+    assert observed(frame, "other") is None

@@ -1,0 +1,107 @@
+"""Queries that go on over switches, rollbacks over them, and what is refused until there was one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.switch import switch_dispatch
+from tests.kit.simulated.played import BY_PARTITION, Played, of_partition, offsets, parted
+from tests.kit.simulated.switched import partition_of
+from tests.kit.simulated.world import World, one
+
+ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition", "hashed"), ("partition", "key_group")]
+
+
+@pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize(("first", "second"), ROUND_TRIPS)
+def test_a_query_goes_on_over_switches_there_and_back(tmp_path: Path, first: str, second: str) -> None:
+    """Over two switches, with the executors' old copies still on their disks, every key goes on where it was."""
+    played = Played(World(tmp_path, dispatch=first, key_groups=16))
+    played.batches(4)
+    for dispatch in (second, first):
+        switch_dispatch(played.world.home.root, dispatch, partition_of=partition_of, execute=True)
+        played.restart(dispatch=dispatch)
+        played.batches(3)
+        played.check()
+    assert played.world.log().tail.dispatch == first  # type: ignore[union-attr]
+
+
+def test_another_number_of_key_groups_takes_a_switch(tmp_path: Path) -> None:
+    """The query is refused with the other number until the state has it, and then goes on."""
+    played = Played(World(tmp_path, key_groups=16))
+    played.batches(3)
+    played.restart(key_groups=5)
+    with pytest.raises(ConfigError, match=r"key_groups = 5, but the state in .* has 16") as caught:
+        played.world.batch(3, parted(one(1)))
+    assert "--key-groups 5" in caught.value.remedy
+    switch_dispatch(played.world.home.root, "key_group", key_groups=5, execute=True)
+    played.world.start()
+    played.batches(3)
+    played.check()
+
+
+def test_the_wrong_dispatch_is_refused_with_both_named(tmp_path: Path) -> None:
+    """State of one dispatch is never read as that of another; the error says how to switch it."""
+    world = World(tmp_path)
+    world.batch(0, parted(one(1)))
+    world.settings = world.settings.but(dispatch="hashed")
+    world.start()
+    with pytest.raises(ConfigError, match=r"dispatch = hashed, but the state in .* dispatch = key_group") as caught:
+        world.batch(1, parted(one(1)))
+    assert "--to hashed" in caught.value.remedy
+    assert world.log().tail.version == 0  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A checkpoint of the query, without any batch."""
+    for name in ("offsets", "commits"):
+        (tmp_path / "checkpoint" / name).mkdir(parents=True)
+    (tmp_path / "checkpoint" / "metadata").write_text('{"id": "query"}')
+    return str(tmp_path / "checkpoint")
+
+
+def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:
+    """A batch before the last one of the old dispatch comes back with it; copies of after it are not used."""
+    played = Played(World(tmp_path, key_groups=16, retained_versions=100))
+    played.batches(4)
+    switch_dispatch(played.world.home.root, "partition", partition_of=partition_of, execute=True)
+    played.restart(dispatch="partition")
+    played.batches(2)
+    for version, dispatch in ((3, "partition"), (2, "key_group")):
+        rollback(played.world.home.root, version, checkpoint, execute=True)
+        assert played.world.log().tail.dispatch == dispatch  # type: ignore[union-attr]
+    again = Played(played.world)
+    again.restart(dispatch="key_group")
+    again.pass_over(3)
+    again.batches(3)
+    again.check()
+
+
+@pytest.mark.parametrize("dispatch", BY_PARTITION)
+def test_a_query_that_begins_with_no_state_on_purpose_has_its_dispatch(
+    tmp_path: Path, checkpoint: str, dispatch: str
+) -> None:
+    """`riffle adopt --empty` fixes the dispatch with the number of key-groups."""
+    world = World(tmp_path, dispatch=dispatch, key_groups=16)
+    adopt(world.home.root, checkpoint, empty=True, key_groups=16, dispatch=dispatch, execute=True)
+    world.batch(0, of_partition(one(1), 0))
+    assert world.state("totals") == {"a": (1, 1)}
+
+
+def test_more_partitions_than_key_groups_need_a_switch(tmp_path: Path) -> None:
+    """One partition too many is refused before anything runs, and the command in the error mends it."""
+    world = World(tmp_path, dispatch="partition", key_groups=2)
+    world.batch(0, of_partition(one(1), 0), offsets=offsets(1, 1))
+    with pytest.raises(ConfigError, match="3 partitions, and key_groups = 2") as caught:
+        world.batch(1, of_partition(one(1), 2), offsets=offsets(1, 1, 1))
+    assert "riffle dispatch" in caught.value.remedy
+    switch_dispatch(world.home.root, "partition", key_groups=3, execute=True)
+    world.settings = world.settings.but(key_groups=3)
+    world.start()
+    world.batch(1, of_partition(one(1), 2), offsets=offsets(1, 1, 1))
+    assert world.log().tail.total == 3  # type: ignore[union-attr]

@@ -1,0 +1,167 @@
+"""The remedies on logs that are really damaged, and drivers that come after them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.log.record import encode
+from tests.kit.simulated.world import World, one
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint folder as Spark writes it, of the query that ``World`` runs, with batches 0 to 4 committed."""
+    folder = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text(json.dumps({"id": "query"}))
+    for batch in range(5):
+        (folder / "offsets" / str(batch)).write_text(f"offsets-{batch}")
+        (folder / "offsets" / f".{batch}.crc").write_text("x")
+        (folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":7}')
+    return folder
+
+
+def fill(world: World, batches: int) -> None:
+    """Run batches of one row each: batch v adds v."""
+    for version in range(batches):
+        world.batch(version, one(version))
+
+
+def damage(world: World, sequence: int) -> None:
+    """Flip one byte of a record."""
+    name = paths.record(sequence)
+    data = bytearray(world.memory.get(name) or b"")
+    data[-3] ^= 1
+    world.memory.delete([name])
+    assert world.memory.put_if_absent(name, bytes(data))
+
+
+def newest(world: World) -> int:
+    """Return the sequence of the newest record."""
+    return len(world.memory.list(paths.LOG)) - 1
+
+
+@pytest.mark.parametrize("which", ["newest", "its full record"])
+def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(world: World, checkpoint: Path, which: str) -> None:
+    """A flipped newest record, or a lost full one, is refused with a remedy, and the remedy works."""
+    batches = 5 if which == "newest" else FULL_EVERY + 3
+    fill(world, batches)
+    if which == "newest":
+        damage(world, newest(world))
+        target = batches - 2
+    else:
+        world.memory.delete([paths.record(FULL_EVERY)])
+        target = FULL_EVERY - 2
+    world.start()
+    with pytest.raises((CorruptStateError, ConflictError), match="riffle rollback"):
+        world.batch(batches, one(100))
+    plan = rollback(world.home.root, target, str(checkpoint), execute=True)
+    assert plan.executed
+    world.batch(target + 1, one(1000))
+    assert world.state("totals") == {"a": (target + 2, sum(range(target + 1)) + 1000)}
+
+
+def test_after_a_rollback_over_a_damaged_record_the_old_driver_is_fenced(world: World, checkpoint: Path) -> None:
+    """The epoch counts on for what could not be read, so nobody keeps a higher one."""
+    fill(world, 5)
+    old, run = world.driver, world.run_id
+    damage(world, newest(world))
+    rollback(world.home.root, 3, str(checkpoint), execute=True)
+    world.start()
+    world.batch(4, one(1000))
+    world.driver, world.run_id = old, run
+    with pytest.raises(FencedError):
+        world.batch(5, one(1))
+
+
+def test_a_record_from_another_line_is_refused(world: World) -> None:
+    """A newest record that does not name the one before it is damage, even if its own checksum is right (I3)."""
+    fill(world, 3)
+    last = newest(world)
+    record = replace(world.log().read(last), previous="0" * 32)
+    world.memory.delete([paths.record(last)])
+    world.memory.put_if_absent(paths.record(last), encode(record))
+    world.start()
+    with pytest.raises(CorruptStateError, match="does not follow"):
+        world.batch(3, one(1))
+
+
+def test_rollback_leaves_right_checkpoint_files_alone(world: World, checkpoint: Path) -> None:
+    """Spark's own commit file of the target keeps its watermark; later batches are gone, their checksums too."""
+    fill(world, 5)
+    rollback(world.home.root, 2, str(checkpoint), execute=True)
+    assert sorted(p.name for p in (checkpoint / "commits").iterdir()) == ["0", "1", "2"]
+    assert "7" in (checkpoint / "commits" / "2").read_text()
+    assert not (checkpoint / "offsets" / ".3.crc").exists()
+    assert Checkpoint(str(checkpoint)).next_batch() == 3
+
+
+def test_rollback_writes_what_the_checkpoint_lacks(world: World, checkpoint: Path) -> None:
+    """A gap is closed forward: offsets from the record, and a commit."""
+    fill(world, 5)
+    for name in ("offsets", "commits"):
+        (checkpoint / name / "4").unlink()
+    (checkpoint / "offsets" / "3").write_text("torn")
+    rollback(world.home.root, 3, str(checkpoint), execute=True)
+    assert (checkpoint / "offsets" / "3").read_text() == "offsets-3"
+    assert not (checkpoint / "offsets" / ".3.crc").exists()
+
+
+def test_a_dry_run_changes_nothing(world: World, checkpoint: Path) -> None:
+    """Without ``execute`` neither log nor checkpoint is touched."""
+    fill(world, 5)
+    before = world.memory.list("")
+    assert not rollback(world.home.root, 2, str(checkpoint)).executed
+    assert not adopt(world.home.root, str(checkpoint)).executed
+    assert world.memory.list("") == before
+    assert (checkpoint / "offsets" / "4").exists()
+
+
+def test_a_batch_that_is_not_retained_is_named(world: World, checkpoint: Path) -> None:
+    """Rolling back to a batch without a record says which there are."""
+    fill(world, 3)
+    with pytest.raises(ConfigError, match="-1 to 2"):
+        rollback(world.home.root, 9, str(checkpoint), execute=True)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_output_is_delivered_once_whatever_the_setting_becomes(tmp_path: Path, before: bool) -> None:
+    """``deliver_after_commit`` changed between a crash and the restart neither loses nor empties a delivery."""
+    world = World(tmp_path, deliver_after_commit=before)
+    world.batch(0, one(1))
+    world.crash_at = "after record"
+    with pytest.raises(BaseException, match="after record"):
+        world.batch(1, one(2))
+    world.settings = replace(world.settings, deliver_after_commit=not before)
+    world.start()
+    assert world.batch(1, one(2)).decision == "repeat"
+    world.batch(2, one(4))
+    assert [row["total"] for row in world.delivered("totals")] == [1, 3, 7]
+
+
+def test_a_root_restored_from_a_backup_is_followed_by_warm_copies(world: World) -> None:
+    """Copies that are beyond a restored log are of a line that was given up: they are restored, not trusted."""
+    fill(world, 3)
+    backup = {name: world.memory.get(name) for name in world.memory.list("")}
+    for _ in range(3):
+        world.start()
+        fill_from = world.log().tail
+        assert fill_from is not None
+        world.batch(fill_from.version + 1, one(50))
+    world.memory.delete(world.memory.list(""))
+    for name, data in backup.items():
+        world.memory.put_if_absent(name, data or b"")
+    world.start()
+    report = world.batch(3, one(1000))
+    assert report.runs == 2
+    assert world.state("totals") == {"a": (4, 1003)}

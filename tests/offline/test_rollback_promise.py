@@ -1,0 +1,337 @@
+"""A rollback beside deletes that are queued or on their way: what it goes back to stays, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, FencedError, UnavailableError
+from riffle_spark.offline.recovery import rollback, target_of
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.lagging_store import LaggingStore
+from tests.kit.simulated.world import Crash, World, rows_of
+
+BATCHES = 9
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+
+class Interrupted:
+    """A store that calls ``at_call`` before the so-manieth request, once, and deletes one object at a time."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.requests = objects.requests
+        self.calls, self.stop_at = 0, -1
+        self.at_call: Callable[[], object] = lambda: None
+
+    def __getattr__(self, name: str) -> object:
+        def counted(*args: object, **named: object) -> object:
+            self._count()
+            return getattr(self._objects, name)(*args, **named)
+
+        return counted
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete one after the other."""
+        for name in names:
+            self._count()
+            self._objects.delete([name])
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls - 1 == self.stop_at:
+            self.stop_at = -1
+            self.at_call()
+
+
+class Beside:
+    """A driver whose deletes all wait, and its root as it then is, to be gone back to again and again."""
+
+    def __init__(self, folder: Path, root: str) -> None:
+        self.world = World(folder / "local", root=root, snapshot_chain_links=2)
+        self.world.store = self.store = Interrupted(self.world.memory)  # type: ignore[assignment]
+        self.waiting: list[Callable[[], object]] = []
+        self.step = 1
+        self.world.start(InlineBackground(deferred=True))
+        for version in range(BATCHES):
+            self.world.batch(version, rows_of(*((f"k{n}", version, version * 10 + n) for n in range(6))))
+            self.waiting += self.world.work_but_deletes()
+        self.checkpoint = self.checkpoint_at(folder)
+        self.folder = Path(root.removeprefix("file://")) if root else None
+        self.kept = {name: self.world.memory.get(name) or b"" for name in self.world.memory.list("")}
+        if self.folder:
+            shutil.copytree(self.folder, folder / "kept")
+
+    @staticmethod
+    def checkpoint_at(folder: Path) -> str:
+        """Make a checkpoint that has no batch yet."""
+        for name in ("offsets", "commits"):
+            (folder / "checkpoint" / name).mkdir(parents=True)
+        (folder / "checkpoint" / "metadata").write_text(json.dumps({"id": "query"}))
+        return str(folder / "checkpoint")
+
+    def again(self) -> None:
+        """Make the root what it was."""
+        if self.folder:
+            shutil.rmtree(self.folder)
+            shutil.copytree(self.folder.with_name("kept"), self.folder)
+            return
+        self.world.memory.delete(self.world.memory.list(""))
+        for name, data in self.kept.items():
+            self.world.memory.put_if_absent(name, data)
+
+    def run_with_rollback(self, target: int | str, at: int) -> tuple[bool, int]:
+        """Let the waiting work run, and at request ``at`` of it go back; tell whether that was taken, and how many
+        requests there were.
+        """
+        taken = []
+
+        def go_back() -> None:
+            try:
+                taken.append(rollback(self.world.home.root, target, self.checkpoint, execute=True).executed)
+            except ConfigError:
+                taken.append(False)
+
+        self.store.calls, self.store.stop_at, self.store.at_call = 0, at, go_back
+        for piece in self.waiting:
+            with suppress(FencedError, UnavailableError):
+                piece()
+        if self.store.stop_at >= 0:
+            self.store.stop_at = -1
+            go_back()
+        return taken == [True], self.store.calls
+
+
+def lost(root: str) -> list[str]:
+    """Return what the newest record lists and is not there."""
+    objects = open_store(root)
+    log = Log(objects, root)
+    tail = log.open()
+    assert tail is not None
+    needed = log.manifest.objects() | {link.object for _, link in tail.outputs}
+    return sorted(name for name in needed if not objects.exists(name))
+
+
+STEPS = {"memory": 1, "directory": 13}
+"""At which of the requests one goes back: at each, where that is cheap."""
+
+
+@pytest.fixture(params=STEPS)
+def beside(request: pytest.FixtureRequest, tmp_path: Path) -> Beside:
+    """A driver with deletes that wait, on each kind of store."""
+    found = Beside(tmp_path, "" if request.param == "memory" else f"file://{tmp_path}/state")
+    found.step = STEPS[request.param]
+    return found
+
+
+def test_a_rollback_and_queued_deletes_never_lose_what_is_gone_back_to(beside: Beside) -> None:
+    """At every request of the waiting deletes and scans, to every batch: taken and whole, or refused with the range."""
+    accepted: dict[int | str, int] = {}
+    for target in (-1, 0, BATCHES // 2, BATCHES - 2, BATCHES - 1, "record:1", f"record:{BATCHES - 1}"):
+        at, calls = 0, 1
+        while at <= calls:
+            beside.again()
+            taken, calls = beside.run_with_rollback(target, at)
+            assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {at} of {calls}"
+            accepted[target] = accepted.get(target, 0) + taken
+            at += beside.step
+    for target in (BATCHES - 2, BATCHES - 1, f"record:{BATCHES - 1}"):
+        assert accepted[target], "what is retained can be gone back to"
+    for target in (-1, 0, "record:1"):
+        assert not accepted[target], "nothing waited that the first batches need: the test tells nothing"
+
+
+def newest(world: World, back: int = 0) -> Record:
+    """Return the newest record, or one before it."""
+    log = world.log()
+    assert log.tail is not None
+    return log.read(log.tail.sequence + back)
+
+
+def listed(world: World, first: int) -> set[str]:
+    """Return what the records from one on list."""
+    log = world.log()
+    assert log.tail is not None
+    records = map(log.read, range(first, log.tail.sequence + 1))
+    return set().union(*(log.manifest_of(record).objects() for record in records))
+
+
+@pytest.mark.parametrize("promised", range(0, BATCHES, 2))
+def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) -> None:
+    """Whatever the rule of retention gives free by then: that is for the scan after a record that says so."""
+    world = Beside(tmp_path, "").world
+    needed, every = listed(world, promised), listed(world, 0)
+    found = scan(world.memory, replace(newest(world), promised=promised), 2, 0)
+    left = set(world.memory.list(""))
+    assert needed <= left
+    assert (found.oldest, found.whole) == (BATCHES - 1, promised >= BATCHES - 1)
+    assert every - left == {name for name in every - needed if name.startswith("delta/")}
+
+
+def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
+    """Neither records nor objects."""
+    beside = Beside(tmp_path, "")
+    tail = newest(beside.world)
+    rollback(beside.world.home.root, BATCHES - 1, beside.checkpoint, execute=True)
+    with pytest.raises(FencedError):
+        scan(beside.world.memory, tail, 2, 0)
+    assert set(beside.kept) < set(beside.world.memory.list(""))
+
+
+def test_a_fenced_driver_deletes_nothing_more(tmp_path: Path) -> None:
+    """Once a rollback is there, what waited is left to the next driver."""
+    beside = Beside(tmp_path, "")
+    taken, _ = beside.run_with_rollback(BATCHES - 1, 0)
+    assert taken
+    assert set(beside.kept) < set(beside.world.memory.list(""))
+
+
+def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
+    """In the middle of the deletes: its batches add to what was, and its own deletes respect what is promised."""
+    beside = Beside(tmp_path, "")
+    world, before = beside.world, newest(beside.world).promised
+    taken, _ = beside.run_with_rollback(BATCHES - 2, 3)
+    assert taken
+    assert newest(world).promised == before > newest(world, -BATCHES).promised
+    world.store = world.memory  # type: ignore[assignment]
+    world.start()
+    for version in range(BATCHES - 1, BATCHES + 8):
+        world.batch(version, rows_of(("k0", 100, version)))
+        assert lost(world.home.root) == []
+    assert world.state("totals")["k0"] == (BATCHES - 1 + 9, sum(range(BATCHES - 1)) + 900)
+    assert world.state("totals")["k1"] == (BATCHES - 1, sum(range(BATCHES - 1)))
+
+
+def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
+    """A batch and a record that are there, but whose objects may go at any moment; and what names neither."""
+    world = Beside(tmp_path, "").world
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.promised > 1
+    checkpoint, first = str(tmp_path / "checkpoint"), tail.version - (tail.sequence - tail.promised)
+    with pytest.raises(ConfigError, match=rf"promised to batches {first} to {tail.version}: what batch {first - 1}"):
+        rollback(world.home.root, first - 1, checkpoint)
+    with pytest.raises(ConfigError, match=f"those are {tail.promised} to {tail.sequence}, as what older"):
+        rollback(world.home.root, f"record:{tail.promised - 1}", checkpoint)
+    for named in ("record:", "record:-1", "latest", "1.5"):
+        with pytest.raises(ConfigError, match="names no batch and no record"):
+            rollback(world.home.root, named, checkpoint)
+    with pytest.raises(ConfigError, match=f"record {tail.sequence + 1} is not one"):
+        rollback(world.home.root, f"record:{tail.sequence + 1}", checkpoint)
+
+
+def test_a_rollback_does_not_take_the_promise_back(tmp_path: Path) -> None:
+    """The record that it goes back to promised more once, which may be deleted by now."""
+    world, checkpoint = World(tmp_path / "local", retained_versions=4), Beside.checkpoint_at(tmp_path)
+    for version in range(BATCHES):
+        world.batch(version, rows_of(("a", 1, version)))
+    tail = newest(world)
+    assert newest(world, tail.promised - tail.sequence).promised < tail.promised
+    rollback(world.home.root, f"record:{tail.promised}", checkpoint, execute=True)
+    assert newest(world).promised == tail.promised
+
+
+def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
+    """To a record of the line that was given up, over what was run since; then to one of the line in between."""
+    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
+    root = world.home.root
+    states: dict[tuple[int, int], dict[object, tuple[object, ...]]] = {}
+    records: dict[tuple[int, int], int] = {}
+
+    def run(first: int, versions: int, value: int) -> None:
+        world.start()
+        for version in range(first, first + versions):
+            world.batch(version, rows_of(("a", value, version)))
+            tail = world.log().tail
+            assert tail is not None
+            states[value, version], records[value, version] = world.state("totals"), tail.sequence
+
+    run(0, 5, 1)
+    rollback(root, 2, checkpoint, execute=True)
+    run(3, 4, 10)
+    for given_up in ((1, 4), (10, 5), (1, 3), (10, 6)):
+        plan = rollback(root, f"record:{records[given_up]}", checkpoint, execute=True)
+        assert plan.version == given_up[1]
+        assert world.state("totals") == states[given_up]
+        value = 1000 + given_up[1]
+        run(given_up[1] + 1, 2, value)
+        ((count, total),) = states[given_up].values()
+        assert world.state("totals") == {"a": (count + 2, total + 2 * value)}
+    assert [call.id for call in world.sinks["totals"].calls].count("query/5/8") == 1
+    assert rollback(root, 2, checkpoint).version == 2
+
+
+def test_a_rollback_finds_the_present_line_where_list_lags(tmp_path: Path) -> None:
+    """A rollback that LIST does not show yet still leaves behind what it left behind: batches 3 and 4 are not there."""
+    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
+    for version in range(5):
+        world.batch(version, rows_of(("a", 1, version)))
+    rollback(world.home.root, 2, checkpoint, execute=True)
+    store = LaggingStore(world.memory)
+    store.hide(paths.record(newest(world).sequence))
+    log = Log(store, world.home.root)
+    tail = log.open(broken=True)
+    assert tail is not None
+    with pytest.raises(ConfigError, match="no intact record of batch 4 is retained; there are: -1 to 2"):
+        target_of(log, tail, 4)
+
+
+def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Path) -> None:
+    """A claim after a claim looks at the old end of the log, which no batch needs: the report tells what is wrong."""
+    world = World(tmp_path, retained_versions=4)
+    for version in range(BATCHES):
+        world.batch(version, rows_of(("a", 1, version)))
+    old = paths.record(newest(world).sequence - 2)
+    world.memory.delete([old])
+    world.memory.put_if_absent(old, b"rotten")
+    world.crash_at = "before run"
+    for _ in range(2):
+        world.start()
+        with suppress(Crash):
+            report = world.batch(BATCHES, rows_of(("a", 1, BATCHES)))
+    assert world.state("totals") == {"a": (BATCHES + 1, BATCHES + 1)}
+    assert any(old in warning for warning in report.warnings)
+
+
+def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_path: Path) -> None:
+    """Their epochs are not known: its own is higher than any that they may have."""
+    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
+    for version in range(3):
+        world.batch(version, rows_of(("a", 1, version)))
+    world.crash_at = "before run"
+    world.start()
+    with suppress(Crash):
+        world.batch(3, rows_of(("a", 1, 3)))
+    claim = newest(world)
+    world.memory.delete([paths.record(claim.sequence)])
+    world.memory.put_if_absent(paths.record(claim.sequence), b"rotten")
+    rollback(world.home.root, 1, checkpoint, execute=True)
+    assert world.log().read(claim.sequence + 1).epoch > claim.epoch
+    with pytest.raises(FencedError):
+        world.batch(3, rows_of(("a", 1, 3)))
+
+
+def test_a_promise_never_goes_back_where_more_is_to_be_retained(tmp_path: Path) -> None:
+    """Neither with a new driver nor with a claim after a claim: what it was given up for may be deleted by now."""
+    world = Beside(tmp_path, "").world
+    promised = newest(world).promised
+    world.settings = replace(world.settings, retained_versions=1_000, retained_for=86_400)
+    assert promised > 1
+    for version in (BATCHES, None, BATCHES + 1):
+        world.start()
+        world.crash_at = "before run" if version is None else None
+        with suppress(Crash):
+            world.batch(BATCHES + 1 if version is None else version, rows_of(("a", 1, BATCHES)))
+        assert newest(world).promised >= promised

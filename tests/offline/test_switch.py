@@ -1,0 +1,202 @@
+"""Another dispatch for state that exists: what is kept, and what a crash leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import keygroups
+from riffle_spark.errors import ConflictError, FencedError, UnavailableError
+from riffle_spark.offline import reshard, switch
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.simulated.switched import (
+    BATCHES,
+    PARTITIONS,
+    contents,
+    expected,
+    filled,
+    partition_of,
+    shards_of,
+    tail_of,
+)
+from tests.kit.simulated.world import Oracle, World, one
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+
+@pytest.fixture
+def filled_world(tmp_path: Path) -> tuple[World, Oracle]:
+    """State that is worth a switch."""
+    return filled(tmp_path)
+
+
+@pytest.fixture
+def world(filled_world: tuple[World, Oracle]) -> World:
+    """The query that wrote it."""
+    return filled_world[0]
+
+
+@pytest.fixture
+def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
+    """What it holds."""
+    return filled_world[1]
+
+
+@pytest.fixture(params=["memory", "directory"])
+def root(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> str:
+    """The root of that state, in memory and as a copy in a directory."""
+    if request.param == "memory":
+        return world.home.root
+    root = f"file://{tmp_path}/copied"
+    copied = open_store(root)
+    for name in world.memory.list(""):
+        copied.put_if_absent(name, world.memory.get(name) or b"")
+    return root
+
+
+def test_state_is_read_from_objects_alone_as_it_was_written(world: World, oracle: Oracle, root: str) -> None:
+    """Snapshots and chains with deleted keys give what plain Python has."""
+    assert contents(root) == expected(oracle)
+    entries = world.log().manifest.entries.values()
+    assert any(entry.snapshot and entry.chain for entry in entries)
+    assert len(oracle.tails) < len(oracle.totals)
+
+
+@pytest.mark.parametrize("mode", ["partition", "hashed"])
+def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root: str, mode: str) -> None:
+    """From key-groups to partitions and back, every key of every store has the state it had, where it belongs."""
+    before = tail_of(root)
+    there = switch_dispatch(root, mode, partition_of=partition_of, execute=True)
+    tail = tail_of(root)
+    assert (tail.epoch, tail.owners, tail.standbys) == (before.epoch + 1, {}, {})
+    assert (tail.kind, tail.dispatch, tail.total, tail.version) == ("dispatch", mode, 16, BATCHES - 1)
+    assert set(tail.shards) <= {(f"topic-{n % 2}", n // 2) for n in range(2 * PARTITIONS)}
+    assert contents(root) == expected(oracle)
+    for _, shard, rows in shards_of(root):
+        told = partition_of(rows.select(["k"])).to_pydict()
+        assert set(zip(told["topic"], told["partition"], strict=True)) == {tail.shards[shard]}
+    back = switch_dispatch(root, "key_group", execute=True)
+    assert contents(root) == expected(oracle)
+    for _, group, rows in shards_of(root):
+        assert set(keygroups.key_groups([rows["k"]], 16).tolist()) == {group}
+    assert (tail_of(root).shards, tail_of(root).dispatch) == ((), "key_group")
+    assert there.executed
+    assert back.executed
+    assert any("12 keys" in step for step in back.steps)
+
+
+def test_between_partition_and_hashed_only_a_record_is_written(world: World, root: str) -> None:
+    """The shards are the same ones, so entries and registry stay, and no object but the record is new."""
+    switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
+    objects, log = open_store(root), Log(open_store(root), root)
+    before = set(objects.list(""))
+    tail = log.open()
+    switch_dispatch(root, "hashed", execute=True)
+    assert tail is not None
+    assert set(objects.list("")) - before == {paths.record(tail.sequence + 1)}
+    after = Log(objects, root)
+    assert after.open().shards == tail.shards  # type: ignore[union-attr]
+    assert after.manifest == log.manifest
+
+
+@pytest.mark.parametrize(("to", "key_groups"), [("key_group", 3), ("key_group", 64), ("partition", 32)])
+def test_the_number_of_key_groups_may_change(world: World, oracle: Oracle, root: str, to: str, key_groups: int) -> None:
+    """State goes to another number of key-groups, or shards at most, in the same way."""
+    switch_dispatch(root, to, partition_of=partition_of, key_groups=key_groups, execute=True)
+    assert tail_of(root).total == key_groups
+    assert contents(root) == expected(oracle)
+
+
+def test_more_rows_than_a_run_holds_are_sorted_in_several(
+    world: World, oracle: Oracle, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With runs as small as can be, state is put together from many of them."""
+    monkeypatch.setattr(reshard, "_RUN_BYTES", 1)
+    switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
+    switch_dispatch(root, "key_group", key_groups=2, execute=True)
+    assert contents(root) == expected(oracle)
+
+
+def test_a_dry_run_writes_nothing_and_says_what_would_be(world: World, oracle: Oracle, root: str) -> None:
+    """Without ``execute`` all is read and checked, and the plan tells keys, shards and the setting to start with."""
+    objects = open_store(root)
+    before = objects.list("")
+    plan = switch_dispatch(root, "partition", partition_of=partition_of)
+    assert not plan.executed
+    assert objects.list("") == before
+    assert any(f"{len(oracle.totals)} keys" in step for step in plan.steps)
+    assert "dispatch = partition" in plan.steps[-1]
+
+
+def test_the_registry_begins_with_the_partitions_of_the_offsets(tmp_path: Path) -> None:
+    """Where Spark's offsets name partitions, all of them are registered, in order, with or without keys."""
+    world = World(tmp_path)
+    offsets = 'v1\n{"batchWatermarkMs":0}\n{"events":{"2":9,"0":5,"1":7}}'
+    world.batch(0, one(1), offsets=offsets)
+    answer = pa.table({"topic": ["events"], "partition": [1]})
+    switch_dispatch(world.home.root, "partition", partition_of=lambda _: answer, execute=True)
+    assert tail_of(world.home.root).shards == (("events", 0), ("events", 1), ("events", 2))
+    assert {shard for _, shard, _ in shards_of(world.home.root)} == {1}
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, objects: ObjectStore, fault: Fault) -> None:
+    """Let the switch meet a fault."""
+    store = FaultyStore(objects, sleep=lambda _: None)
+    store.script(fault)
+    monkeypatch.setattr(switch, "open_store", lambda *_: store)
+
+
+def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
+    world: World, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the record is there the state is what it was; what was written goes with the next driver's scan."""
+    before = set(world.memory.list(""))
+    with monkeypatch.context() as patch:
+        faulty(patch, world.memory, Fault("unavailable", "put", "log/", times=99))
+        with pytest.raises(UnavailableError):
+            switch_dispatch(world.home.root, "partition", partition_of=partition_of, execute=True)
+    left = set(world.memory.list("")) - before
+    assert len(left) > 2
+    assert all("/snapshot/" in name for name in left)
+    assert contents(world.home.root) == expected(oracle)
+    world.start()
+    world.batch(BATCHES, one(1))
+    tail = world.log().tail
+    assert tail is not None
+    scan(world.memory, tail, 2, 0)
+    assert not left & set(world.memory.list(""))
+    oracle.feed(one(1))
+    assert contents(world.home.root) == expected(oracle)
+
+
+def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> None:
+    """After the record the old driver commits nothing."""
+    switch_dispatch(world.home.root, "hashed", partition_of=partition_of, execute=True)
+    with pytest.raises(FencedError):
+        world.batch(BATCHES, one(1))
+    assert contents(world.home.root) == expected(oracle)
+
+
+def test_a_commit_in_between_wins(world: World, oracle: Oracle) -> None:
+    """A query that was not stopped and commits while its state is read makes the switch void, and that is said."""
+    asked = []
+
+    def meanwhile(keys: pa.Table) -> pa.Table:
+        if not asked:
+            asked.append(keys)
+            world.batch(BATCHES, one(1))
+        return partition_of(keys)
+
+    with pytest.raises(ConflictError, match="committed while") as caught:
+        switch_dispatch(world.home.root, "partition", partition_of=meanwhile, execute=True)
+    assert "stop the query" in caught.value.remedy
+    oracle.feed(one(1))
+    assert contents(world.home.root) == expected(oracle)

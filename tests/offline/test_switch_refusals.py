@@ -1,0 +1,145 @@
+"""Switches that are refused: with the remedy, and before anything is listed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
+from riffle_spark.offline import switch
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.state.log import paths
+from tests.kit.simulated.switched import filled, partition_of, shards_of, tail_of
+from tests.kit.simulated.world import World, one
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A query that wrote state worth a switch."""
+    return filled(tmp_path)[0]
+
+
+def answers(**columns: object) -> Callable[[pa.Table], object]:
+    """Return a function that answers with as many rows of these values as it gets keys."""
+    return lambda keys: pa.table({name: pa.array([value] * keys.num_rows) for name, value in columns.items()})
+
+
+ONCE_EACH = itertools.count()
+
+
+def changing(keys: pa.Table) -> object:
+    """Answer differently each time."""
+    return answers(topic="events", partition=next(ONCE_EACH))(keys)
+
+
+REFUSED: Mapping[str, tuple[Callable[[pa.Table], object], str]] = {
+    "no table": (lambda keys: ["events"] * keys.num_rows, "pyarrow table"),
+    "no partition": (answers(topic="events"), "columns topic and partition"),
+    "a row less": (lambda keys: answers(topic="events", partition=0)(keys.slice(1)), "rows for"),
+    "nulls": (answers(topic="events", partition=None), "null"),
+    "no number": (answers(topic="events", partition="first"), "whole number"),
+    "half a number": (answers(topic="events", partition=0.5), "whole number"),
+    "below zero": (answers(topic="events", partition=-1), "cannot have a partition -1"),
+    "too many": (lambda keys: pa.table({"topic": keys["k"], "partition": [7] * len(keys)}), "key_groups = 4"),
+    "changing": (changing, "asked again"),
+    "by place": (
+        lambda keys: pa.table({"topic": ["e"] * len(keys), "partition": list(range(len(keys)))[::-1]}), "fewer keys",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_function_that_cannot_be_right_is_refused(world: World, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it returns is checked before anything is listed."""
+    monkeypatch.setattr(switch, "_SAMPLE", 1)
+    function, said = REFUSED[case]
+    total = 4 if case == "too many" else None
+    before = world.log().tail
+    with pytest.raises(ConfigError, match=said):
+        switch_dispatch(world.home.root, "partition", partition_of=function, key_groups=total, execute=True)  # type: ignore[arg-type]
+    assert world.log().tail == before
+
+
+def test_a_partition_that_the_query_does_not_read_is_refused(tmp_path: Path) -> None:
+    """Offsets that tell the partitions show up a function that is wrong."""
+    world = World(tmp_path)
+    world.batch(0, one(1), offsets='v1\n{}\n{"events":{"0":5}}')
+    with pytest.raises(ConfigError, match="events/3, of which the query has read nothing"):
+        switch_dispatch(world.home.root, "hashed", partition_of=answers(topic="events", partition=3), execute=True)  # type: ignore[arg-type]
+
+
+def test_from_key_groups_a_function_is_needed(world: World) -> None:
+    """State cannot say from which partition a key came: the remedy is a function, or a replay."""
+    with pytest.raises(ConfigError, match="from which partition") as caught:
+        switch_dispatch(world.home.root, "partition", execute=True)
+    assert "--partition-of" in caught.value.remedy
+    assert "replay" in caught.value.remedy
+
+
+def test_a_state_without_keys_needs_no_function(tmp_path: Path) -> None:
+    """A query that has not committed any state yet may take another dispatch freely."""
+    world = World(tmp_path)
+    world.batch(0, one(1).slice(0, 0))
+    switch_dispatch(world.home.root, "partition", execute=True)
+    assert tail_of(world.home.root).dispatch == "partition"
+
+
+@pytest.mark.parametrize(
+    ("to", "key_groups", "said"),
+    [
+        ("key_group", None, "already"),
+        ("key_group", 16, "already"),
+        ("round_robin", None, "key_group, partition, hashed"),
+        ("hashed", 0, "cannot be 0 key-groups"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(world: World, to: str, key_groups: int | None, said: str) -> None:
+    """The mode that it has, one that there is not, and impossible numbers."""
+    with pytest.raises(ConfigError, match=said):
+        switch_dispatch(world.home.root, to, key_groups=key_groups, execute=True)
+
+
+def test_an_empty_root_has_nothing_to_switch(tmp_path: Path) -> None:
+    """Without state the setting alone decides."""
+    with pytest.raises(ConfigError, match="holds no state"):
+        switch_dispatch(f"file://{tmp_path}/none", "hashed", execute=True)
+
+
+def test_a_key_with_state_in_two_partitions_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two states of a key cannot become one: store, key and both partitions are named, and nothing is listed."""
+    switch_dispatch(world.home.root, "partition", partition_of=partition_of, execute=True)
+    log = world.log()
+    twice = dict(log.manifest.entries)
+    (mine, *_), other = sorted(shard for store, shard in twice if store == "totals"), len(log.tail.shards)  # type: ignore[union-attr]
+    rows = next(rows for store, shard, rows in shards_of(world.home.root) if (store, shard) == ("totals", mine))
+    twice["totals", other] = twice["totals", mine]
+    old = paths.snapshot("totals", mine, twice["totals", mine].snapshot.id)  # type: ignore[union-attr]
+    world.memory.put_if_absent(old.replace(f"={mine:04d}/", f"={other:04d}/"), world.memory.get(old) or b"")
+    tail = log.tail
+    assert tail is not None
+
+    log.append(
+        replace(tail, kind="dispatch", commit_id="x", shards=(*tail.shards, ("topic-9", 0))), switch.Manifest(twice)
+    )
+    with pytest.raises(ConflictError, match="two partitions") as caught:
+        switch_dispatch(world.home.root, "key_group", execute=True)
+    topic, number = tail.shards[mine]
+    assert f"{topic}/{number}" in caught.value.problem
+    assert "topic-9/0" in caught.value.problem
+    assert "totals" in caught.value.problem
+    assert any(repr(key) in caught.value.problem for key in rows["k"].to_pylist())
+    assert world.log().tail.dispatch == "partition"  # type: ignore[union-attr]
+
+
+def test_missing_objects_are_named_and_nothing_is_listed(world: World) -> None:
+    """A state that cannot be read whole is not switched."""
+    entry = next(entry for entry in world.log().manifest.entries.values() if entry.chain)
+    world.memory.delete([entry.chain[0].object])
+    with pytest.raises(CorruptStateError, match="missing"):
+        switch_dispatch(world.home.root, "key_group", key_groups=4, execute=True)
+    assert world.log().tail.total == 16  # type: ignore[union-attr]

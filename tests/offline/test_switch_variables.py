@@ -1,0 +1,206 @@
+"""State variables of processors on their way to other shards: values, lists, maps, time to live and timers."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import keygroups, transform_with_state
+from riffle_spark.errors import ConflictError
+from riffle_spark.offline import reshard
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.schemas.variables import DUE
+from riffle_spark.testing import Harness
+from tests.kit.processors.case import Case
+from tests.kit.processors.catalogue import CASES
+from tests.kit.simulated.switched import partition_of, shards_of, tail_of
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+TIMED = [name for name, case in CASES.items() if case.time_mode != "None"]
+LATER = [name for name, case in CASES.items() if case.initial is None]
+"""Cases without initial state, which has no partition to come from."""
+NUMBERS = (3, 32, 8, 1)
+MODES = (("partition", 16), ("hashed", 16), ("key_group", 5), ("hashed", 16))
+
+
+def harness(case: Case, **settings: Any) -> Harness:
+    """Return a query of a case, whose rows also say from which partition they come."""
+    columns = [("topic", pa.string()), ("partition", pa.int64())]
+    operator = transform_with_state(
+        case.processor("rows"), key=case.key, output=case.output, output_mode=case.output_mode,
+        time_mode=case.time_mode, watermark=case.watermark, order_by="seq",
+    )  # fmt: skip
+    usual = {"key_groups": 8, "retained_versions": 100, "snapshot_chain_links": 2}
+    return Harness(operator, pa.schema([*case.input, *columns]), initial=case.initial, **{**usual, **settings})
+
+
+def fed(query: Harness, case: Case, number: int) -> list[str]:
+    """Run a batch of the case and return what comes out, in an order of its own."""
+    rows = case.batches[number]
+    told = partition_of(rows.select(list(case.key)))
+    if case.times_ms:
+        query.now_ms = case.times_ms[number]
+    return sorted(
+        map(repr, query.feed(pa.table([*rows.columns, *told.columns], [*rows.column_names, *told.column_names])))
+    )
+
+
+def state_of(query: Harness) -> list[str]:
+    """Return all rows of the committed state, whatever shard they are in."""
+    return sorted(map(repr, query.table().to_pylist()))
+
+
+def switch(query: Harness, dispatch: str, key_groups: int) -> None:
+    """Switch a stopped query's state, and start it with the settings that go with it."""
+    switch_dispatch(query.root, dispatch, partition_of=partition_of, key_groups=key_groups, execute=True)
+    query.restart(dispatch=dispatch, key_groups=key_groups)
+
+
+def entries_of(query: Harness) -> dict[int, Any]:
+    """Return what the log lists, by shard."""
+    log = Log(open_store(query.root), query.root)
+    log.open()
+    return {shard: entry for (_, shard), entry in log.manifest.entries.items()}
+
+
+def undisturbed(case: Case) -> list[tuple[list[str], list[str]]]:
+    """Return what comes out of each batch, and the state after it, of a query that nobody switches."""
+    with harness(case) as query:
+        return [(fed(query, case, number), state_of(query)) for number in range(len(case.batches))]
+
+
+@functools.cache
+def known(name: str) -> list[tuple[list[str], list[str]]]:
+    """Return the same of a case of the catalogue."""
+    return undisturbed(CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switched after every batch, with the old copies at hand or gone: output and state are those of an undisturbed
+    query.
+    """
+    case = CASES[name]
+    with harness(case) as query:
+        for number, (output, state) in enumerate(known(name)):
+            assert fed(query, case, number) == output
+            switch(query, "key_group", NUMBERS[number % len(NUMBERS)])
+            if number % 2:
+                query.crash(lose_copies=True)
+                monkeypatch.setattr(reshard, "_RUN_BYTES", 1)
+            assert state_of(query) == state
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
+    """To partitions, to their hashes, back to keys, and there again: as an undisturbed query of key-groups."""
+    case = CASES[name]
+    with harness(case) as query:
+        for number, (output, state) in enumerate(known(name)):
+            assert fed(query, case, number) == output
+            switch(query, *MODES[number % len(MODES)])
+            assert state_of(query) == state
+
+
+@pytest.mark.parametrize("name", ["several", "reminders", "expiring_map", "alarms", "profiles"])
+def test_every_row_is_in_the_shard_of_its_key(name: str) -> None:
+    """All that a key has lies together, and no row is lost or doubled."""
+    case = CASES[name]
+    with harness(case) as query:
+        for number in range(2):
+            fed(query, case, number)
+        state = state_of(query)
+        switch(query, "key_group", 5)
+        found = []
+        for _, shard, rows in shards_of(query.root):
+            assert set(keygroups.key_groups(rows.select(list(case.key)).columns, 5).tolist()) == {shard}
+            found += rows.to_pylist()
+        assert sorted(map(repr, found)) == state
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_each_shard_is_listed_with_its_earliest_time(name: str) -> None:
+    """A shard without rows is visited when something in it is due: so its entry has the least of its times."""
+    case = CASES[name]
+    with harness(case) as query:
+        for number in range(2):
+            fed(query, case, number)
+        before = {shard: entry.timer_ms for shard, entry in entries_of(query).items() if entry.timer_ms is not None}
+        switch(query, "key_group", 3)
+        entries = entries_of(query)
+        for _, shard, rows in shards_of(query.root):
+            assert entries[shard].timer_ms == min((ms for ms in rows[DUE].to_pylist() if ms is not None), default=None)
+        switch(query, "key_group", 8)
+        after = {shard: entry.timer_ms for shard, entry in entries_of(query).items() if entry.timer_ms is not None}
+        assert after == before
+
+
+def test_long_keys_and_elements_arrive_whole() -> None:
+    """Keys that are cut in local copies lie in objects as they are, sorted as copies take them."""
+    case = CASES["several"]
+    long = [pa.table([_long(column) for column in rows.columns], schema=rows.schema) for rows in case.batches]
+    case = Case(**{**{name: getattr(case, name) for name in Case.__dataclass_fields__}, "batches": tuple(long)})
+    with harness(case) as query:
+        for number, (output, state) in enumerate(undisturbed(case)):
+            assert fed(query, case, number) == output
+            switch(query, "key_group", NUMBERS[number % len(NUMBERS)])
+            query.crash(lose_copies=True)
+            assert state_of(query) == state
+
+
+def _long(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_string(column.type):
+        return column
+    return pa.chunked_array(
+        [[text and (text if text in ("put", "sum", "all") else text * 300) for text in column.to_pylist()]]
+    )
+
+
+def test_a_key_with_variables_of_two_partitions_is_refused() -> None:
+    """Nobody can tell how two states of a key become one, variables or columns."""
+    case = CASES["count"]
+    with harness(case, dispatch="partition", key_groups=16) as query:
+        rows = case.batches[0].slice(0, 1)
+        for partition in (0, 1):
+            query.feed(rows.append_column("topic", [["events"]]).append_column("partition", [[partition]]))
+        with pytest.raises(ConflictError, match="state of two partitions, events/0 and events/1") as caught:
+            switch_dispatch(query.root, "key_group", execute=True)
+        assert repr(rows[case.key[0]][0].as_py()) in caught.value.problem
+        assert tail_of(query.root).dispatch == "partition"
+
+
+def test_a_dry_run_counts_entries_and_writes_nothing() -> None:
+    """All is read and checked; the plan tells how many rows of variables there are."""
+    case = CASES["several"]
+    with harness(case) as query:
+        fed(query, case, 0)
+        before = open_store(query.root).list("")
+        plan = switch_dispatch(query.root, "key_group", key_groups=3)
+        assert any(f"{query.table().num_rows} entries" in step for step in plan.steps)
+        assert open_store(query.root).list("") == before
+
+
+def test_a_rollback_over_a_switch_takes_variables_back(tmp_path: Path) -> None:
+    """State, timers and number of key-groups are those before the switch, and the query goes on from there."""
+    case = CASES[TIMED[0]]
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "metadata").write_text('{"id": "query"}')
+    with harness(case) as query:
+        states = []
+        for number in range(2):
+            fed(query, case, number)
+            states.append((state_of(query), entries_of(query)))
+        switch(query, "key_group", 3)
+        fed(query, case, 2)
+        rollback(query.root, 0, str(tmp_path), execute=True)
+        assert tail_of(query.root).total == 8
+        assert (state_of(query), entries_of(query)) == states[0]

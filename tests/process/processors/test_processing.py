@@ -1,0 +1,324 @@
+"""One slot's keys through a processor: the order of calls, and what becomes of what it does."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionError
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.processing import Processing, Times
+from riffle_spark.process.processors.processor import Grouped, Key, windows
+from riffle_spark.process.processors.session import Session
+from riffle_spark.process.processors.value_cells import ValueCells
+from riffle_spark.state.schemas.variables import VariablesSchema
+from tests.kit.process.memory_reading import MemoryReading
+from tests.kit.process.sessions import KEY, value
+
+ROWS = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+class TupleForm:
+    """Keys, rows and output as tuples."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[object, ...]] = []
+
+    def keys(self, keys: pa.Table) -> Iterable[Key]:
+        """See ``Form``."""
+        return zip(*(column.to_pylist() for column in keys.columns), strict=True)
+
+    def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        """See ``Form``."""
+        numbers = rows.column("n").to_pylist()
+        return (iter(numbers[start:end]) for start, end in pairwise(positions))
+
+    states = rows
+
+    def take(self, output: Iterable[object]) -> None:
+        """See ``Form``."""
+        self.taken.extend(output)  # type: ignore[arg-type]
+
+    def output(self) -> pa.Table:
+        """See ``Form``."""
+        taken, self.taken = self.taken, []
+        return pa.table({"out": [repr(one) for one in taken]})
+
+
+class Recorder:
+    """Writes down what it is called with, and does what a test tells it to."""
+
+    def __init__(self, on_rows: Callable[[Recorder, Key], None] = lambda _, __: None) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.on_rows = on_rows
+        self.on_timer: Callable[[Recorder, Key, int], None] = lambda _, __, ___: None
+        self.session: Session
+        self.watermark_ms: int | None = None
+
+    @property
+    def count(self) -> ValueCells:
+        """The cells of the variable ``n``."""
+        cells = self.session.cells["n"]
+        assert isinstance(cells, ValueCells)
+        return cells
+
+    def begin(self) -> None:
+        """See ``Processor``."""
+        self.calls.append(("begin",))
+
+    def enter(self, session: Session) -> None:
+        """See ``Processor``."""
+        self.session = session
+
+    def initial(self, key: Key, state: object) -> None:
+        """See ``Processor``."""
+        self.calls.append(("initial", *key, state))
+
+    def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
+        """See ``Processor``."""
+        self.on_rows(self, key)
+        for row in rows:
+            self.calls.append(("row", *key, row))
+            yield (*key, row)
+
+    def as_of(self, watermark_ms: int | None) -> None:
+        """See ``Processor``."""
+        self.watermark_ms = watermark_ms
+
+    def expired(self, key: Key, due_ms: int) -> Iterable[object]:
+        """See ``Processor``."""
+        self.on_timer(self, key, due_ms)
+        self.calls.append(("timer", *key, due_ms, self.watermark_ms))
+        return [(*key, due_ms)]
+
+    def end(self) -> None:
+        """See ``Processor``."""
+        self.calls.append(("end",))
+
+
+class Slot:
+    """One slot with its copies, by key-group, batch after batch."""
+
+    def __init__(self, processor: Recorder, mode: TimeMode = "ProcessingTime") -> None:
+        self.schema = VariablesSchema("s", KEY, (value("n", "n long"),), indexed=mode != "None")
+        self.copies = [MemoryReading(self.schema) for _ in range(3)]
+        self.processor, self.mode = processor, mode
+        self.outcomes: list[tuple[int, int, int | None]] = []
+
+    def batch(
+        self, *key_groups: dict[str, list[int]], now_ms: int = 0, watermark_ms: int | None = None,
+        last_pass_ms: int | None = None, states: dict[str, list[int]] | None = None,
+    ) -> list[object]:  # fmt: skip
+        """Run a batch: for each key-group its keys and their rows; return the output."""
+        times = Times(self.mode, now_ms, watermark_ms, last_pass_ms)
+        form = TupleForm()
+        processing = Processing(self.schema, declare_all(self.schema), self.processor, form, times, where="slot 1")
+        keys = [key for group in key_groups for key in group]
+        rows = [(at, n) for at, n in enumerate(n for group in key_groups for n in group.values())]
+        processing.begin(grouped(keys, rows, states or {}))
+        self.outcomes = []
+        for copy, group in zip(self.copies, key_groups, strict=False):
+            outcome = processing.key_group(len(group), copy)
+            copy.fold(outcome.changes)
+            self.outcomes.append((outcome.timers_fired, outcome.expired, outcome.timer_ms))
+        output = processing.output()
+        processing.end()
+        return output.column("out").to_pylist()
+
+
+def grouped(keys: list[str], rows: list[tuple[int, list[int]]], states: dict[str, list[int]]) -> Grouped:
+    """Return the input, rows of all keys in turns."""
+    turns = [(n[turn], at) for turn in range(4) for at, n in rows if turn < len(n)]
+    table = pa.table({"k": [keys[at] for _, at in turns], "n": [n for n, _ in turns]}, schema=ROWS)
+    codes = np.array([at for _, at in turns], dtype=np.int64)
+    found = Grouped.of(pa.table({"k": pa.array(keys, pa.string())}), table, codes)
+    if not states:
+        return found
+    given = [(key, n) for key, numbers in states.items() for n in numbers]
+    initial = pa.table({"k": [key for key, _ in given], "n": [n for _, n in given]}, schema=ROWS)
+    return found.with_states(initial, np.array([keys.index(key) for key, _ in given]))
+
+
+def test_calls_come_in_sparks_order() -> None:
+    """Begin; each key's initial states and rows, in their order; then timers in order of time; then the end."""
+    processor = Recorder(lambda one, key: one.session.timers.register(10 - len(key[0])))
+    slot = Slot(processor)
+    output = slot.batch({"a": [1, 2], "bb": [3]}, {"c": [4]}, now_ms=10, states={"bb": [7, 8], "c": [9]})
+    assert processor.calls == [
+        ("begin",),
+        ("row", "a", 1), ("row", "a", 2), ("initial", "bb", 7), ("initial", "bb", 8), ("row", "bb", 3),
+        ("timer", "bb", 8, None), ("timer", "a", 9, None),
+        ("initial", "c", 9), ("row", "c", 4), ("timer", "c", 9, None),
+        ("end",),
+    ]  # fmt: skip
+    assert output == [repr(one) for one in [("a", 1), ("a", 2), ("bb", 3), ("bb", 8), ("a", 9), ("c", 4), ("c", 9)]]
+    assert slot.outcomes == [(2, 0, None), (1, 0, None)]
+
+
+def test_output_is_taken_to_its_end_before_the_next_key() -> None:
+    """What a generator does late still belongs to its own key."""
+
+    class Late(Recorder):
+        def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
+            yield from rows
+            self.count.update((len(key[0]),))
+
+    slot = Slot(Late(), "None")
+    slot.batch({"a": [1], "bb": [2], "ccc": [3]})
+    seen: list[object] = []
+    slot.processor = Recorder(lambda one, key: seen.append((*key, one.count.get())))
+    slot.batch({"a": [1], "bb": [2], "ccc": [3]})
+    assert seen == [("a", (1,)), ("bb", (2,)), ("ccc", (3,))]
+
+
+def test_a_key_with_initial_state_alone_has_no_rows() -> None:
+    """It is not called with none."""
+    processor = Recorder()
+    Slot(processor).batch({"a": [], "b": [1]}, states={"a": [5]})
+    assert processor.calls == [("begin",), ("initial", "a", 5), ("row", "b", 1), ("end",)]
+
+
+def test_a_key_group_without_rows_fires_what_is_due() -> None:
+    """Timers of earlier batches, for keys that this batch does not have."""
+    processor = Recorder(lambda one, _: one.session.timers.register(5))
+    slot = Slot(processor)
+    slot.batch({"a": [1]}, {"b": [1]}, now_ms=0)
+    assert slot.outcomes == [(0, 0, 5), (0, 0, 5)]
+    assert slot.batch({}, {"c": [2]}, now_ms=5) == [repr(one) for one in [("a", 5), ("c", 2), ("b", 5), ("c", 5)]]
+    assert slot.outcomes == [(1, 0, None), (2, 0, None)]
+
+
+def test_event_time_goes_by_the_watermark() -> None:
+    """A timer is due once the watermark has reached it, whatever time it is; without a watermark, at 0."""
+    processor = Recorder(lambda one, _: [one.session.timers.register(at) for at in (0, 5, 9)] and None)
+    slot = Slot(processor, "EventTime")
+    assert slot.batch({"a": [1]}, now_ms=100) == ["('a', 1)", "('a', 0)"]
+    assert slot.batch({}, now_ms=200, watermark_ms=4) == []
+    assert slot.batch({}, now_ms=300, watermark_ms=5) == ["('a', 5)"]
+    assert processor.calls[-2] == ("timer", "a", 5, 5)
+
+
+def test_a_last_pass_fires_what_the_batch_made_due() -> None:
+    """After all others, with the newer watermark; what the first pass registers is among them."""
+    processor = Recorder(lambda one, _: [one.session.timers.register(at) for at in (3, 8, 20)] and None)
+    processor.on_timer = lambda one, _, due: one.session.timers.register(due + 4) if due == 3 else None
+    slot = Slot(processor, "EventTime")
+    slot.batch({"a": [1]}, watermark_ms=5, last_pass_ms=10)
+    assert [call for call in processor.calls if call[0] == "timer"] == [
+        ("timer", "a", 3, 5), ("timer", "a", 7, 10), ("timer", "a", 8, 10),
+    ]  # fmt: skip
+    assert slot.outcomes == [(3, 0, 20)]
+
+
+def test_each_key_group_begins_with_the_batchs_watermark() -> None:
+    """The newer one is that of a last pass alone: rows of the next key-group do not see it."""
+    seen: list[object] = []
+
+    def look(one: Recorder, key: Key) -> None:
+        seen.append((*key, one.watermark_ms))
+        one.session.timers.register(7)
+
+    Slot(Recorder(look), "EventTime").batch({"a": [1]}, {"b": [1]}, watermark_ms=5, last_pass_ms=10)
+    assert seen == [("a", 5), ("b", 5)]
+
+
+def test_no_time_mode_means_no_timers() -> None:
+    """Nothing is looked for."""
+    processor = Recorder()
+    slot = Slot(processor, "None")
+    slot.batch({"a": [1]}, now_ms=100, watermark_ms=100)
+    assert slot.outcomes == [(0, 0, None)]
+    assert "due_until" not in slot.copies[0].asked
+
+
+@pytest.mark.parametrize("when", ["rows", "timer", "begin", "end", "initial"])
+def test_what_a_processor_raises_is_told_with_its_place(when: str) -> None:
+    """The error says who raised what, for which key, and shows the processor's own lines."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("of the user")
+
+    processor = Recorder(fail if when == "rows" else lambda one, _: one.session.timers.register(0))
+    processor.on_timer = fail if when == "timer" else processor.on_timer
+    if when in ("begin", "end", "initial"):
+        setattr(processor, when, fail)
+    with pytest.raises(UserFunctionError, match="raised ZeroDivisionError") as caught:
+        Slot(processor).batch({"kate": [1]}, states={"kate": [2]})
+    assert "raise ZeroDivisionError" in caught.value.problem
+    assert caught.value.where == "slot 1"
+    assert ("'kate'" in caught.value.problem) is (when in ("rows", "timer", "initial"))
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("declare it"), CorruptStateError("torn")], ids=lambda e: type(e).__name__
+)
+def test_riffles_own_errors_pass_as_they_are(error: Exception) -> None:
+    """A damaged copy under a processor is no fault of the processor's."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        Slot(Recorder(fail)).batch({"a": [1]})
+    assert caught.value is error
+
+
+def test_a_number_out_of_range_names_its_field() -> None:
+    """What only columns show is told as the processor's error, too."""
+    schema = VariablesSchema("s", KEY, (value("n", "small byte"),))
+    processor = Recorder(lambda one, key: one.count.update((1000 if key == ("b",) else 1,)))
+    processing = Processing(schema, declare_all(schema), processor, TupleForm(), Times("None", 0))
+    processing.begin(grouped(["a", "a2", "b"], [(0, [1]), (1, [1]), (2, [1])], {}))
+    with pytest.raises(UserFunctionError, match="1000 of int is no int8, small"):
+        processing.key_group(3)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_python_looks_for_cycles_as_before_when_all_is_done(fails: bool) -> None:
+    """While keys are processed it does so less often; a processor that raises leaves nothing behind."""
+    before, during = gc.get_threshold(), []
+
+    def look(*_: object) -> None:
+        during.append(gc.get_threshold())
+        if fails:
+            raise ZeroDivisionError
+
+    with pytest.raises(UserFunctionError) if fails else nullcontext():
+        Slot(Recorder(look)).batch({"a": [1]})
+    assert during[0][0] >= before[0]
+    assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([3], [(0, 1)]),
+        ([30], [(0, 1)]),
+        ([5, 5, 1], [(0, 2), (2, 3)]),
+        ([5, 0, 5, 0, 1], [(0, 4), (4, 5)]),
+        ([1, 30, 1, 0], [(0, 1), (1, 2), (2, 4)]),
+        ([0, 0], [(0, 2)]),
+    ],
+)
+def test_windows_are_runs_of_keys_of_bounded_rows(sizes: list[int], expected: list[tuple[int, int]]) -> None:
+    """Every key is in one window; only one that is larger by itself passes the bound."""
+    assert list(windows([0, *np.cumsum(sizes).tolist()], 10)) == expected
+
+
+def test_rows_of_a_key_keep_their_order() -> None:
+    """Sorting by key is stable; rows that are sorted already are not touched."""
+    keys = pa.table({"k": ["a", "b"]})
+    rows = pa.table({"k": ["b", "a", "b", "a"], "n": [1, 2, 3, 4]})
+    taken = Grouped.of(keys, rows, np.array([1, 0, 1, 0]))
+    assert taken.rows.column("n").to_pylist() == [2, 4, 1, 3]
+    assert list(taken.positions) == [0, 2, 4]
+    assert Grouped.of(keys, taken.rows, np.array([0, 0, 1, 1])).rows is taken.rows
+    assert list(Grouped.of(keys, rows.slice(0, 0), np.array([], dtype=np.int64)).positions) == [0, 0, 0]

@@ -1,0 +1,335 @@
+"""State of one key-group in one batch: what is read, what is written, and what the next batch sees of it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.process.processors import cells
+from riffle_spark.process.processors.cells import Ahead, Found, Scope
+from riffle_spark.process.types.simple_converters import Misfit
+from tests.kit.process.sessions import Store, list_of, map_of, value
+
+COUNT = value("n", "count long, name string")
+VISITS = list_of("l", "at long")
+PAGES = map_of("m", "page string", "hits long")
+
+
+def test_a_value_is_there_in_the_batch_that_wrote_it_and_in_the_next() -> None:
+    """Nothing, then what was written, also after the commit."""
+    store = Store(COUNT)
+    store.batch("a", "b")
+    assert store.value("n").get() is None
+    assert not store.value("n").exists()
+    store.value("n").update((1, "x"))
+    assert store.value("n").get() == (1, "x")
+    store.commit()
+    store.batch("b", "a")
+    assert store.value("n").get() is None
+    store.session.at(1)
+    assert store.value("n").get() == (1, "x")
+    assert store.value("n").exists()
+
+
+def test_a_cleared_value_is_gone_at_once_and_for_good() -> None:
+    """A clear in one batch is seen in it and in the next; an update after it counts."""
+    store = Store(COUNT)
+    store.batch("a", "b")
+    for number in (0, 1):
+        store.session.at(number)
+        store.value("n").update((number, None))
+    store.commit()
+    store.batch("a", "b")
+    store.value("n").clear()
+    assert store.value("n").get() is None
+    store.session.at(1)
+    store.value("n").clear()
+    store.value("n").update((5, "y"))
+    store.commit()
+    store.batch("a", "b")
+    assert store.value("n").get() is None
+    store.session.at(1)
+    assert store.value("n").get() == (5, "y")
+
+
+def test_values_of_all_keys_are_read_at_once() -> None:
+    """One request serves every key of the batch; what is written without a read costs none."""
+    store = Store(COUNT)
+    store.batch(*map(str, range(100)))
+    for number in range(100):
+        store.session.at(number)
+        store.value("n").update((number, "x"))
+    assert store.reading.asked == []
+    store.commit()
+    store.batch(*map(str, range(100)))
+    for number in range(100):
+        store.session.at(number)
+        assert store.value("n").get() == (number, "x")
+    assert store.reading.asked == ["many"]
+
+
+def test_a_batch_that_writes_nothing_changes_nothing() -> None:
+    """Reading alone makes an empty delta of the delta's schema."""
+    store = Store(COUNT, VISITS, PAGES, indexed=True)
+    store.batch("a")
+    assert (store.value("n").get(), list(store.list("l").get()), list(store.map("m").items())) == (None, [], [])
+    changes = store.session.changes()
+    assert changes.num_rows == 0
+    assert changes.schema.equals(store.schema.part_schema(delta=True))
+
+
+def test_a_list_keeps_the_order_in_which_elements_were_added() -> None:
+    """Appends of several batches follow each other; a put begins anew."""
+    store = Store(VISITS)
+    for batch in range(3):
+        store.batch("a")
+        store.list("l").append((10 * batch,))
+        store.list("l").extend([(10 * batch + 1,), (10 * batch + 2,)])
+        assert [at for (at,) in store.list("l").get()][-3:] == [10 * batch, 10 * batch + 1, 10 * batch + 2]
+        store.commit()
+    store.batch("a")
+    assert [at for (at,) in store.list("l").get()] == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    store.list("l").put([(7,)])
+    store.list("l").append((8,))
+    assert list(store.list("l").get()) == [(7,), (8,)]
+    store.commit()
+    store.batch("a")
+    assert list(store.list("l").get()) == [(7,), (8,)]
+
+
+def test_an_append_never_reads_the_list() -> None:
+    """Only the place of the last element is looked up."""
+    store = Store(VISITS)
+    for _ in range(2):
+        store.batch("a")
+        store.list("l").append((1,))
+        store.commit()
+    assert set(store.reading.asked) == {"last_under"}
+
+
+def test_a_list_can_be_cleared() -> None:
+    """A cleared list is empty in its batch and the next, and begins anew with what is appended after."""
+    store = Store(VISITS)
+    for _ in range(2):
+        store.batch("a")
+        store.list("l").extend([(1,), (2,)])
+        store.commit()
+        store.batch("a")
+        assert store.list("l").exists()
+        store.list("l").clear()
+        assert not store.list("l").exists()
+        assert list(store.list("l").get()) == []
+        store.commit()
+        store.batch("a")
+        assert not store.list("l").exists()
+
+
+def test_an_iterator_shows_what_there_was_when_it_was_asked_for() -> None:
+    """As in Spark, elements and keys that come or go later are not seen by it."""
+    store = Store(VISITS, PAGES)
+    store.batch("a")
+    store.list("l").extend([(1,), (2,)])
+    store.map("m").update(("b",), (1,))
+    elements, items = store.list("l").get(), store.map("m").items()
+    store.list("l").append((3,))
+    store.map("m").update(("a",), (2,))
+    store.map("m").remove(("b",))
+    assert list(elements) == [(1,), (2,)]
+    assert list(items) == [(("b",), (1,))]
+    assert list(store.map("m").items()) == [(("a",), (2,))]
+    store.commit()
+    store.batch("a")
+    store.map("m").update(("b",), (3,))
+    items = store.map("m").items()
+    store.map("m").remove(("a",))
+    assert list(items) == [(("a",), (2,)), (("b",), (3,))]
+
+
+def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key with more elements than are held at once gives all of them, in order, as do the keys beside it."""
+    monkeypatch.setattr(cells, "ELEMENTS_MAX", 7)
+    store = Store(VISITS, PAGES)
+    sizes = [3, 0, 20, 7, 8, 1, 2]
+    store.batch(*"abcdefg")
+    for number, size in enumerate(sizes):
+        store.session.at(number)
+        store.list("l").extend([(at,) for at in range(size)])
+        for at in range(size):
+            store.map("m").update((f"{at:03}",), (at,))
+    store.commit()
+    store.batch(*"abcdefg")
+    for number, size in [*enumerate(sizes), (2, 20), (0, 3)]:
+        store.session.at(number)
+        assert [at for (at,) in store.list("l").get()] == list(range(size))
+        assert [hits for (hits,) in store.map("m").values()] == list(range(size))
+
+
+def test_keys_that_follow_each_other_are_read_ahead() -> None:
+    """The more keys have asked for their lists in turn, the more are read at once."""
+    store = Store(VISITS)
+    keys = [f"{at:04}" for at in range(1000)]
+    store.batch(*keys)
+    for number in range(1000):
+        store.session.at(number)
+        store.list("l").append((number,))
+    store.commit()
+    read: list[int] = []
+
+    def decode(found: Found) -> list[bytes]:
+        read.append(len(found.keys))
+        return found.keys
+
+    scope = Scope(store.schema, store.reading, 0, [store.schema.group_key((key,)) for key in keys])
+    ahead = Ahead(scope, "l", decode)
+    assert [len(list(ahead.of(number))) for number in range(1000)] == [1] * 1000
+    assert read == [2, 4, 8, 16, 32, 64, 128, 256, 490]
+
+
+def test_a_map_is_written_read_and_removed_key_by_key() -> None:
+    """Each key of a map has its own value, in the batch and after it."""
+    store = Store(PAGES)
+    store.batch("a", "b")
+    pages = store.map("m")
+    pages.update(("x",), (1,))
+    pages.update(("y",), (2,))
+    pages.update(("x",), (3,))
+    assert (pages.get(("x",)), pages.get(("z",)), pages.contains(("y",))) == ((3,), None, True)
+    store.commit()
+    store.batch("a", "b")
+    pages = store.map("m")
+    assert (pages.get(("x",)), pages.get(("y",)), pages.get(("z",))) == ((3,), (2,), None)
+    pages.remove(("x",))
+    pages.update(("w",), (4,))
+    assert list(pages.items()) == [(("w",), (4,)), (("y",), (2,))]
+    assert (list(pages.keys()), list(pages.values())) == ([("w",), ("y",)], [(4,), (2,)])
+    store.session.at(1)
+    assert not pages.exists()
+    store.commit()
+    store.batch("a")
+    assert list(store.map("m").items()) == [(("w",), (4,)), (("y",), (2,))]
+    assert not store.map("m").contains(("x",))
+
+
+def test_a_map_can_be_cleared_and_begun_anew() -> None:
+    """A clear forgets all keys; what is written after it stays."""
+    store = Store(PAGES)
+    store.batch("a")
+    store.map("m").update(("x",), (1,))
+    store.commit()
+    store.batch("a")
+    store.map("m").update(("y",), (2,))
+    store.map("m").clear()
+    assert not store.map("m").exists()
+    assert store.map("m").get(("x",)) is None
+    store.map("m").update(("z",), (3,))
+    assert list(store.map("m").items()) == [(("z",), (3,))]
+    store.commit()
+    store.batch("a")
+    assert list(store.map("m").items()) == [(("z",), (3,))]
+    store.map("m").remove(("z",))
+    assert not store.map("m").exists()
+
+
+def test_one_key_of_a_map_costs_one_lookup() -> None:
+    """The others are neither read nor written."""
+    store = Store(PAGES)
+    store.batch("a")
+    for at in range(50):
+        store.map("m").update((f"{at}",), (at,))
+    store.commit()
+    store.reading.asked.clear()
+    store.batch("a")
+    assert store.map("m").get(("7",)) == (7,)
+    store.map("m").update(("7",), (8,))
+    assert store.commit().num_rows == 1
+    assert store.reading.asked == ["one"]
+
+
+def test_keys_too_long_for_a_file_work_like_others() -> None:
+    """Long keys of a store and of a map are told apart by all their bytes, and read back whole."""
+    store = Store(COUNT, PAGES, indexed=True)
+    keys, pages = ["k" * 400 + end for end in "ab"], ["p" * 300 + end for end in "xyz"]
+    store.batch(*keys)
+    for number in range(2):
+        store.session.at(number)
+        store.value("n").update((number, None))
+        for page in pages:
+            store.map("m").update((page,), (number,))
+        store.session.timers.register(5)
+    store.commit()
+    store.batch(*reversed(keys))
+    for number in range(2):
+        store.session.at(number)
+        assert store.value("n").get() == (1 - number, None)
+        assert sorted(store.map("m").items()) == [((page,), (1 - number,)) for page in pages]
+    store.batch(now_ms=10)
+    assert [due for due, _ in store.session.fire(10)] == [5, 5]
+    assert sorted(store.session.keys(0).column("k").to_pylist()) == keys
+
+
+def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> None:
+    """Structs, lists and maps are fields of state like others."""
+    key = pa.schema([("k", pa.int64()), ("j", pa.string())])
+    store = Store(value("v", "s struct<x:int,l:array<string>>, m map<string,int>"), PAGES, key=key)
+    rows = [((1, ["a", None]), {"k": 1}), (None, None)]
+    store.batch((1, "a"), (None, "b"))
+    for number, row in enumerate(rows):
+        store.session.at(number)
+        store.value("v").update(row)
+    store.commit()
+    store.batch((None, "b"), (1, "a"))
+    for number, row in enumerate(reversed(rows)):
+        store.session.at(number)
+        assert store.value("v").get() == row
+
+
+def test_what_was_read_may_be_changed_without_changing_state() -> None:
+    """As in Spark, every read gives lists and dictionaries of its own, and a write keeps none of the user's."""
+    fields = "l array<int>, m map<string,array<int>>, s struct<l:array<int>>"
+    store = Store(value("v", fields), list_of("l", fields), map_of("m", "k string", fields))
+
+    def row() -> tuple[list[int], dict[str, list[int]], tuple[list[int]]]:
+        return [1], {"a": [2]}, ([3],)
+
+    def spoil(read: object) -> None:
+        assert isinstance(read, tuple)
+        assert read == row()
+        read[0].append(9)
+        read[1]["a"].append(9)
+        read[1]["b"] = []
+        read[2][0].append(9)
+
+    store.batch("a")
+    for write in (store.value("v").update, store.list("l").append, lambda one: store.map("m").update(("k",), one)):
+        given = row()
+        write(given)
+        spoil(given)
+    for _ in range(2):
+        for _ in range(2):
+            spoil(store.value("v").get())
+            spoil(*store.list("l").get())
+            spoil(store.map("m").get(("k",)))
+            spoil(*store.map("m").values())
+            spoil(*(value for _, value in store.map("m").items()))
+        store.commit()
+        store.batch("a")
+
+
+def test_a_value_that_does_not_fit_changes_nothing() -> None:
+    """A refused write leaves what was there."""
+    store = Store(COUNT, VISITS, PAGES)
+    store.batch("a")
+    store.list("l").append((1,))
+    refused = [
+        lambda: store.value("n").update((1,)),
+        lambda: store.list("l").append(("x",)),
+        lambda: store.list("l").extend([(2,), ("x",)]),
+        lambda: store.list("l").put([(2,), ("x",)]),
+        lambda: store.map("m").update((object(),), (1,)),
+        lambda: store.map("m").update(("a",), ("x",)),
+        lambda: store.map("m").get(("a", "b")),
+    ]
+    for write in refused:
+        with pytest.raises(Misfit):
+            write()
+    assert (store.value("n").get(), list(store.list("l").get()), store.map("m").exists()) == (None, [(1,)], False)

@@ -1,0 +1,240 @@
+"""Sessions beside plain dictionaries, over any batches of any calls: on a copy in memory and on a real one."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.list_cells import ListCells
+from riffle_spark.process.processors.map_cells import MapCells
+from riffle_spark.process.processors.session import Session
+from riffle_spark.process.processors.value_cells import ValueCells
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.reading import Reading
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.schemas.variables import VariablesSchema
+from tests.kit.process.memory_reading import MemoryReading
+from tests.kit.process.sessions import list_of, map_of, value
+from tests.kit.state.drawn import some
+
+TTL = 30
+SCHEMA = VariablesSchema(
+    "s",
+    pa.schema([("k", pa.string())]),
+    (
+        value("v", "n long, s string"),
+        list_of("l", "n long"),
+        map_of("m", "k string", "n long"),
+        value("tv", "n long", TTL),
+        list_of("tl", "n long", TTL),
+        map_of("tm", "k string", "n long", TTL),
+    ),
+    indexed=True,
+)
+DECLARED = declare_all(SCHEMA)
+KEYS = ["a", "b", "", "k" * 300]
+PAGES = ["x", "y", "\x00", "p" * 260]
+
+numbers = st.integers(0, 9)
+calls = st.one_of(
+    st.tuples(st.just("update"), st.sampled_from(["v", "tv"]), numbers),
+    st.tuples(st.just("append"), st.sampled_from(["l", "tl"]), st.lists(numbers, min_size=1, max_size=3)),
+    st.tuples(st.just("put"), st.sampled_from(["l", "tl"]), st.lists(numbers, min_size=1, max_size=3)),
+    st.tuples(st.just("set"), st.sampled_from(["m", "tm"]), st.tuples(st.sampled_from(PAGES), numbers)),
+    st.tuples(st.just("remove"), st.sampled_from(["m", "tm"]), st.sampled_from(PAGES)),
+    st.tuples(st.just("clear"), st.sampled_from(["v", "l", "m", "tv", "tl", "tm"]), st.none()),
+    st.tuples(st.sampled_from(["register", "delete"]), st.just(""), st.sampled_from(range(0, 100, 10))),
+)
+batches = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from(KEYS), unique=True),
+        st.lists(st.tuples(st.integers(0, 3), calls), max_size=12),
+        st.integers(0, 20),
+    ),
+    max_size=6,
+)
+Call = tuple[str, str, object]
+Batch = tuple[list[str], list[tuple[int, Call]], int]
+
+
+@dataclass
+class Model:
+    """State as dictionaries: each element with the time when it expires."""
+
+    elements: dict[tuple[str, str], dict[object, tuple[object, int | None]]] = field(default_factory=dict)
+    timers: set[tuple[int, str]] = field(default_factory=set)
+    places: Iterator[int] = field(default_factory=count)
+
+    def of(self, name: str, key: str, now_ms: int) -> list[tuple[object, object]]:
+        """Return what of a variable is visible."""
+        found = self.elements.get((name, key), {})
+        return [(element, what) for element, (what, due) in found.items() if due is None or due > now_ms]
+
+    def call(self, key: str, call: Call, now_ms: int) -> None:
+        """Do what a call does."""
+        what, name, given = call
+        due = now_ms + TTL if name.startswith("t") else None
+        held = self.elements.setdefault((name, key), {})
+        if what in ("clear", "put"):
+            held.clear()
+        if what == "update":
+            held[None] = (given, due)
+        elif what in ("append", "put"):
+            held.update({next(self.places): (one, due) for one in given})
+        elif what == "set":
+            held[given[0]] = (given[1], due)
+        elif what == "remove":
+            held.pop(given, None)
+        elif what == "register":
+            self.timers.add((given, key))
+        elif what == "delete":
+            self.timers.discard((given, key))
+
+    def expire(self, now_ms: int) -> int:
+        """Remove what has expired; return how much that was."""
+        gone = [(held, element) for held in self.elements.values() for element, (_, due) in held.items()
+                if due is not None and due <= now_ms]  # fmt: skip
+        for held, element in gone:
+            del held[element]
+        return len(gone)
+
+    def next_ms(self) -> int | None:
+        """Return when the first of all is due."""
+        dues = [due for held in self.elements.values() for _, due in held.values() if due is not None]
+        return min([*dues, *(due for due, _ in self.timers)], default=None)
+
+
+def tell(session: Session, call: Call) -> None:
+    """Make a call of a session."""
+    what, name, given = call
+    cells = session.cells.get(name)
+    if what == "update" and isinstance(cells, ValueCells):
+        cells.update((given, "z") if name == "v" else (given,))
+    elif what in ("append", "put") and isinstance(cells, ListCells):
+        (cells.extend if what == "append" else cells.put)([(one,) for one in given])
+    elif what == "set" and isinstance(cells, MapCells):
+        cells.update((given[0],), (given[1],))
+    elif what == "remove" and isinstance(cells, MapCells):
+        cells.remove((given,))
+    elif what == "clear" and cells is not None:
+        cells.clear()
+    else:
+        (session.timers.register if what == "register" else session.timers.delete)(given)
+
+
+def compare(session: Session, model: Model, key: str, now_ms: int) -> None:
+    """Compare all that a processor can see of the key where the session is at."""
+    for name, cells in session.cells.items():
+        found = model.of(name, key, now_ms)
+        assert cells.exists() is bool(found), (name, key)
+        if isinstance(cells, ValueCells):
+            read = cells.get()
+            assert (None if read is None else read[0]) == (found[0][1] if found else None), (name, key)
+        elif isinstance(cells, ListCells):
+            assert [one for (one,) in cells.get()] == [what for _, what in found], (name, key)
+        else:
+            assert dict(cells.items()) == {(page,): (what,) for page, what in found}, (name, key)
+            assert [cells.get((page,)) for page in PAGES] == [
+                (dict(found)[page],) if page in dict(found) else None for page in PAGES
+            ]
+    assert list(session.timers.list()) == sorted(due for due, one in model.timers if one == key)
+
+
+def run_batch(reading: Reading, model: Model, batch: Batch, now_ms: int) -> pa.Table:
+    """Run one batch on both and compare them on the way; return the delta."""
+    keys, told, _ = batch
+    session = Session(SCHEMA, DECLARED, reading, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
+    for at, call in told if keys else []:
+        session.at(at % len(keys))
+        tell(session, call)
+        model.call(keys[at % len(keys)], call, now_ms)
+        if at == 0:
+            compare(session, model, keys[0], now_ms)
+    for number, key in enumerate(keys):
+        session.at(number)
+        compare(session, model, key, now_ms)
+    due = session.fire(now_ms)
+    of_key = session.keys(0).column("k").to_pylist()
+    fired = [(due_ms, of_key[number]) for due_ms, number in due]
+    assert fired == sorted(one for one in model.timers if one[0] <= now_ms)
+    for due_ms, number in due:
+        session.at(number)
+        session.timers.delete(due_ms)
+    model.timers -= set(fired)
+    stored = model.expire(now_ms)
+    assert session.expire() <= stored
+    assert session.next_due_ms() == model.next_ms()
+    return session.changes()
+
+
+class InMemory:
+    """A copy in memory."""
+
+    def __init__(self) -> None:
+        self.copy = MemoryReading(SCHEMA)
+
+    def reading(self) -> AbstractContextManager[Reading]:
+        """Give what it holds."""
+        return nullcontext(self.copy)
+
+    def fold(self, changes: pa.Table) -> None:
+        """Apply a delta."""
+        self.copy.fold(changes)
+
+
+class OnDisk:
+    """A copy in a key-value file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.copy = Copy(folder / "copy", new=True)
+        self.heads = [EMPTY_HEAD]
+
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """Give what it holds."""
+        with self.copy.reading(self.heads[-1]) as reading:
+            yield reading
+
+    def fold(self, changes: pa.Table) -> None:
+        """Apply a delta."""
+        head = Head(len(self.heads), f"1-{len(self.heads)}")
+        self.copy.fold(self.heads[-1], head, SCHEMA.encode(changes))
+        self.heads.append(head)
+
+
+def run_all(drawn: list[Batch], copy: InMemory | OnDisk) -> None:
+    """Run all batches, time passing between them, and look at every key in the end."""
+    model, now_ms = Model(), 0
+    for batch in [*drawn, (KEYS, [], 0)]:
+        now_ms += batch[2]
+        with copy.reading() as reading:
+            changes = run_batch(reading, model, batch, now_ms)
+        copy.fold(changes)
+
+
+@settings(some, max_examples=100)
+@given(batches)
+def test_state_is_what_dictionaries_hold(drawn: list[Batch]) -> None:
+    """Values, lists, maps, timers and times to live, in each batch and from batch to batch."""
+    run_all(drawn, InMemory())
+
+
+@pytest.mark.filterwarnings("error")
+@settings(some, max_examples=25)
+@given(batches)
+def test_state_on_disk_is_what_dictionaries_hold(drawn: list[Batch]) -> None:
+    """The same on a real copy, whose index of times follows each delta."""
+    with tempfile.TemporaryDirectory() as folder:
+        on_disk = OnDisk(Path(folder))
+        with on_disk.copy:
+            run_all(drawn, on_disk)

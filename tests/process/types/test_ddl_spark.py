@@ -1,0 +1,74 @@
+"""Spark's own parser beside ours, over many texts."""
+
+from __future__ import annotations
+
+import inspect
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+    _parse_datatype_string,
+)
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.schema_json import schema_of_json
+from tests.kit.process import ddl_texts
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+# What PySpark is told from 4.1 on.
+ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+
+
+def plain(kind: DataType) -> DataType:
+    """Return the type without bounds of strings, which Arrow does not have."""
+    if isinstance(kind, CharType | VarcharType):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(plain(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(plain(kind.keyType), plain(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, plain(field.dataType), field.nullable) for field in kind])
+    return kind
+
+
+def sparks(text: str) -> tuple[StructType, pa.Schema] | None:
+    """Return what Spark and PySpark make of a text, ``None`` if they refuse it."""
+    try:
+        parsed = _parse_datatype_string(text)
+        schema = parsed if isinstance(parsed, StructType) else StructType([StructField("value", parsed)])
+        return schema, to_arrow_schema(plain(schema), **ZONE)
+    except (PySparkException, ValueError):  # ValueError: Arrow has no null column that is not null
+        return None
+
+
+def ours(text: str) -> pa.Schema | None:
+    """Return what riffle makes of a text, ``None`` if it refuses it."""
+    try:
+        return schema_of_ddl(text)
+    except ConfigError:
+        return None
+
+
+def test_texts_mean_what_they_mean_to_spark(spark: SparkSession) -> None:
+    """Every text gives the schema that PySpark gives, by its DDL and by its JSON, or is refused by both."""
+    texts = [*ddl_texts.SIMPLE, *(f"{name} int" for name in ddl_texts.NAMES), *ddl_texts.REFUSED]
+    texts += [] if ZONE else ddl_texts.REFUSED_FIRST
+    for text in texts + ddl_texts.drawn(500, seed=6):
+        expected, found = sparks(text), ours(text)
+        assert (found is None) == (expected is None), (text, expected)
+        if expected is not None and found is not None:
+            assert found.equals(expected[1]), text
+            assert schema_of_json(expected[0].json()).equals(expected[1]), text

@@ -1,0 +1,261 @@
+"""Values that a user writes to state and reads from it: what is taken, what reads back, what is refused."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.fields import Fields, pylist
+from riffle_spark.process.types.simple_converters import Misfit
+from tests.kit.state.drawn import KEY_TYPES, some
+
+NOON = datetime(2024, 5, 1, 12, 0, 0, 5)
+
+
+@pytest.fixture(params=["UTC", "Europe/Berlin", "America/New_York"])
+def zone(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a test as if the machine were in several places."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = request.param
+    time.tzset()
+    yield request.param
+    os.environ.pop("TZ") if before is None else os.environ.update(TZ=before)
+    time.tzset()
+
+
+def fields(kind: str) -> Fields:
+    """Return a field of this type."""
+    return Fields(schema_of_ddl(f"a {kind}"))
+
+
+def stored_and_read(kind: str, value: object) -> object:
+    """Return what a value is after it went through Arrow, as a store would have it."""
+    of = fields(kind)
+    table = pa.table(of.columns([of.take((value,))]), schema=of.schema)
+    (read,) = of.tuples(table)
+    return read[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "read"),
+    [
+        ("int", 5, 5),
+        ("int", np.int64(5), 5),
+        ("long", np.int8(-3), -3),
+        ("double", 2.5, 2.5),
+        ("double", 3, 3.0),
+        ("double", np.float32(0.5), 0.5),
+        ("float", 0.1, 0.10000000149011612),
+        ("float", 1e300, float("inf")),
+        ("boolean", np.bool_(True), True),
+        ("string", np.str_("x"), "x"),
+        ("string", 5, "5"),
+        ("string", True, "true"),
+        ("string", Decimal("1.005"), "1.005"),
+        ("string", 1.5, "1.5"),
+        ("string", -0.0, "-0.0"),
+        ("string", float("nan"), "NaN"),
+        ("string", float("-inf"), "-Infinity"),
+        ("string", 1e300, "1.0E300"),
+        ("string", -12345678.5, "-1.23456785E7"),
+        ("string", 0.00025, "2.5E-4"),
+        ("string", 9999999.0, "9999999.0"),
+        ("binary", bytearray(b"ab"), b"ab"),
+        ("binary", "ab", b"ab"),
+        ("date", date(2024, 1, 2), date(2024, 1, 2)),
+        ("date", datetime(2024, 1, 2), date(2024, 1, 2)),
+        ("date", pd.Timestamp("2024-01-02"), date(2024, 1, 2)),
+        ("date", NOON, date(2024, 5, 1)),
+        ("array<date>", [NOON], [date(2024, 5, 1)]),
+        ("decimal(10,2)", Decimal("1.005"), Decimal("1.01")),
+        ("decimal(10,2)", Decimal("7"), Decimal("7.00")),
+        ("decimal(10,2)", 7, Decimal("7.00")),
+        ("interval day to second", pd.Timedelta(seconds=2), timedelta(seconds=2)),
+        ("interval day to second", np.timedelta64(2, "s"), timedelta(seconds=2)),
+        ("array<int>", (1, np.int64(2), None), [1, 2, None]),
+        ("array<int>", np.array([1, 2]), [1, 2]),
+        ("array<int>", b"ab", [97, 98]),
+        ("map<string,double>", {"a": 1}, {"a": 1.0}),
+        ("struct<x:int,y:string>", {"y": "b", "x": 1}, (1, "b")),
+        ("struct<x:int,y:string>", [1, None], (1, None)),
+        ("array<struct<x:int>>", [(1,), {"x": 2}, None], [(1,), (2,), None]),
+        ("void", None, None),
+        ("int", None, None),
+        ("int", pd.NaT, None),
+    ],
+    ids=str,
+)
+def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: object, read: object) -> None:
+    """What a user wrote is the same after ``take``, and after it went through Arrow."""
+    (taken,) = fields(kind).take((written,))
+    assert (taken, type(taken)) == (read, type(read))
+    assert stored_and_read(kind, written) == read
+
+
+@pytest.mark.parametrize("value", [NOON, NOON.replace(tzinfo=timezone(timedelta(hours=5)))], ids=str)
+def test_times_are_naive_ones_of_this_machine(zone: str, value: datetime) -> None:
+    """As in Spark, a time without a zone is the machine's, one with a zone becomes so, and both read back naive."""
+    local = value if value.tzinfo is None else value.astimezone().replace(tzinfo=None)
+    assert fields("timestamp").take((value,)) == (local,)
+    assert stored_and_read("timestamp", value) == local
+    stored = fields("timestamp").columns([(local,)])[0][0].as_py()
+    assert stored == local.astimezone(timezone.utc)
+
+
+def test_times_without_a_zone_stay_as_they_are(zone: str) -> None:
+    """A ``timestamp_ntz`` is the time on the wall, whatever zone came with it."""
+    assert stored_and_read("timestamp_ntz", NOON) == NOON
+    assert stored_and_read("timestamp_ntz", NOON.replace(tzinfo=timezone.utc)) == NOON
+
+
+def test_times_below_lists_and_maps_are_converted_too(zone: str) -> None:
+    """Nesting does not change what a time is."""
+    value = {"a": [NOON, None]}
+    assert stored_and_read("map<string,array<timestamp>>", value) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        ("int", 1.0, "type"),
+        ("int", True, "type"),
+        ("int", "1", "type"),
+        ("int", 2**31, "range"),
+        ("long", 2**63, "range"),
+        ("double", 2**53 + 1, "range"),
+        ("double", 10**400, "range"),
+        ("double", "1", "type"),
+        ("boolean", 1, "type"),
+        ("string", timedelta(1), "type"),
+        ("string", [1], "type"),
+        ("date", "2024-01-02", "type"),
+        ("timestamp", date(2024, 1, 1), "type"),
+        ("decimal(3,1)", Decimal("99.95"), "range"),
+        ("decimal(3,1)", Decimal("NaN"), "range"),
+        ("decimal(3,1)", 1.5, "type"),
+        ("array<int>", "ab", "type"),
+        ("array<int>", [1, "x"], "type"),
+        ("map<string,int>", [("a", 1)], "type"),
+        ("struct<x:int,y:int>", (1,), "length"),
+        ("struct<x:int>", 1, "type"),
+        ("struct<x:int not null>", (None,), "null"),
+    ],
+    ids=str,
+)
+def test_a_value_that_would_change_is_refused(kind: str, value: object, problem: str) -> None:
+    """Nothing becomes null, is cut or wraps around in silence."""
+    with pytest.raises(Misfit) as caught:
+        fields(kind).take((value,))
+    assert caught.value.problem == problem
+
+
+def test_a_refusal_names_the_place() -> None:
+    """The path leads through structs and lists."""
+    with pytest.raises(Misfit) as caught:
+        fields("struct<x:array<int>>").take((([1, "two"],),))
+    assert caught.value.path == "a.x.element"
+    assert "'two'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(7, 8), [7, 8], np.array([7, 8]), pd.Series([7, 8]), {7: 1, 8: 2}, {7: 1, 8: 2}.keys(), iter([7, 8]), range(7, 9)],
+    ids=lambda values: type(values).__name__,
+)
+def test_whatever_can_be_gone_through_is_a_tuple(values: object) -> None:
+    """As in Spark; a dictionary stands for its keys."""
+    assert Fields(schema_of_ddl("a int, b int")).take(values) == (7, 8)
+
+
+def test_a_string_of_one_letter_is_a_tuple_of_it() -> None:
+    """So a map's key may be given without a tuple around it, as long as it is one letter."""
+    of = Fields(schema_of_ddl("k string"))
+    assert of.take("a") == ("a",)
+    with pytest.raises(Misfit):
+        of.take("ab")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1,), (1, 2, 3), 5, None, "ab", {"a": 1}, {"a": 1, "b": 2}, pytest.param(iter(()), id="iterator")],
+    ids=str,
+)
+def test_a_tuple_of_another_size_or_no_tuple_is_refused(values: object) -> None:
+    """A row of state has a value for each field."""
+    with pytest.raises(Misfit):
+        Fields(schema_of_ddl("a int, b int")).take(values)
+
+
+def test_known_shapes_are_still_checked() -> None:
+    """What was taken once does not let other classes, or nulls where there are none, pass."""
+    of = Fields(schema_of_ddl("a int, b string not null"))
+    assert of.take((1, "x")) == of.take((1, "x")) == (1, "x")
+    for wrong in [(True, "x"), (1.0, "x"), (1, None)]:
+        with pytest.raises(Misfit):
+            of.take(wrong)
+
+
+def test_several_tuples_are_taken_as_one_by_one() -> None:
+    """Whether their shape is known or not, and whatever is among them."""
+    taken = fields("long")
+    batches: list[list[object]] = [[], [(1,)], [(2,), (3,)], [(4,), [5]], [(np.int64(6),), (7,)], [(None,), (8,)]]
+    assert [taken.take_all(iter(rows)) for rows in batches] == [[taken.take(row) for row in rows] for rows in batches]
+    for wrong in (("x",), (1, 2), 3, None):
+        with pytest.raises(Misfit):
+            taken.take_all([(1,), wrong])
+
+
+def test_values_that_change_are_changed_each_time() -> None:
+    """That a class was seen before tells nothing where values of it are rounded or moved to another zone."""
+    of = Fields(schema_of_ddl("d decimal(4,1), t timestamp"))
+    for _ in range(2):
+        assert str(of.take((Decimal("1.25"), NOON))[0]) == "1.3"
+        assert of.take((Decimal(1), NOON.replace(tzinfo=timezone.utc)))[1].tzinfo is None
+
+
+def test_a_number_that_is_out_of_range_is_told_with_its_field() -> None:
+    """What passed as of a known shape is refused when columns are made, with the value that is wrong."""
+    of = Fields(schema_of_ddl("a int, n byte"))
+    rows = [of.take((1, 5)), of.take((2, 5000)) if of.take((0, 0)) else ()]
+    with pytest.raises(Misfit) as caught:
+        of.columns(rows)
+    assert (caught.value.value, caught.value.path) == (5000, "n")
+
+
+def test_types_that_spark_does_not_have_are_refused() -> None:
+    """A field must be of a type whose values are known."""
+    with pytest.raises(ConfigError, match="cannot hold"):
+        Fields(pa.schema([("a", pa.uint8())]))
+
+
+@some
+@given(st.data())
+def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> None:
+    """Dates and times that take the quick way come out as ``to_pylist`` has them, slices and nulls included."""
+    kinds = [
+        pa.date32(),
+        pa.timestamp("us"),
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("us", "Europe/Berlin"),
+        pa.int64(),
+    ]
+    kind = data.draw(st.sampled_from(kinds))
+    values = KEY_TYPES.get(kind, KEY_TYPES[pa.timestamp("us", "UTC")])
+    column = pa.array(data.draw(st.lists(st.one_of(st.none(), values), max_size=6)), kind)
+    column = column.slice(data.draw(st.integers(0, 2)))
+    for one in (column, pa.chunked_array([column, column])):
+        found, expected = pylist(one), one.to_pylist()
+        assert found == expected
+        assert [getattr(v, "tzinfo", None) for v in found] == [getattr(v, "tzinfo", None) for v in expected]

@@ -1,0 +1,29 @@
+"""Several processes keep the order of the tests: what is fast comes first, also where a file has slow tests."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+from tests.kit.in_order import InOrder
+
+def pytest_xdist_make_scheduler(config, log):
+    return InOrder(config, log)
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "slow" in item.name)
+"""
+FAST_AND_SLOW = "def test_fast(): pass\ndef test_slow(): pass\ndef test_fast_too(): pass\n"
+ORDER = (("a", "fast"), ("a", "fast_too"), ("b", "fast"), ("b", "fast_too"), ("a", "slow"), ("b", "slow"))
+
+
+def test_slow_tests_of_a_file_come_after_the_fast_ones_of_all(pytester: pytest.Pytester) -> None:
+    """A process gets the fast tests of one file, then of the next, and only then the slow ones."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_a=FAST_AND_SLOW, test_b=FAST_AND_SLOW)
+    result = pytester.runpytest_subprocess("-n", "1", "-v", "-p", "no:randomly", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=6)
+    names = [line.split()[-1] for line in result.outlines if " PASSED " in line]
+    assert names == [f"test_{file}.py::test_{name}" for file, name in ORDER]

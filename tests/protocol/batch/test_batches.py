@@ -1,0 +1,166 @@
+"""One batch from its rows to its report: what fails it, what runs it again, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError, ConflictError, Misplaced, OutOfDate, UnavailableError, UserFunctionError
+from riffle_spark.messages.slot_orders import RECEIPT, Receipt
+from riffle_spark.process.blocks.aggregates import aggregate, first
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.testing import Attempt, SimWork
+from tests.kit.simulated.world import World, one, rows_of, totals
+
+
+@pytest.mark.parametrize("error", [Misplaced, OutOfDate])
+def test_a_misplaced_slot_is_run_again_under_the_same_delivery(world: World, error: type[Exception]) -> None:
+    """The batch runs again at once; the sink hears the same id; the report counts the runs."""
+    failing = iter([True, False])
+
+    def perform(attempt: Attempt) -> pa.Table:
+        answer = attempt.run()
+        return _with_error(answer, error.__name__) if next(failing, False) else answer
+
+    report = world.batch(0, one(1), perform)
+    assert report.runs == 2
+    assert world.state("totals") == {"a": (1, 1)}
+
+
+def test_a_batch_that_never_finds_its_place_ends(world: World) -> None:
+    """After so many runs the error says what to look at; nothing was committed."""
+    with pytest.raises(UnavailableError, match="was run 4 times") as caught:
+        world.batch(0, one(1), lambda attempt: _with_error(attempt.run(), "OutOfDate"))
+    assert "nothing was committed" in caught.value.remedy
+    assert world.log().tail.version == -1  # type: ignore[union-attr]
+    assert world.batch(0, one(1)).decision == "run"
+
+
+def test_a_lost_block_never_mixes_attempts(world: World) -> None:
+    """A result computed again is another attempt's: the sink's frame refuses it, and the batch runs again."""
+    report = world.batch(0, one(1), lose_block="totals")
+    assert report.runs == 2
+    assert world.delivered("totals") == [{"delivery": "query/0/0", "k": "a", "count": 1, "total": 1}]
+
+
+@pytest.mark.parametrize(("drop", "told"), [(True, "missing"), (False, "not asked for")])
+def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
+    """A slot that did not report, or reported twice, fails the batch."""
+
+    def perform(attempt: Attempt) -> pa.Table:
+        answer = attempt.run()
+        if attempt.order.schema.store == "tails":
+            return answer
+        return (
+            answer.slice(0, answer.num_rows - 1)
+            if drop
+            else pa.concat_tables([answer, answer.slice(answer.num_rows - 1)])
+        )
+
+    with pytest.raises(ConflictError, match=f"not complete: .*{told}") as caught:
+        world.batch(0, one(1), perform)
+    assert "nothing was committed" in caught.value.remedy
+    assert world.log().tail.version == -1  # type: ignore[union-attr]
+
+
+def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count that is too high beside the shuffle is checked exactly; a real difference fails the batch."""
+    monkeypatch.setattr(SimWork, "routed", lambda _: {"totals": 5, "tails": None})
+    world.batch(0, one(1))
+    monkeypatch.setattr(SimWork, "recount", lambda *_: 2)
+    with pytest.raises(ConflictError, match="2 rows were routed to store 'totals', its slots received 1"):
+        world.batch(1, one(1))
+    assert world.log().tail.version == 0  # type: ignore[union-attr]
+
+
+def test_a_user_function_that_raises_commits_nothing(tmp_path: Path) -> None:
+    """The error reaches the caller with its place; the batch can be handed over again."""
+    broken = [True]
+
+    def maybe(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        if broken[0]:
+            raise ValueError("not today")
+        table = pa.table({"k": ["a"], "last": [1]})
+        return table, table
+
+    schema = pa.schema([("last", pa.int64())])
+    function = arrow_function(maybe, state=schema, output=pa.schema([("k", pa.string()), *schema]))
+    world = World(tmp_path, operators=[operator_of("one", ["k"], function, (), one(1).schema), totals()])
+    with pytest.raises(UserFunctionError, match="not today") as caught:
+        world.batch(0, one(1))
+    assert "key-group" in caught.value.where
+    assert "executor" in caught.value.where
+    broken[0] = False
+    world.batch(0, one(1))
+    assert world.state("totals") == {"a": (1, 1)}
+    assert world.sinks["totals"].calls == world.sinks["one"].calls
+    assert len(world.sinks["one"].calls) == 1
+
+
+def test_a_sink_that_raises_commits_nothing(world: World) -> None:
+    """Delivered or not, the batch is not committed; it comes again under the same id."""
+    take = world.sinks["tails"]
+
+    def refuse(rows: pa.Table, delivery: object) -> None:
+        raise RuntimeError("the sink is full")
+
+    world.sinks["tails"] = refuse  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="the sink is full"):
+        world.batch(0, one(1))
+    world.sinks["tails"] = take
+    world.batch(0, one(1))
+    assert world.state("totals") == {"a": (1, 1)}
+    assert [call.id for call in world.sinks["totals"].calls] == ["query/0/0"] * 2
+
+
+def test_a_changed_schema_is_refused_and_both_are_shown(world: World) -> None:
+    """A state column of another type: keep it, or take another store name."""
+    world.batch(0, one(1))
+    world.operators = [operator_of("totals", ["k"], aggregate(count=first("k")), (), one(1).schema)]
+    world.start()
+    with pytest.raises(ConfigError, match="has another schema") as caught:
+        world.batch(1, one(1))
+    assert "stored:" in caught.value.problem
+    assert "declared: k: string | count" in caught.value.problem
+    world.operators = [totals()]
+    world.start()
+    assert world.batch(1, one(1)).decision == "run"
+
+
+def test_a_store_that_is_left_out_for_a_while_is_kept(world: World) -> None:
+    """One operator less in a batch: its state stays as it is and goes on later."""
+    world.batch(0, one(1))
+    sinks, operators = world.sinks, world.operators
+    world.operators, world.sinks = operators[:1], {"totals": sinks["totals"]}
+    world.start()
+    world.batch(1, one(2))
+    world.operators, world.sinks = operators, sinks
+    world.start()
+    world.batch(2, one(3))
+    assert world.state("totals") == {"a": (3, 6)}
+    assert world.state("tails") == {"a": ([1, 3],)}
+
+
+def test_a_batch_makes_a_known_number_of_requests(world: World) -> None:
+    """One put a slot that wrote, the check before the sink and the commit: no list, nothing read."""
+    rows = rows_of(*((f"k{n}", n, n) for n in range(30)))
+    world = World(world.local_dir / "quiet", snapshot_chain_links=1000, retained_versions=100)
+    world.batch(0, rows)
+    world.batch(1, rows)
+    for version in range(2, 6):
+        before = dict(world.memory.requests)
+        assert world.batch(version, rows).slots_that_wrote == 4
+        sent = {kind: number - before[kind] for kind, number in world.memory.requests.items()}
+        assert sent == {"put": 4 + 1, "head": 1, "get": 0, "list": 0, "delete": 0}
+
+
+def _with_error(answer: pa.Table, kind: str) -> pa.Table:
+    receipt = Receipt.from_json(answer.column(RECEIPT)[-1].as_py())
+    told = replace(receipt, error=(kind, "a test asked for it", "", ""))
+    place = answer.column_names.index(RECEIPT)
+    column = pa.array([*[None] * (answer.num_rows - 1), told.to_json()], pa.string())
+    return answer.set_column(place, answer.schema.field(place), column)

@@ -1,0 +1,177 @@
+"""What becomes of the batch that Spark hands over: every rule of Enter, with its remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.protocol.batch.enter import Decision, decide
+from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.protocol.ports import Incoming
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.record import Record
+from riffle_spark.testing.faulty_store import Fault
+from tests.kit.simulated.world import World, rows_of, totals
+
+ROOT = "s3://bucket/state"
+TAIL = replace(first_record("query", 8, "key_group", Stamp("c", 0)), version=5, offsets="offsets-5", kind="batch")
+
+
+def incoming(version: int, **changes: object) -> Incoming:
+    """Return what Spark would say of a batch."""
+    return replace(Incoming(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)  # type: ignore[arg-type]
+
+
+def conflict(tail: Record | None, given: Incoming) -> ConflictError:
+    """Return the refusal."""
+    with pytest.raises(ConflictError) as caught:
+        decide(tail, given, ROOT)
+    assert caught.value.where == ROOT
+    return caught.value
+
+
+def test_the_first_batch_runs_on_an_empty_root() -> None:
+    """Batch 0 and nothing there: a new query."""
+    assert decide(None, incoming(0), ROOT) is Decision.RUN
+
+
+def test_the_next_batch_runs() -> None:
+    """The head's id and one more."""
+    assert decide(TAIL, incoming(6), ROOT) is Decision.RUN
+
+
+def test_the_heads_own_batch_is_a_repeat() -> None:
+    """The same id, query and offsets: committed before, skipped."""
+    assert decide(TAIL, incoming(5), ROOT) is Decision.REPEAT
+
+
+def test_a_later_batch_on_an_empty_root_is_refused() -> None:
+    """A running checkpoint whose state is gone, or a wrong root: an explicit start is asked for."""
+    error = conflict(None, incoming(7))
+    assert "Spark's checkpoint is at batch 7, but s3://bucket/state is empty" in error.problem
+    assert "riffle adopt" in error.remedy
+    assert "--empty" in error.remedy
+
+
+@pytest.mark.parametrize("version", [0, 5, 6, 9])
+def test_another_query_is_refused(version: int) -> None:
+    """A new checkpoint on old state, whatever its batch: adopt it, or use another root."""
+    error = conflict(TAIL, incoming(version, query_id="another"))
+    assert "belongs to query query, this is another" in error.problem
+    assert "riffle adopt --root s3://bucket/state" in error.remedy
+
+
+@pytest.mark.parametrize("version", [7, 8, 100])
+def test_a_gap_is_refused(version: int) -> None:
+    """Batches are missing in the state: take Spark's offsets back to it."""
+    error = conflict(TAIL, incoming(version))
+    assert "batches are missing" in error.problem
+    assert error.remedy.endswith("--execute --to 5")
+
+
+def test_the_same_batch_with_other_input_is_refused() -> None:
+    """Same id, other offsets: the state holds rows that the checkpoint does not know of."""
+    error = conflict(TAIL, incoming(5, offsets="other"))
+    assert "comes again with other input" in error.problem
+    assert error.remedy.endswith("--to 4")
+
+
+@pytest.mark.parametrize("version", [0, 3, 4])
+def test_an_older_batch_is_refused(version: int) -> None:
+    """A restored older checkpoint: take the state back, or restore the newer one."""
+    error = conflict(TAIL, incoming(version))
+    assert f"hands over batch {version}, but s3://bucket/state is already at 5" in error.problem
+    assert f"--to {version - 1};" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "repeat"), [("d", "d", True), ("d", "e", False), (None, "d", False), (None, None, False)]
+)
+def test_where_offsets_cannot_be_read_the_rows_digest_stands_in(
+    stored: str | None, given: str | None, repeat: bool
+) -> None:
+    """Without Spark's offset log a repeat must have the same rows; unknown is never the same."""
+    tail = replace(TAIL, offsets=None, input_digest=stored)
+    again = incoming(5, offsets=None, input_digest=given)
+    if repeat:
+        assert decide(tail, again, ROOT) is Decision.REPEAT
+    else:
+        conflict(tail, again)
+
+
+def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
+    """A restarted query finds the head's offsets behind its predecessor's claim."""
+    world = World(tmp_path, operators=[totals()])
+    world.batch(0, rows_of(("a", 1, 0)))
+    for _ in range(3):
+        world.start()
+        assert world.batch(0, rows_of(("a", 1, 0))).decision == "repeat"
+        assert world.work.drained == 1
+    assert [record.kind for record in _records(world)] == ["claim", "batch", "claim", "claim", "claim"]
+    with pytest.raises(ConflictError, match="other input"):
+        world.batch(0, rows_of(("a", 1, 0)), offsets="other")
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "error"),
+    [
+        (1, {"query_id": "another"}, "new checkpoint on old state"),
+        (3, {}, "batches are missing"),
+        (0, {"offsets": "other"}, "already at 1"),
+        (1, {"offsets": "other"}, "comes again"),
+    ],
+)
+def test_a_refused_batch_changes_nothing(tmp_path: Path, version: int, changes: dict[str, object], error: str) -> None:
+    """No claim, no run, no sink: the root is as it was, and the right batch still runs."""
+    world = World(tmp_path, operators=[totals()])
+    for done in range(2):
+        world.batch(done, rows_of(("a", 1, 0)))
+    world.start()
+    before = world.memory.list("")
+    with pytest.raises(ConflictError, match=error):
+        world.batch(version, rows_of(("a", 1, 0)), **changes)
+    assert world.memory.list("") == before
+    assert world.batch(2, rows_of(("a", 1, 0))).decision == "run"
+
+
+def test_every_batch_gets_a_record_empty_ones_too(tmp_path: Path) -> None:
+    """An empty batch commits nothing but its number and offsets."""
+    world = World(tmp_path, operators=[totals()])
+    for version in range(3):
+        report = world.batch(version, rows_of())
+        assert (report.decision, report.rows, report.slots_that_wrote) == ("run", 0, 0)
+    assert [record.version for record in _records(world)] == [-1, 0, 1, 2]
+    assert world.log().tail.offsets == "offsets-2"  # type: ignore[union-attr]
+    assert not [name for name in world.memory.list("") if not name.startswith(paths.LOG)]
+
+
+def test_another_number_of_key_groups_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """The number is fixed for the state's life."""
+    world = World(tmp_path, operators=[totals()])
+    world.batch(0, rows_of(("a", 1, 0)))
+    world.settings = replace(world.settings, key_groups=16)
+    world.start()
+    with pytest.raises(ConfigError, match=r"key_groups = 16, but the state in .* has 8") as caught:
+        world.batch(1, rows_of(("a", 1, 0)))
+    assert "set key_groups = 8" in caught.value.remedy
+
+
+def _records(world: World) -> list[Record]:
+    log = world.log()
+    names = world.memory.list(paths.LOG)
+    return [log.read(sequence) for sequence in range(len(names))]
+
+
+def test_a_store_that_overwrites_is_refused_before_anything_runs(world: World) -> None:
+    """Two drivers on it would undo each other's commits: the start says so. Once the store is mended, it runs."""
+    world.store.script(Fault("overwrites", times=None))
+    with pytest.raises(ConfigError, match="overwrites objects"):
+        world.batch(0, rows_of(("a", 1, 0)))
+    assert world.steps == []
+    world.store.heal()
+    world.start()
+    world.batch(0, rows_of(("a", 1, 0)))
+    assert world.state("totals") == {"a": (1, 1)}

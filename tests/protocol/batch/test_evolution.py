@@ -1,0 +1,147 @@
+"""State that was written with other columns is read by a query that declares new ones, or the query is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.blocks.aggregates import aggregate, count, max_, mean, sum_
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.batch.stored_schemas import can_become
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.state.restore import bring
+from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.variables import Variable, VariablesSchema
+from tests.kit.simulated.world import ROWS, World, rows_of
+
+SMALL = pa.schema([("n", pa.int32()), ("last", pa.string())])
+
+
+def keeping(state: pa.Schema) -> Operator:
+    """Return an operator that gives out each key's state as it found it, and sets ``n`` of new keys to their value."""
+    output = pa.schema([("k", pa.string()), *state])
+
+    def keep(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
+        found = {row["k"]: row for row in old.to_pylist()}
+        new = [
+            found.get(row["k"], {"k": row["k"], "n": row["v"], "last": "first"} if "n" in state.names else {})
+            for row in rows.to_pylist()
+        ]
+        table = pa.Table.from_pylist([{name: row.get(name) for name in output.names} for row in new], schema=output)
+        return table, table
+
+    return operator_of("kept", ["k"], arrow_function(keep, state=state, output=output), (), ROWS)
+
+
+def delivered(world: World) -> list[dict[str, object]]:
+    """Return the rows of the last delivery."""
+    last = list(world.sinks["kept"].by_id.values())[-1]
+    rows: list[dict[str, object]] = last.to_pylist()
+    return rows
+
+
+CHANGED = {
+    "a column more": (pa.schema([*SMALL, ("more", pa.float64())]), {"n": 1, "last": "first", "more": None}),
+    "a wider type": (pa.schema([("n", pa.int64()), ("last", pa.large_string())]), {"n": 1, "last": "first"}),
+    "a column less": (pa.schema([("n", pa.int32())]), {"n": 1}),
+    "another order": (pa.schema([("last", pa.string()), ("n", pa.int32())]), {"last": "first", "n": 1}),
+    "all at once": (pa.schema([("b", pa.list_(pa.int8())), ("n", pa.float64())]), {"b": None, "n": 1.0}),
+}
+
+
+@pytest.mark.parametrize("snapshots", [False, True], ids=["deltas", "snapshots"])
+@pytest.mark.parametrize("at_hand", [False, True], ids=["cold", "copies at hand"])
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_restart_with_changed_columns_goes_on(
+    change: str, at_hand: bool, snapshots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written by the old, read by the new: from deltas or snapshots, from the store or beside copies of old columns."""
+    if snapshots:
+        monkeypatch.setattr(bring, "_BASE_BYTES", 1)
+    links = 2 if snapshots else 1000
+    world = World(tmp_path, operators=[keeping(SMALL)], snapshot_chain_links=links, snapshot_chain_share=1e9)
+    keys = [f"key-{number}" for number in range(20)]
+    for version in range(4):
+        world.batch(version, rows_of(*[(key, 1, 0) for key in keys]))
+    if not at_hand:
+        for executor in ("1", "2"):
+            world.cluster.lose(executor, disk=True)
+        world.cluster.add("3")
+    state, wanted = CHANGED[change]
+    world.operators = [keeping(state)]
+    world.start()
+    for version in (4, 5):
+        world.batch(version, rows_of(*[(key, 7, 0) for key in [*keys, "new"]]))
+        rows = {row.pop("k"): row for row in delivered(world)}
+        assert {key: rows[key] for key in keys} == dict.fromkeys(keys, wanted)
+
+
+REFUSED = {
+    "a column that must not be null": pa.schema([*SMALL, pa.field("more", pa.int64(), nullable=False)]),
+    "a narrower type": pa.schema([("n", pa.int16()), ("last", pa.string())]),
+    "another type": pa.schema([("n", pa.int32()), ("last", pa.int64())]),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_any_other_change_is_refused_and_nothing_is_touched(change: str, tmp_path: Path) -> None:
+    """Both schemas are shown; the log is as it was, and the old query goes on."""
+    world = World(tmp_path, operators=[keeping(SMALL)])
+    world.batch(0, rows_of(("a", 1, 0)))
+    world.operators = [keeping(REFUSED[change])]
+    world.start()
+    before = world.memory.list("")
+    with pytest.raises(ConfigError, match="another schema") as caught:
+        world.batch(1, rows_of(("a", 1, 0)))
+    assert "stored:   k: string | n: int32, last: string" in caught.value.problem
+    assert world.memory.list("") == before
+    world.operators = [keeping(SMALL)]
+    world.start()
+    world.batch(1, rows_of(("a", 1, 0)))
+    assert delivered(world) == [{"k": "a", "n": 1, "last": "first"}]
+
+
+KEY = pa.schema([("k", pa.string())])
+N, TEXT = pa.schema([("n", pa.int32())]), pa.schema([("t", pa.string())])
+VARIABLES = VariablesSchema("s", KEY, (Variable("a", "value", N), Variable("m", "map", N, TEXT)), indexed=True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "indexed", "allowed"),
+    [
+        ((Variable("m", "map", N, TEXT), Variable("a", "value", N, ttl_ms=5)), True, True),
+        ((Variable("a", "value", pa.schema([("n", pa.int64()), ("t", pa.string())])),), True, True),
+        ((*VARIABLES.variables, Variable("b", "list", N)), True, True),
+        ((Variable("a", "list", N), VARIABLES.variables[1]), True, False),
+        ((VARIABLES.variables[0], Variable("m", "map", N, N)), True, False),
+        (VARIABLES.variables, False, False),
+    ],
+    ids=["moved, another life", "less, and wider", "one more", "another kind", "another map key", "timers gone"],
+)
+def test_variables_change_as_columns_do(variables: tuple[Variable, ...], indexed: bool, allowed: bool) -> None:
+    """A variable may come, go or move, its fields change as columns; its kind, a map's key and timers stay."""
+    assert can_become(VARIABLES, VariablesSchema("s", KEY, variables, indexed)) is allowed
+
+
+def test_an_aggregate_more_begins_with_the_rows_that_come(tmp_path: Path) -> None:
+    """What was not kept before counts from now on; what is not declared any more is gone."""
+    first = operator_of("totals", ["k"], aggregate(total=sum_("v"), most=max_("v")), (), ROWS)
+    world = World(tmp_path, operators=[first])
+    world.batch(0, rows_of(("a", 5, 0), ("a", 7, 0)))
+    world.operators = [operator_of("totals", ["k"], aggregate(n=count(), total=sum_("v"), mean=mean("v")), (), ROWS)]
+    world.start()
+    for version in (1, 2):
+        world.batch(version, rows_of(("a", 2, 0)))
+    (last,) = list(world.sinks["totals"].by_id.values())[-1].to_pylist()
+    assert last == {"k": "a", "n": 2, "total": 16, "mean": 2.0}
+
+
+def test_a_key_of_another_type_is_always_refused() -> None:
+    """Wider or not: keys would hash to other key-groups."""
+    wide = pa.schema([("k", pa.large_string())])
+    assert not can_become(StoreSchema("s", KEY, N), StoreSchema("s", wide, N))
+    assert not can_become(VARIABLES, VariablesSchema("s", wide, VARIABLES.variables, indexed=True))
+    assert not can_become(StoreSchema("s", KEY, N), VARIABLES)

@@ -1,0 +1,113 @@
+"""Named initial states in records: which are due after one, and what the remedies make of them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import USUAL_INITIAL
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.protocol.batch.initial import check_initial, is_due, loaded, with_initial
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.memory import MemoryStore
+from tests.kit.simulated.world import World, totals
+from tests.kit.state.drawn_records import PLAIN, drafted
+
+COLUMNS = pa.schema([("k", pa.string())])
+
+
+def given(name: str, store: str = "totals") -> Operator:
+    """Return an operator that is given an initial state."""
+    operator = totals()
+    return replace(operator, schema=replace(operator.schema, store=store), initial=COLUMNS, initial_name=name)
+
+
+def after(*names: str, stores: tuple[str, ...] = ("totals",)) -> Record:
+    """Return the record of a batch after which these were loaded."""
+    schemas = {store: {"text": ""} for store in stores}
+    return replace(PLAIN, schemas=schemas, initial_states={"totals": names} if names else {})
+
+
+def test_a_name_is_due_until_it_is_listed_and_the_usual_one_until_the_store_is() -> None:
+    """By store; an operator without initial state is never due."""
+    assert is_due(after(), given("a"))
+    assert is_due(after("a"), given("b"))
+    assert not is_due(after("a", "b"), given("a"))
+    assert is_due(after("a", stores=("totals", "other")), given("a", "other"))
+    assert is_due(PLAIN, given(USUAL_INITIAL))
+    assert not is_due(after(), given(USUAL_INITIAL))
+    assert not is_due(PLAIN, totals())
+
+
+def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
+    """Stores that are not run now keep theirs, and a name is listed once."""
+    tail = after("a")
+    assert loaded(tail, [given("b"), given("c", "other"), totals()]) == {"totals": ("a", "b"), "other": ("c",)}
+    assert loaded(tail, [given("a")]) == {"totals": ("a",)}
+    assert loaded(PLAIN, [totals()]) == {}
+
+
+@pytest.mark.parametrize("dispatch", ["partition", "hashed"])
+def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: str) -> None:
+    """Before there is a record everything is."""
+    for tail in (None, after("a")):
+        with pytest.raises(ConfigError, match=f"dispatch = {dispatch}"):
+            check_initial(tail, dispatch, [given("b")])
+        check_initial(tail, "key_group", [given("b")])
+    check_initial(after("a"), dispatch, [given("a"), totals()])
+
+
+def test_an_aggregate_takes_none() -> None:
+    """It has nobody to call."""
+    with pytest.raises(ConfigError, match="only a processor"):
+        with_initial(totals(), COLUMNS, "a")
+    assert with_initial(totals(), None, "a") == totals()
+
+
+def test_batches_without_initial_state_keep_what_is_listed(tmp_path: Path) -> None:
+    """Over restarts too."""
+    world = World(tmp_path)
+    log = world.log()
+    tail = log.append(replace(PLAIN, query_id="query", initial_states={"gone": ("a",)}), Manifest())
+    world.start()
+    world.batch(0, pa.table([["a"], [1], [1]], schema=totals().input))
+    newest = world.log().tail
+    assert newest is not None
+    assert (newest.kind, newest.initial_states) == ("batch", tail.initial_states)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Spark's checkpoint of a query of two batches."""
+    folder = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+        for batch in range(2):
+            (folder / name / str(batch)).write_text("")
+    (folder / "metadata").write_text('{"id":"query"}')
+    return folder
+
+
+def test_a_rollback_forgets_what_was_loaded_since_and_adopted_state_nothing(checkpoint: Path) -> None:
+    """What is not in the state any more is due again; under a new checkpoint it is still there."""
+    store = MemoryStore(uuid.uuid4().hex)
+    root = f"memory://{store.name}"
+    log = Log(store, root)
+    log.open()
+    log.append(PLAIN, Manifest())
+    for version, names in enumerate([("a",), ("a", "b")]):
+        log.append(replace(drafted(f"c{version}", version), initial_states={"totals": names}), Manifest())
+    adopt(root, str(checkpoint), execute=True)
+    log.open()
+    assert log.tail.initial_states == {"totals": ("a", "b")}  # type: ignore[union-attr]
+    rollback(root, 0, str(checkpoint), execute=True)
+    log.open()
+    assert log.tail.initial_states == {"totals": ("a",)}  # type: ignore[union-attr]

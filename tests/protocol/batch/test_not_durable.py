@@ -1,0 +1,181 @@
+"""Stores that are not durable: caches that go with their member, beside durable ones in the same commit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.state.log import paths
+from riffle_spark.testing import Attempt, InlineBackground
+from riffle_spark.testing.faulty_store import Fault
+from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.world import rows_of, totals
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+
+def seen() -> Operator:
+    """Count the rows of each key in a cache."""
+    return replace(operator_of("seen", ["k"], aggregate(count=count()), (), totals().rows), durable=False)
+
+
+def mixed(tmp_path: Path, **settings: object) -> Elastic:
+    """Return a query with a cache beside its durable store."""
+    return Elastic(tmp_path, operators=[totals(), seen()], **settings)
+
+
+def counts(world: Elastic) -> dict[str, int]:
+    """Return what the cache delivered with the newest batch: the count of each key that was touched."""
+    table = world.sinks["seen"].by_id[f"query/0/{world.version}"]
+    return dict(zip(table["k"].to_pylist(), table["count"].to_pylist(), strict=True))
+
+
+def test_a_cache_goes_on_from_batch_to_batch(tmp_path: Path) -> None:
+    """Its owner keeps it, over snapshots of the others and many batches."""
+    world = mixed(tmp_path, snapshot_chain_links=3)
+    world.feed(12)
+    touched = world.of_groups(set(range(6)))
+    assert counts(world) == dict.fromkeys(touched, 12)
+    world.check_state()
+
+
+def test_nothing_of_a_cache_is_ever_put(tmp_path: Path) -> None:
+    """No object, no entry in the log; the durable store's objects are as large as without it."""
+    world, plain = (
+        mixed(tmp_path / "mixed", snapshot_chain_links=3),
+        Elastic(tmp_path / "plain", snapshot_chain_links=3),
+    )
+    world.feed(8)
+    plain.feed(8)
+    assert not list(world.memory.list("seen"))
+    assert {store for store, _ in world.log().manifest.entries} == {"totals"}
+    assert len(list(world.memory.list("delta"))) == len(list(plain.memory.list("delta")))
+
+
+def test_a_cache_reads_what_it_read_when_a_batch_runs_again(tmp_path: Path) -> None:
+    """A lost block: the slot runs twice, and counts the rows once."""
+    world = mixed(tmp_path)
+    world.feed(3)
+    world.feed(perform=twice)
+    assert set(counts(world).values()) == {4}
+    world.version += 1
+    keys = world.of_groups({0})
+    world.batch(world.version, rows_of(*((key, 1, n) for n, key in enumerate(keys))), lose_block="seen")
+    assert set(counts(world).values()) == {5}
+
+
+def twice(attempt: Attempt) -> pa.Table:
+    """Run a slot twice; the second answer counts."""
+    attempt.run()
+    return attempt.run()
+
+
+def test_a_moved_cache_begins_empty(tmp_path: Path) -> None:
+    """The new owner has nothing of it; the durable store beside it moved warm."""
+    world = mixed(tmp_path)
+    world.feed(4)
+    world.cluster.add("3")
+    world.settle()
+    moved = world.owned("3")
+    assert moved
+    version = world.version
+    world.feed()
+    since = {ran.version for ran in world.ran if ran.executor == "3" and ran.store == "seen"}
+    new = world.version - min(since) + 1
+    of_moved, rest = world.of_groups(moved), world.of_groups(set(range(6)) - moved)
+    found = counts(world)
+    assert {found[key] for key in of_moved} == {new}
+    assert {found[key] for key in rest} == {version + 2}
+    world.check_state()
+
+
+def test_caches_begin_empty_after_a_restart_of_the_driver(tmp_path: Path) -> None:
+    """Where their copies were is known for one driver's life."""
+    world = mixed(tmp_path)
+    world.feed(3)
+    world.start()
+    world.feed()
+    assert set(counts(world).values()) == {1}
+    world.feed()
+    assert set(counts(world).values()) == {2}
+    world.check_state()
+
+
+def back_to(world: Elastic, tmp_path: Path, version: int) -> None:
+    """Take the query back to a batch and start it again in the same process."""
+    checkpoint = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": "query"}))
+    rollback(world.home.root, version, str(checkpoint), execute=True)
+    world.version, world.run_id = version, "started again"
+
+
+def test_a_cache_counts_no_row_twice_after_a_rollback_in_the_same_process(tmp_path: Path) -> None:
+    """The batches that come again find an empty cache, as after a restart of the driver, not the one they filled."""
+    world = mixed(tmp_path, retained_versions=10)
+    world.feed(4)
+    back_to(world, tmp_path, 1)
+    for again in (1, 2, 3):
+        world.version += 1
+        keys = world.of_groups(set(range(6)))
+        world.batch(world.version, rows_of(*((key, 1, n) for n, key in enumerate(keys))))
+        found = world.sinks["seen"].by_id[f"query/1/{world.version}"]
+        assert set(found["count"].to_pylist()) == {again}
+
+
+def test_a_cache_lacks_nothing_of_what_another_driver_ran_in_between(tmp_path: Path) -> None:
+    """A query that is started again in a process begins its caches anew: others may have been at work on the rows."""
+    world = mixed(tmp_path)
+    world.feed(3)
+    world.run_id = "started again"
+    world.feed()
+    assert set(counts(world).values()) == {1}
+    world.check_state()
+
+
+@pytest.mark.parametrize("same_run", [True, False])
+def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run: bool) -> None:
+    """A batch whose commit is found later left nothing in the cache: that begins anew, and goes on from there."""
+    world = mixed(tmp_path)
+    world.feed(3)
+    record = paths.record(world.log().tail.sequence + 1)  # type: ignore[union-attr]
+    world.store.script(Fault("answer_lost", "put", record), Fault("unavailable", "put", record, times=None))
+    world.store.script(Fault("unavailable", "get", record, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.feed()
+    world.store.heal()
+    if not same_run:
+        world.run_id = "started again"
+    assert world.batch(world.version, rows_of()).decision == "repeat"
+    for again in (1, 2):
+        world.feed()
+        assert set(counts(world).values()) == {again}
+
+
+def test_upkeep_leaves_caches_alone(tmp_path: Path) -> None:
+    """Nothing of a cache is followed, snapshotted or dropped, with standbys and without a clean-up delay."""
+    world = mixed(tmp_path, num_standbys=1, state_cleanup_delay=0, snapshot_chain_links=3)
+    world.start(InlineBackground())
+    warnings = [warning for _ in range(9) for warning in world.feed().warnings]
+    assert not [warning for warning in warnings if "upkeep" in warning]
+    assert set(counts(world).values()) == {9}
+    world.check_state()
+
+
+def test_a_query_of_caches_alone_moves_at_once(tmp_path: Path) -> None:
+    """Nothing can be warmed up: a newcomer owns its share with the next batch."""
+    world = Elastic(tmp_path, operators=[seen()])
+    world.feed(2)
+    world.cluster.add("3")
+    world.feed()
+    assert len(world.owned("3")) == 2
+    assert not world.seating.present.warmups

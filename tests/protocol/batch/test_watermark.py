@@ -1,0 +1,296 @@
+"""The query's watermark: made of receipts, kept in the log, and what slots are told of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import Order, Part, Receipt, Watermark
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.blocks.block import Batch, Compute, Declared, TimeMode, Update
+from riffle_spark.protocol.batch.orders import Caches
+from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from riffle_spark.protocol.receipts import changes_of
+from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest
+from riffle_spark.state.log.record import Record
+from riffle_spark.testing import Attempt
+from tests.kit.simulated.world import Crash, World
+
+EVENTS = pa.schema(
+    [("k", pa.string()), ("v", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("other", pa.timestamp("ms"))]
+)
+DELAY_MS = 1_000
+
+
+class ByEventTime:
+    """A count per key that says that its timers go by event time; it has none."""
+
+    def __init__(self, mode: TimeMode = "EventTime") -> None:
+        self._count: Compute = aggregate(rows=count())
+        self._mode = mode
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare what a count does, and the mode."""
+        return replace(self._count.declare(key, rows), time_mode=self._mode)
+
+    def __call__(self, batch: Batch) -> Update:
+        """Count."""
+        return self._count(batch)
+
+
+def counted(
+    store: str = "seen", column: str = "ts", delay_ms: int = DELAY_MS, mode: TimeMode = "None"
+) -> Operator:  # fmt: skip
+    """Return a count per key with a watermark."""
+    operator = operator_of(store, ["k"], ByEventTime(mode), (), EVENTS)
+    return with_watermark(operator, Watermark(column, delay_ms))
+
+
+def events(*times: int | None, key: str = "a", other: int | None = None) -> pa.Table:
+    """Return a row of one key for each time (ms)."""
+    rows = [[key] * len(times), [1] * len(times), [t and t * 1000 for t in times], [other] * len(times)]
+    return pa.table([pa.array(column, f.type) for column, f in zip(rows, EVENTS, strict=True)], schema=EVENTS)
+
+
+def tail(world: World) -> Record:
+    """Return the log's newest record."""
+    found = world.log().tail
+    assert found is not None
+    return found
+
+
+def told(world: World, version: int, rows: pa.Table, **changes: object) -> list[Order]:
+    """Run a batch; return the orders that its slots got, one an operator."""
+    seen: dict[str, Order] = {}
+
+    def perform(attempt: Attempt) -> pa.Table:
+        seen[attempt.order.schema.store] = attempt.order
+        return attempt.run()
+
+    world.batch(version, rows, perform, **changes)
+    return [seen[store] for store in sorted(seen)]
+
+
+def times_of(order: Order) -> tuple[int | None, int | None, int | None]:
+    """Return the three times that an order tells."""
+    return order.late_watermark_ms, order.watermark_ms, order.last_pass_ms
+
+
+def test_a_batch_counts_for_the_next_and_its_rows_are_late_one_later(tmp_path: Path) -> None:
+    """Spark's two watermarks: timers go by what all earlier batches brought, late rows by what one less did."""
+    world = World(tmp_path, operators=[counted()])
+    given = [times_of(told(world, version, events(5_000 * (version + 1)))[0]) for version in range(4)]
+    assert given == [(None, None, None), (0, 4_000, None), (4_000, 9_000, None), (9_000, 14_000, None)]
+    record = tail(world)
+    assert (record.late_watermark_ms, record.watermark_ms, record.event_times) == (14_000, 19_000, {"seen": 20_000})
+
+
+def test_a_watermark_never_goes_back_and_stays_without_rows(tmp_path: Path) -> None:
+    """Neither older rows, nor rows without a time, nor an empty batch change it; the late one catches up."""
+    world = World(tmp_path, operators=[counted()])
+    seen = []
+    for version, rows in enumerate([events(9_000), events(3_000), events(), events(None)]):
+        world.batch(version, rows)
+        seen.append((tail(world).late_watermark_ms, tail(world).watermark_ms))
+    assert seen == [(0, 8_000), (8_000, 8_000), (8_000, 8_000), (8_000, 8_000)]
+
+
+def test_it_begins_at_zero_however_early_the_rows(tmp_path: Path) -> None:
+    """Times before the delay after 1970 make no negative watermark."""
+    world = World(tmp_path, operators=[counted()])
+    report = world.batch(0, events(10, -5))
+    assert (tail(world).watermark_ms, report.watermark_ms, report.late_rows) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_late_rows_are_those_of_sparks_rule(tmp_path: Path, seed: int) -> None:
+    """A model of Spark's rule in plain Python says which rows count, over batches, restarts and several slots."""
+    chance = random.Random(seed)
+    world = World(tmp_path, operators=[counted()], seed=seed)
+    newest, watermark, late, kept = None, 0, 0, dict.fromkeys("abcdef", 0)
+    for version in range(12):
+        times = [(chance.choice("abcdef"), 20_000 + version * 700 + chance.randrange(-4_000, 1_000)) for _ in range(9)]
+        tables = [events(time, key=key) for key, time in times]
+        report = world.batch(version, pa.concat_tables(tables) if chance.random() > 0.2 else events())
+        rows = times if report.rows else []
+        assert report.late_rows == sum(time <= late for _, time in rows)
+        for key, time in rows:
+            kept[key] += time > late
+            newest = max(newest or 0, time)
+        late, watermark = watermark, max(watermark, (newest or 0) - DELAY_MS)
+        assert report.watermark_ms == watermark
+        if chance.random() < 0.3:
+            world.start()
+    assert {key: rows for key, (rows,) in world.state("seen").items()} == {k: n for k, n in kept.items() if n}
+
+
+def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
+    """Spark's default policy: a row that one operator's delay allows is late for none of them."""
+    world = World(tmp_path, operators=[counted("quick", delay_ms=100), counted("slow", delay_ms=4_000)])
+    world.batch(0, events(10_000))
+    assert tail(world).watermark_ms == 6_000
+    assert tail(world).event_times == {"quick": 10_000, "slow": 10_000}
+
+
+def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> None:
+    """And one that saw some long ago lets them come as far as it came: Spark keeps what each of them reached."""
+    world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])
+    reached = []
+    for version, (time, other) in enumerate([(5_000, None), (5_000, 9_000), (20_000, None), (20_000, 30_000)]):
+        world.batch(version, events(time, other=other))
+        reached.append(tail(world).watermark_ms)
+    assert reached == [0, 4_000, 8_000, 19_000]
+
+
+def test_with_policy_max_the_fastest_decides(tmp_path: Path) -> None:
+    """Nobody is waited for, also not by a last pass; what is late is so by the one watermark for all of them."""
+    world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", column="other")])
+    reached = []
+    for version, (time, other) in enumerate([(5_000, None), (5_000, 9_000), (20_000, None), (2_000, 3_000)]):
+        world.batch(version, events(time, other=other), watermark_policy="max")
+        reached.append(tail(world).watermark_ms)
+    assert reached == [4_000, 8_000, 19_000, 19_000]
+    assert world.state("a") == {"a": (3,)}
+    orders = told(world, 4, events(1_000, other=40_000), watermark_policy="max", available_now=True)
+    assert [order.last_pass_ms for order in orders] == [39_000, None]
+    world.batch(5, events(50_000, other=30_000), watermark_policy="min")
+    assert tail(world).watermark_ms == 39_000
+
+
+def test_another_delay_from_a_restart_on_never_takes_it_back(tmp_path: Path) -> None:
+    """A longer one counts from where the watermark is, a shorter one at once."""
+    world = World(tmp_path, operators=[counted()])
+    reached = []
+    for version, delay_ms in enumerate([1_000, 5_000, 100]):
+        world.operators = [counted(delay_ms=delay_ms)]
+        world.start()
+        world.batch(version, events(10_000))
+        reached.append(tail(world).watermark_ms)
+    assert reached == [9_000, 9_000, 9_900]
+
+
+def test_an_operator_without_a_watermark_drops_nothing(tmp_path: Path) -> None:
+    """It shares the query's watermark, and gets all rows."""
+    plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
+    world = World(tmp_path, operators=[plain, counted()])
+    for version, time in enumerate([50_000, 50_000, 1_000]):
+        orders = told(world, version, events(time))
+    assert [order.watermark_ms for order in orders] == [49_000, 49_000]
+    assert world.state("all") == {"a": (3,)}
+    assert world.state("seen") == {"a": (2,)}
+
+
+def test_without_any_watermark_the_record_has_sparks_own(tmp_path: Path) -> None:
+    """As before there were operators with one: what Spark gave, one batch later, and never back."""
+    plain = operator_of("all", ["k"], aggregate(rows=count()), (), EVENTS)
+    world = World(tmp_path, operators=[plain])
+    assert told(world, 0, events(1), watermark_ms=None)[0].watermark_ms is None
+    assert told(world, 1, events(1), watermark_ms=700)[0].watermark_ms is None
+    assert told(world, 2, events(1), watermark_ms=600)[0].watermark_ms == 700
+    assert (tail(world).watermark_ms, tail(world).late_watermark_ms, tail(world).event_times) == (700, None, {})
+
+
+def test_where_no_batch_may_follow_a_last_pass_goes_by_the_batch_itself(tmp_path: Path) -> None:
+    """Its watermark is the one that the record then has, and rows of a later run are late by it at once."""
+    world = World(tmp_path, operators=[counted(mode="EventTime")])
+    world.batch(0, events(10_000))
+    assert times_of(told(world, 1, events(20_000), available_now=True)[0]) == (0, 9_000, 19_000)
+    assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (19_000, 19_000)
+    assert times_of(told(world, 2, events(), available_now=True)[0]) == (19_000, 19_000, 19_000)
+    assert times_of(told(world, 3, events(30_000))[0]) == (19_000, 19_000, None)
+    assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (19_000, 29_000)
+
+
+def test_a_last_pass_is_for_timers_of_event_time_alone(tmp_path: Path) -> None:
+    """Others are told of none, and without such an operator the input is not read for it."""
+    world = World(tmp_path, operators=[counted("a", mode="EventTime"), counted("b", delay_ms=3_000)])
+    orders = told(world, 0, events(10_000), available_now=True)
+    assert [order.last_pass_ms for order in orders] == [7_000, None]
+    quiet = World(tmp_path / "quiet", operators=[counted(mode="ProcessingTime")])
+    assert told(quiet, 0, events(10_000), available_now=True)[0].last_pass_ms is None
+    assert tail(quiet).late_watermark_ms == 0
+
+
+@pytest.mark.parametrize("step", ["after seal", "after sink", "after record"])
+def test_a_batch_that_runs_again_has_the_same_times(tmp_path: Path, step: str) -> None:
+    """Late is decided by the record before, so a crash anywhere changes neither what is late nor what is committed."""
+    world = World(tmp_path, operators=[counted(mode="EventTime")])
+    for version in range(2):
+        world.batch(version, events(10_000 * (version + 1)))
+    world.crash_at = step
+    with pytest.raises(Crash):
+        world.batch(2, events(9_000, 30_000), available_now=True)
+    world.start()
+    world.batch(2, events(9_000, 30_000), available_now=True)
+    assert world.state("seen") == {"a": (3,)}
+    assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (29_000, 29_000)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Spark's checkpoint of the query, three batches committed; its own watermark is none of ours."""
+    folder = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"query"}')
+    for batch in range(3):
+        (folder / "offsets" / str(batch)).write_text("")
+        (folder / "commits" / str(batch)).write_text("")
+    return folder
+
+
+def test_a_rollback_takes_the_watermark_back(tmp_path: Path, checkpoint: Path) -> None:
+    """What the later batches brought is gone; the commit that Spark's checkpoint lacks has Spark's own watermark."""
+    world = World(tmp_path, operators=[counted()])
+    offsets = 'v1\n{"batchWatermarkMs":77}\n{"logOffset":1}'
+    for version in range(3):
+        world.batch(version, events(10_000 * (version + 1)), offsets=offsets)
+    (checkpoint / "commits" / "1").unlink()
+    rollback(world.home.root, 1, str(checkpoint), execute=True)
+    assert (tail(world).late_watermark_ms, tail(world).watermark_ms) == (9_000, 19_000)
+    assert '"nextBatchWatermarkMs":77' in (checkpoint / "commits" / "1").read_text()
+
+
+def test_adopted_state_begins_with_no_watermark(tmp_path: Path, checkpoint: Path) -> None:
+    """Another query reads its input from where it will, so no row of it is late."""
+    world = World(tmp_path, operators=[counted()])
+    for version in range(3):
+        world.batch(version, events(10_000 * (version + 1)))
+    adopt(world.home.root, str(checkpoint), execute=True)
+    assert (tail(world).late_watermark_ms, tail(world).watermark_ms, tail(world).event_times) == (None, None, {})
+
+
+def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
+    """A part says when its key-group's next timer is due, or that there is none; other key-groups keep theirs."""
+    before = Manifest({("seen", 1): Entry(timer_ms=10), ("seen", 2): Entry(timer_ms=20), ("seen", 3): Entry()})
+    parts = (Part(1, 0, 5, 7, 1, timer_ms=None), Part(3, 5, 5, 7, 1, timer_ms=30), Part(4, 9, 5, 7, 1, timer_ms=40))
+    receipt = Receipt("seen", 0, "1-aa", 6, "m", "1", parts=parts)
+    after = before.changed(changes_of(before, [receipt]))
+    assert {kg: after.entry("seen", kg).timer_ms for kg in (1, 2, 3, 4)} == {1: None, 2: 20, 3: 30, 4: 40}
+    assert after.entry("seen", 3).chain == (Link(Head(6, "1-aa"), 5, 5, 7, 1),)
+
+
+def test_a_cache_has_timers_too() -> None:
+    """Its entries live in the driver, and tell when to visit its key-groups."""
+    caches = Caches()
+    caches.committed([Receipt("seen", 0, "1-aa", 6, "m", "1", parts=(Part(3, 0, 5, 7, 1, timer_ms=30),))])
+    assert caches.entries["seen", 3].timer_ms == 30
+
+
+def test_the_event_time_column_reaches_the_slots_and_no_other_does(tmp_path: Path) -> None:
+    """Columns that nobody asks for are dropped before the shuffle, but not this one."""
+    assert counted().rows.names == ["k", "ts"]
+    assert operator_of("seen", ["k"], ByEventTime(), (), EVENTS).rows.names == ["k"]
+
+
+@pytest.mark.parametrize(("column", "said"), [("v", "that is int64"), ("at", "there is no such column")])
+def test_a_watermark_on_what_is_no_timestamp_is_refused(column: str, said: str) -> None:
+    """The sentence says what the column is."""
+    with pytest.raises(ConfigError, match=f"the watermark is on '{column}', and {said}"):
+        counted(column=column)

@@ -1,0 +1,180 @@
+"""I9: the cleaner never removes a copy whose lag was reported and not yet answered by an assignment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.assign.model import Assignment
+from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.view import task
+from riffle_spark.protocol.ports import Executor
+from riffle_spark.state.log.manifest import Head
+from riffle_spark.worker.census import Census
+from tests.kit.simulated.elastic import Elastic
+
+MEMBERS = ("m1", "m2", "m3")
+DELAY = 10
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("census"), st.sampled_from(MEMBERS), st.sets(st.integers(0, 2))),
+        st.tuples(st.just("report"), st.sampled_from(MEMBERS), st.integers(0, 2)),
+        st.tuples(st.just("assign"), st.sampled_from(MEMBERS), st.booleans()),
+        st.tuples(st.just("leave"), st.sampled_from(MEMBERS), st.none()),
+        st.tuples(st.just("due"), st.integers(0, 20), st.none()),
+    ),
+    max_size=40,
+)
+
+
+class Interleaved:
+    """Reports, assignments and clean-up times in any order, with what was reported and not answered beside."""
+
+    def __init__(self) -> None:
+        self.cleaner, self.copies, self.members = Cleaner(), Copies(), Members()
+        self.now = 0.0
+        self.unanswered: set[tuple[str, int]] = set()
+        self.needed: set[tuple[str, int]] = set()
+
+    def census(self, member: str, groups: set[int]) -> None:
+        """Count a member that joins or returns."""
+        if member in self.members.live:
+            return
+        found = Census(member, member, copies=tuple(("s", group, 1, "1-a") for group in sorted(groups)))
+        self.members.enter([found], [Executor(member, "host", 1)], {})
+        self.copies.counted(found)
+        self.unanswered |= {(member, group) for group in groups}
+
+    def report(self, member: str, group: int) -> None:
+        """Note a copy that upkeep or a slot reports."""
+        if member in self.members.live and group not in {at for _, at in self.copies.of(member)}:
+            self.copies.at(member, ("s", group), Head(1, "1-a"))
+            self.unanswered.add((member, group))
+
+    def assign(self, member: str, keeps: bool) -> None:
+        """Answer everything: one member owns all, and the next one keeps all."""
+        others = [name for name in MEMBERS if name != member]
+        kept = {task(group): (others[0],) for group in range(3)} if keeps else {}
+        present = Assignment({task(group): member for group in range(3)}, kept)
+        self.cleaner.assigned(present, self.copies, self.members, self.now, pointers=False)
+        self.unanswered.clear()
+        self.needed = {(name, group) for group in range(3) for name in (member, *kept.get(task(group), ()))}
+
+    def leave(self, member: str, _: None) -> None:
+        """Lose a member: nothing of it is known any more."""
+        self.members.leave([seat for name, seat in self.members.live.items() if name == member], self.now, frozenset())
+        self.copies.wiped(member)
+        self.unanswered = {(name, group) for name, group in self.unanswered if name != member}
+
+    def due(self, seconds: int, _: None) -> set[tuple[str, int]]:
+        """Let time pass and clean up; return what goes."""
+        self.now += seconds
+        drops = self.cleaner.due(self.copies, self.members.live, self.now, DELAY)
+        return {(member, drop.key_group) for member, gone in drops.items() for drop in gone}
+
+
+@given(ACTS)
+def test_no_copy_goes_that_was_reported_and_not_answered_i9(acts: list[tuple[str, object, object]]) -> None:
+    """Nor one that has a place in the assignment in force; what goes is forgotten at once and goes once."""
+    world = Interleaved()
+    for what, one, other in acts:
+        gone = getattr(world, what)(one, other) or set()
+        assert not gone & world.unanswered
+        assert not gone & world.needed
+        assert all(("s", group) not in world.copies.of(member) for member, group in gone)
+
+
+@given(ACTS)
+def test_what_stays_idle_goes_in_the_end(acts: list[tuple[str, object, object]]) -> None:
+    """After an assignment and the delay, exactly the copies with a place in it are left."""
+    world = Interleaved()
+    for what, one, other in acts:
+        getattr(world, what)(one, other)
+    world.assign("m1", keeps=False)
+    world.due(DELAY, None)
+    left = {(member, group) for member in world.members.live for _, group in world.copies.of(member)}
+    assert left <= {("m1", group) for group in range(3)}
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_a_returned_members_copies_outlive_their_clean_up_time_until_they_are_answered(tmp_path: Path) -> None:
+    """The race, forced: its copies were idle and their time is over as it returns; the assignment that answers its
+    census makes it owner again, the copies are there, and nothing is fetched but what it missed.
+    """
+    world = Elastic(tmp_path, executors=("1", "2", "3"), state_cleanup_delay=60, num_standbys=0)
+    world.feed(4)
+    lost, member = world.owned("1"), world.member("1")
+    world.driver.operations.drain("1")
+    world.settle()
+    assert world.copies_of("1") == lost, "idle, and not yet due"
+    world.cluster.lose("1")
+    world.feed()
+    world.clock.advance(61)
+    world.driver.operations.undrain(member)
+    world.cluster.add("1b")
+    reports = [world.feed()]
+    owned, _, warming = world.holds("1b")
+    assert (owned | warming) & lost
+    reports += world.settle()
+    assert world.owned("1b") == lost
+    assert sum(report.restores + report.upkeep_restores for report in reports) == 0
+    world.check_state()
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_idle_copies_go_after_the_delay_and_not_before(tmp_path: Path) -> None:
+    """An owner that moved away leaves a copy that could come back into use for as long as the delay."""
+    world = Elastic(tmp_path, state_cleanup_delay=60)
+    world.feed(3)
+    lost = world.owned("1")
+    world.driver.operations.drain("1")
+    world.settle()
+    assert world.copies_of("1") == lost
+    world.clock.advance(20)
+    world.feed()
+    assert world.copies_of("1") == lost
+    world.clock.advance(60)
+    world.feed(2)
+    assert world.copies_of("1") == set()
+    world.driver.operations.undrain("1")
+    world.settle()
+    assert world.owned("1")
+    world.check_state()
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_a_copy_that_moved_on_is_not_dropped(tmp_path: Path) -> None:
+    """An order to drop names the head where the copy was seen: one that is used again meanwhile stays."""
+    world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
+    world.feed(4)
+    world.cluster.stalled = {"1", "2"}
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
+    world.feed()
+    dropped = world.copies_of("1") - world.owned("1")
+    assert dropped, "ordered to go, and not gone yet"
+    for group in sorted(dropped):
+        world.driver.operations.pin(group, "1")
+    world.feed()
+    world.cluster.stalled = set()
+    world.settle()
+    assert dropped <= world.owned("1")
+    world.check_state()
+
+
+def test_all_copies_can_be_removed_between_batches(tmp_path: Path) -> None:
+    """``clean_up``: every folder is empty afterwards, and the next batch restores what it needs and is right."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(4)
+    world.driver.clean_up()
+    assert all(world.copies_of(executor) == set() for executor in ("1", "2"))
+    assert all(not list(world.folder_of(executor).glob("sealed/*")) for executor in ("1", "2"))
+    report = world.feed()
+    assert (report.restores, report.misplaced_runs) == (6, 0)
+    world.feed(3)
+    assert all(len(world.copies_of(executor)) == 6 for executor in ("1", "2"))
+    world.check_state()

@@ -1,0 +1,149 @@
+"""A lost member that may come back: its tasks go on elsewhere, nobody warms up for it, and it gets them back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.kit.simulated.elastic import Elastic
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+THREE = ("1", "2", "3")
+DELAY = 300
+
+
+def three(tmp_path: Path, **settings: object) -> Elastic:
+    """Return three executors with a copy of everything they own, and a wait for those that are lost."""
+    world = Elastic(tmp_path, executors=THREE, scheduled_rebalance_max_delay=DELAY, **settings)
+    world.feed(4)
+    return world
+
+
+def owners(world: Elastic) -> Mapping[int, str]:
+    """Return the owner of each key-group."""
+    return dict(world.seating.owners)
+
+
+def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
+    """The lost tasks are processed at the next batch, and no other task moves and no warm-up begins."""
+    world = three(tmp_path)
+    before, lost = owners(world), world.owned("1")
+    world.cluster.lose("1")
+    report = world.feed()
+    assert {move["key_group"] for move in report.moves} == lost
+    for _ in range(5):
+        world.clock.advance(DELAY / 10)
+        report = world.feed()
+        assert report.moves == ()
+        assert not world.seating.present.warmups
+    assert {group: owner for group, owner in owners(world).items() if group not in lost} == {
+        group: owner for group, owner in before.items() if group not in lost
+    }
+    world.check_state()
+
+
+def test_standbys_are_not_replaced_before_the_delay_is_over(tmp_path: Path) -> None:
+    """What the lost member kept is missing for so long; after the delay it is warmed up elsewhere."""
+    world = three(tmp_path, num_standbys=1)
+    world.cluster.lose("1")
+    for _ in range(4):
+        world.clock.advance(DELAY / 10)
+        assert world.feed().upkeep_restores == 0
+        assert not world.seating.present.warmups
+    world.clock.advance(DELAY)
+    world.settle()
+    assert all(len(members) == 1 for members in world.seating.present.standbys.values())
+    assert len(world.seating.present.standbys) == world.settings.key_groups
+    world.check_state()
+
+
+def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> None:
+    """It fetches only the deltas it missed, gets each of its tasks once it is within the lag, and no other moves."""
+    world = three(tmp_path)
+    before, lost, member = owners(world), world.owned("1"), world.member("1")
+    world.cluster.lose("1")
+    away = [world.feed() for _ in range(2)]
+    sealed = sum(report.sealed_bytes for report in away)
+    world.clock.advance(DELAY / 2)
+    world.cluster.add("1b")
+    reports = [*world.settle(), world.feed()]
+    assert world.member("1b") == member
+    assert owners(world) == before
+    moved = [move["key_group"] for report in reports for move in report.moves if move["role"] == "owner"]
+    assert sorted(moved) == sorted(lost), "each lost task comes home once, and no other moves"
+    assert [report.restores for report in reports] == [0] * len(reports)
+    assert sum(report.upkeep_restores for report in reports) == 0
+    assert sum(report.upkeep_snapshot_bytes for report in reports) == 0
+    assert 0 < sum(report.upkeep_fetched_bytes for report in reports) <= sealed + reports[0].sealed_bytes
+    world.check_state()
+
+
+def test_tasks_wait_for_a_member_that_returned_until_it_is_within_the_lag(tmp_path: Path) -> None:
+    """While the returned member lags too much, its tasks stay where they are; it is the one that warms up."""
+    world = three(tmp_path)
+    lost = world.owned("1")
+    world.cluster.lose("1")
+    world.feed(2)
+    world.cluster.add("1b")
+    world.cluster.stalled = {"1b"}
+    world.feed(3)
+    assert world.owned("1b") == set()
+    assert world.holds("1b")[2] <= lost
+    assert world.holds("1b")[2]
+    world.cluster.stalled = set()
+    world.settle()
+    assert world.owned("1b") == lost
+    world.check_state()
+
+
+def test_after_the_delay_the_lost_tasks_are_shared_out_for_good(tmp_path: Path) -> None:
+    """Who comes back after that is as good as any newcomer that happens to have copies."""
+    world = three(tmp_path)
+    world.cluster.lose("1")
+    world.feed()
+    world.clock.advance(DELAY + 1)
+    world.settle()
+    assert {len(world.owned(executor)) for executor in ("2", "3")} == {3}
+    world.cluster.add("1b")
+    reports = world.settle()
+    assert sum(report.restores + report.upkeep_restores for report in reports) == 0
+    assert {len(world.owned(executor)) for executor in ("1b", "2", "3")} == {2}
+    world.check_state()
+
+
+def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
+    """An executor that was taken away on purpose is not waited for: others replace its copies at once."""
+    world = three(tmp_path, num_standbys=1)
+    world.cluster.lose("1", planned=True)
+    world.feed()
+    assert not world.seating.members.awaited(world.clock.seconds(), DELAY)
+    world.settle()
+    assert all(len(members) == 1 for members in world.seating.present.standbys.values())
+    assert len(world.seating.present.standbys) == world.settings.key_groups
+    world.check_state()
+
+
+def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> None:
+    """Zero ends the wait before the next batch."""
+    world = three(tmp_path, num_standbys=1)
+    world.cluster.lose("1")
+    world.feed(2)
+    assert len(world.seating.present.standbys) < world.settings.key_groups
+    world.driver.operations.reconfigure(world.driver.settings, {"scheduled_rebalance_max_delay": 0})
+    world.settle()
+    assert len(world.seating.present.standbys) == world.settings.key_groups
+
+
+def test_members_that_are_waited_for_are_shown(tmp_path: Path) -> None:
+    """Operators see who is gone and waited for, with what it comes back for."""
+    world = three(tmp_path)
+    member = world.member("1")
+    world.cluster.lose("1")
+    world.feed()
+    states = {state.id: state.state for state in world.driver.operations.members}
+    assert states[member] == "awaited"
+    world.clock.advance(DELAY + 1)
+    world.feed()
+    assert member not in {state.id for state in world.driver.operations.members}

@@ -1,0 +1,117 @@
+"""Dispatch by partition and by a partition's hash: the same results, numbers that stay, owners that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.kit.simulated.played import BY_PARTITION, Played, of_partition, offsets, owners
+from tests.kit.simulated.world import World, one
+
+
+@pytest.mark.parametrize("dispatch", [*BY_PARTITION, "key_group"])
+def test_results_are_those_of_every_other_dispatch(tmp_path: Path, dispatch: str) -> None:
+    """Where keys stay in their partitions, state and output are the same in every mode, lost executors and all."""
+    played = Played(World(tmp_path, dispatch=dispatch, key_groups=16))
+    played.batches(4)
+    played.world.cluster.lose("1", disk=True)
+    played.batches(2)
+    played.world.cluster.add("3", cores=2)
+    played.restart()
+    played.batches(3)
+    played.check()
+    reference = Played(World(tmp_path / "reference", key_groups=16))
+    reference.batches(9)
+    assert played.world.delivered("totals") == reference.world.delivered("totals")
+    assert played.world.delivered("tails") == reference.world.delivered("tails")
+
+
+@pytest.mark.parametrize("dispatch", BY_PARTITION)
+def test_sixteen_partitions_work_on_thirty_two_slots(tmp_path: Path, dispatch: str) -> None:
+    """Slots that have no shard are left out, no shard is, and state survives that half of the executors go."""
+    world = World(tmp_path, executors=(), dispatch=dispatch, key_groups=128)
+    for name in range(8):
+        world.cluster.add(str(name), cores=4)
+    rows = pa.concat_tables([one(n, f"key-{n}") for n in range(48)])
+    report = world.batch(0, of_partition(rows, *range(16)), offsets=offsets(*range(16)))
+    assert report.rows == 2 * 48
+    assert sum(report.owners.values()) == 16
+    assert report.slots == 16 if dispatch == "partition" else 1 < report.slots <= 16
+    for name in range(0, 8, 2):
+        world.cluster.lose(str(name), disk=True)
+    world.batch(1, of_partition(rows, *range(16)), offsets=offsets(*range(16)))
+    assert world.state("totals") == {f"key-{n}": (2, 2 * n) for n in range(48)}
+
+
+@pytest.mark.parametrize("dispatch", BY_PARTITION)
+def test_numbers_stay_when_a_topic_gets_more_partitions(tmp_path: Path, dispatch: str) -> None:
+    """New partitions come after all that are known; state and addresses of the old ones do not change."""
+    world = World(tmp_path, dispatch=dispatch)
+    world.batch(0, of_partition(one(1), 1, topic="orders"))
+    world.batch(1, of_partition(one(2, "b"), 0, topic="events"))
+    world.batch(2, of_partition(one(4), 1, topic="orders"))
+    world.start()
+    world.batch(3, of_partition(one(8), 0, topic="orders"))
+    log = world.log()
+    assert log.tail is not None
+    assert log.tail.shards == (("orders", 1), ("events", 0), ("orders", 0))
+    counts = {shard: len(entry.chain) for (store, shard), entry in log.manifest.entries.items() if store == "totals"}
+    assert counts == {0: 2, 1: 1, 2: 1}
+    assert set(owners(world)) == {"0", "1", "2"}
+
+
+def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
+    """State is the partition's: the same key in another one begins anew there."""
+    world = World(tmp_path, dispatch="partition")
+    for version, partition in enumerate([0, 1, 0]):
+        world.batch(version, of_partition(one(10), partition))
+    assert [row["count"] for row in world.delivered("totals")] == [1, 1, 2]
+    assert [row["last"] for row in world.delivered("tails")] == [[10], [10], [10, 10]]
+
+
+def test_rows_are_asked_only_where_offsets_do_not_tell(tmp_path: Path) -> None:
+    """With Kafka's offsets no job looks for partitions, and all of them are registered; else one a batch does."""
+    world = World(tmp_path, dispatch="partition")
+    world.batch(0, of_partition(one(1), 1), offsets=offsets(0, 5, 0))
+    assert world.work.asked == 0
+    assert world.log().tail.shards == (("events", 0), ("events", 1), ("events", 2))  # type: ignore[union-attr]
+    world.batch(1, of_partition(one(1), 3))
+    assert world.work.asked == 1
+    assert world.batch(1, of_partition(one(1), 3)).decision == "repeat"
+    assert world.work.asked == 0
+
+
+@pytest.mark.parametrize("dispatch", BY_PARTITION)
+def test_a_query_that_has_read_nothing_runs(tmp_path: Path, dispatch: str) -> None:
+    """Without any partition there is one slot that serves none; the first partition then gets its place."""
+    world = World(tmp_path, dispatch=dispatch)
+    empty = world.batch(0, of_partition(one(1).slice(0, 0), 0))
+    assert (empty.slots, empty.rows, owners(world)) == (1, 0, {})
+    assert world.batch(1, of_partition(one(1), 0)).rows == 2
+    assert world.state("totals") == {"a": (1, 1)}
+
+
+def test_partitions_have_standbys(tmp_path: Path) -> None:
+    """In `partition` the assignor looks after shards as after key-groups: copies elsewhere follow, and take over."""
+    played = Played(World(tmp_path, dispatch="partition", num_standbys=1, key_groups=16))
+    played.batches(6)
+    tail = played.world.log().tail
+    assert tail is not None
+    assert set(tail.standbys) == set(tail.owners) == {str(n) for n in range(len(tail.shards))}
+    played.world.cluster.lose("1", disk=True)
+    played.batches(1)
+    assert set(owners(played.world).values()) == {played.world.driver.seating.members.of_executor("2").id}  # type: ignore[union-attr]
+    played.check()
+
+
+def test_hashed_owners_stay_over_a_restart(tmp_path: Path) -> None:
+    """The same members give the same owners to another driver: nothing moves, and every copy is used."""
+    played = Played(World(tmp_path, dispatch="hashed", key_groups=16))
+    played.batches(5)
+    before = owners(played.world)
+    played.restart()
+    played.batches(1)
+    assert owners(played.world) == before
+    assert played.world.driver.seating.readiness == ()

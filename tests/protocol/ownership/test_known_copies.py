@@ -1,0 +1,230 @@
+"""Where copies are and what they lack, as properties of random histories of a key-group."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.protocol.ownership.known_copies import Behind, Copies, whole
+from riffle_spark.state.copies import folder
+from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.worker.census import Census
+from tests.kit.simulated.world import ROWS
+
+ADDRESS = ("seen", 0)
+MEMBER = "m1"
+OPERATOR = operator_of("seen", ["k"], aggregate(count=count()), (), ROWS)
+ACTS = st.lists(st.sampled_from(["batch", "batch", "batch", "snapshot", "sweep", "census", "seal"]), max_size=40)
+
+
+class Past:
+    """One key-group's history: links, snapshots that replace them, a member's copy somewhere on the way."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.copies = Copies()
+        self.entry = EMPTY
+        self.heads = [EMPTY_HEAD]
+        self.every: list[Link] = []
+        self.sequence = 0
+        self.replaced_at: dict[Head, int] = {}
+
+    def act(self, what: str) -> None:
+        """Let one thing happen."""
+        getattr(self, what)()
+
+    def batch(self) -> None:
+        """Commit one more link."""
+        self.sequence += 1
+        version = self.heads[-1].version + 1
+        link = Link(Head(version, f"1-{version:032x}"), 0, self.chance.randint(1, 400), 0, self.chance.randint(1, 9))
+        self.entry = self.entry.extended(link)
+        self.heads.append(link.head)
+        self.every.append(link)
+
+    def snapshot(self) -> None:
+        """List a snapshot of some link of the chain."""
+        if self.entry.chain:
+            self.sequence += 1
+            head = self.chance.choice(self.entry.chain).head
+            taken = Snapshot(paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20)
+            after = self.entry.replaced(taken)
+            assert after is not None
+            self.copies.replaced(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
+            self.entry = after
+
+    def sweep(self) -> None:
+        """Forget links that records before some retained one took off."""
+        self.copies.forget_trails(self.sequence - self.chance.randint(0, 6))
+
+    def census(self) -> None:
+        """Find the member's copy somewhere in the past, or off it."""
+        head = self.chance.choice([*self.heads, Head(self.chance.randint(0, 9), "2-ff")])
+        self.copies.counted(Census("1", MEMBER, copies=((*ADDRESS, *head),)))
+
+    def seal(self) -> None:
+        """Let the newest link be one that the member sealed itself."""
+        if self.every:
+            self.copies._sealed.setdefault(MEMBER, deque()).append(self.every[-1].head.attempt)
+
+
+@given(ACTS, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=200)
+def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
+    """The missing links begin after the copy's head, follow each other as they were committed and end at the head."""
+    past = Past(chance)
+    for act in acts:
+        past.act(act)
+        missing = past.copies.missing(MEMBER, ADDRESS, past.entry)
+        head = past.copies.of(MEMBER).get(ADDRESS)
+        if missing is None:
+            assert head not in [link.head for link in past.entry.chain]
+            continue
+        if head is None:
+            assert past.entry.head == EMPTY_HEAD
+            continue
+        place = past.heads.index(head)
+        assert list(missing) == past.every[place:]
+
+
+@given(ACTS, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=200)
+def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chance: random.Random) -> None:
+    """Zero exactly if nothing has to come from elsewhere; the whole state for a copy that cannot follow."""
+    past = Past(chance)
+    for act in acts:
+        past.act(act)
+        missing = past.copies.missing(MEMBER, ADDRESS, past.entry)
+        lag = past.copies.lag(MEMBER, ADDRESS, past.entry)
+        if missing is None:
+            assert lag == whole(past.entry)
+            continue
+        lacking = [link for link in missing if link.head.attempt not in past.copies._sealed.get(MEMBER, ())]
+        assert lag == Behind(sum(link.rows for link in lacking), sum(link.length for link in lacking))
+        assert (lag.records == 0) == (not lacking)
+
+
+@given(ACTS, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=100)
+def test_a_copy_that_nobody_reported_counts_as_the_whole_state(acts: list[str], chance: random.Random) -> None:
+    """Whatever else is known: no report, no copy."""
+    past = Past(chance)
+    for act in acts:
+        past.act(act)
+        assert past.copies.lag("m2", ADDRESS, past.entry) == (whole(past.entry) if past.every else Behind(0, 0))
+        past.copies.wiped(MEMBER)
+        assert past.copies.lag(MEMBER, ADDRESS, past.entry) == (whole(past.entry) if past.every else Behind(0, 0))
+
+
+@given(ACTS, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=100)
+def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], chance: random.Random) -> None:
+    """After all is forgotten only the chain is known: what is missing is on it, or everything is."""
+    past = Past(chance)
+    for act in acts:
+        past.act(act)
+    past.copies.forget_trails(past.sequence)
+    missing = past.copies.missing(MEMBER, ADDRESS, past.entry)
+    assert missing is None or set(missing) <= set(past.entry.chain)
+    assert past.copies._trails == {}
+
+
+class Real:
+    """One key-group with real objects in a store, and a member's real copy."""
+
+    def __init__(self, local: Path) -> None:
+        self.objects = MemoryStore(f"{local.name}-copies")
+        self.entry: Entry = EMPTY
+        self.copies = Copies()
+        self.sequence = 0
+        self.folder = claim(local / "mine", "owner", ())
+        self.elsewhere = claim(local / "other", "other", ())
+        self.held: dict[bytes, int] = {}
+
+    def keeper(self, where: folder.Folder) -> Keeper:
+        """Return what brings copies in a folder."""
+        return Keeper(where, OPERATOR.schema, Reader(self.objects, None), epoch=9, whole=lambda _: self.entry)
+
+    def batch(self, chance: random.Random) -> None:
+        """Commit a delta that sets some keys."""
+        self.sequence += 1
+        version = self.entry.head.version + 1
+        head = Head(version, f"1-{version:032x}")
+        keys = sorted({f"k{chance.randrange(9)}" for _ in range(3)})
+        schema = OPERATOR.schema.part_schema(delta=True)
+        found = {"k": keys, **{name: [version + 1] * len(keys) for name in schema.names if name == "count"}}
+        arrays = [
+            pa.array(found.get(f.name, [False if f.type == pa.bool_() else None] * len(keys)), f.type) for f in schema
+        ]
+        data = part_codec.encode(pa.table(arrays, schema=schema))
+        self.objects.put_if_absent(paths.delta(*head), data)
+        link = Link(head, 0, len(data), part_codec.checksum(data), len(keys))
+        self.entry = self.entry.extended(link)
+
+    def snapshot(self) -> None:
+        """List a snapshot of the state as it is."""
+        if self.entry.chain:
+            self.sequence += 1
+            with self.keeper(self.elsewhere).bring({0: self.entry})[0][0] as copy:
+                head, pairs, longs = copy.scan()
+            data = part_codec.encode(OPERATOR.schema.table(pairs, longs))
+            name = paths.snapshot_id(head.version, head.attempt)
+            self.objects.put_if_absent(paths.snapshot(*ADDRESS, name), data)
+            after = self.entry.replaced(Snapshot(name, head, len(data), part_codec.checksum(data), len(pairs)))
+            assert after is not None
+            self.copies.replaced(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
+            self.entry = after
+
+    def follow(self) -> tuple[bool, int]:
+        """Bring the member's copy by the entry it is told; return whether it has what another has, and restores."""
+        told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry)
+        copies, brought = self.keeper(self.folder).bring({0: told})
+        others, _ = self.keeper(self.elsewhere).bring({0: self.entry})
+        with copies[0] as mine, others[0] as other:
+            same = mine.scan() == other.scan()
+            self.copies.at(MEMBER, ADDRESS, mine.head())
+        return same, brought.restores
+
+
+@given(
+    st.lists(st.sampled_from(["batch", "batch", "snapshot", "follow", "sweep"]), max_size=14),
+    st.randoms(use_true_random=False),
+)
+@settings(deadline=None, max_examples=25)
+def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
+    """Cut or whole, after any history: the copy holds what one restored from the objects holds."""
+    with tempfile.TemporaryDirectory() as local:
+        real = Real(Path(local))
+        real.batch(chance)
+        for act in [*acts, "follow"]:
+            if act == "batch":
+                real.batch(chance)
+            elif act == "snapshot":
+                real.snapshot()
+            elif act == "sweep":
+                real.copies.forget_trails(real.sequence - 1)
+            else:
+                could = real.copies.missing(MEMBER, ADDRESS, real.entry) is not None
+                before = real.copies.of(MEMBER).get(ADDRESS)
+                told = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry)
+                same, restores = real.follow()
+                assert same
+                assert real.copies.lag(MEMBER, ADDRESS, real.entry) == Behind(0, 0)
+                if told.cut is not None:
+                    assert could
+                    assert before is not None
+                    assert restores == 0

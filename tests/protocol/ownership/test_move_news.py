@@ -1,0 +1,122 @@
+"""Owners change between batches only: nobody owns a task twice, and listeners hear of it first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.protocol.ownership.move_news import Moved, RebalanceListener
+from tests.kit.simulated.elastic import Elastic
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+
+class Scribe(RebalanceListener):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, tuple[int, ...]]] = []
+
+    def on_lost(self, moves: Sequence[Moved]) -> None:
+        """Hear of a loss."""
+        self._note("lost", moves)
+
+    def on_revoked(self, moves: Sequence[Moved]) -> None:
+        """Hear of what is given up."""
+        self._note("revoked", moves)
+
+    def on_assigned(self, moves: Sequence[Moved]) -> None:
+        """Hear of what is taken over."""
+        self._note("assigned", moves)
+
+    def _note(self, what: str, moves: Sequence[Moved]) -> None:
+        self.heard.append((what, tuple(sorted(int(move["key_group"]) for move in moves))))
+
+
+class Broken(RebalanceListener):
+    """Raises whatever it hears."""
+
+    def on_assigned(self, moves: Sequence[Moved]) -> None:
+        """Fail."""
+        raise RuntimeError(f"cannot hear of {len(moves)} moves")
+
+
+def busy_life(world: Elastic) -> None:
+    """Let executors join, be drained, be lost and come back."""
+    world.feed(3)
+    world.cluster.add("3")
+    world.settle()
+    world.driver.operations.drain("1")
+    world.settle()
+    world.driver.operations.undrain("1")
+    world.settle()
+    world.cluster.lose("2")
+    world.feed(2)
+    world.cluster.add("2b")
+    world.settle()
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_no_task_is_ever_owned_twice(tmp_path: Path, standbys: int) -> None:
+    """In every batch each key-group runs once, on its owner of that batch; an owner gives up before another begins."""
+    world = Elastic(tmp_path, num_standbys=standbys)
+    busy_life(world)
+    by_batch: dict[int, Counter[int]] = {}
+    for ran in world.ran:
+        by_batch.setdefault(ran.version, Counter()).update(ran.key_groups)
+    assert all(counts == Counter(range(world.settings.key_groups)) for counts in by_batch.values())
+    assert len(by_batch) == world.version + 1
+    world.check_state()
+
+
+def test_listeners_hear_before_the_batch_and_of_giving_up_first(tmp_path: Path) -> None:
+    """A move of a living owner: revoked, assigned, then the batch runs on the new owner."""
+    world, scribe = Elastic(tmp_path), Scribe()
+    world.seating.listener = scribe
+    world.at_step = {"before run": lambda: scribe.heard.append(("batch", ()))}
+    world.feed()
+    assert scribe.heard == [("batch", ()), ("assigned", tuple(range(6)))]
+    scribe.heard.clear()
+    world.cluster.add("3")
+    reports = world.settle()
+    moved = tuple(sorted(m["key_group"] for r in reports for m in r.moves if m["role"] == "owner"))
+    events = [event for event in scribe.heard if event[0] != "batch"]
+    assert events == [("revoked", moved), ("assigned", moved)]
+    assert {ran.executor for ran in world.ran if ran.version == world.version and set(ran.key_groups) & set(moved)} == {
+        "3"
+    }
+
+
+def test_listeners_hear_of_losses_as_losses(tmp_path: Path) -> None:
+    """A lost owner gives nothing up: its tasks are lost, then assigned."""
+    world, scribe = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1), Scribe()
+    world.feed(3)
+    world.seating.listener = scribe
+    lost = tuple(sorted(world.owned("1")))
+    world.cluster.lose("1")
+    world.feed()
+    assert scribe.heard == [("lost", lost), ("assigned", lost)]
+
+
+def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
+    """The report tells of it; assignment and batch go on."""
+    world = Elastic(tmp_path)
+    world.seating.listener = Broken()
+    report = world.feed()
+    assert any("on_assigned failed" in warning and "cannot hear of 6 moves" in warning for warning in report.warnings)
+    assert world.feed().warnings == ()
+    world.check_state()
+
+
+def test_a_quiet_query_computes_nothing(tmp_path: Path) -> None:
+    """Without a trigger the layout stays the same object, and no assignment is made."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.settle()
+    layout, present = world.seating._layout, world.seating.present
+    for _ in range(12):
+        world.feed()
+    assert world.seating._layout is layout
+    assert world.seating.present is present

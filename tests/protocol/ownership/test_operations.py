@@ -1,0 +1,249 @@
+"""What operators ask of a running query: drains, pins, rebalances, settings; done warm, or refused with a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ownership.operations import Operations
+from riffle_spark.spark.stateful import Operated
+from tests.kit.simulated.elastic import Elastic
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+THREE = ("1", "2", "3")
+
+
+def running(tmp_path: Path, **settings: object) -> Elastic:
+    """Return three executors in the middle of a query's life."""
+    world = Elastic(tmp_path, executors=THREE, **settings)
+    world.feed(4)
+    return world
+
+
+def orders(world: Elastic) -> Operations:
+    """Return where operators ask."""
+    return world.driver.operations
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_a_drain_moves_everything_warm(tmp_path: Path, standbys: int) -> None:
+    """The member is empty in the end, no batch restores or fetches a snapshot, and it can go without loss."""
+    world = running(tmp_path, num_standbys=standbys, max_warmup_replicas=1)
+    orders(world).drain("1")
+    first = world.feed()
+    assert bool(world.owned("1")) == (standbys == 0), "its tasks stay where they are warm until others are"
+    reports = [first, *world.settle()]
+    assert world.holds("1") == (set(), set(), set())
+    assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * len(reports)
+    states = {state.executor: state for state in orders(world).members}
+    assert states["1"].state == "draining"
+    assert (states["1"].owned, states["1"].standbys, states["1"].warmups) == (0, 0, 0)
+    world.cluster.lose("1", planned=True)
+    last = world.feed()
+    assert (last.moves, last.restores) == ((), 0)
+    world.check_state()
+
+
+def test_an_undrained_member_takes_part_again(tmp_path: Path) -> None:
+    """It still has its copies: it gets tasks back without a restore."""
+    world = running(tmp_path)
+    orders(world).drain("1")
+    world.settle()
+    orders(world).undrain("1")
+    reports = world.settle()
+    assert len(world.owned("1")) == 2
+    assert sum(report.restores + report.upkeep_restores for report in reports) == 0
+    world.check_state()
+
+
+def test_orders_are_idempotent(tmp_path: Path) -> None:
+    """The same order again changes nothing that stands."""
+    world = running(tmp_path)
+    for _ in range(2):
+        orders(world).drain("1")
+    world.settle()
+    before = world.seating.present
+    orders(world).drain("1")
+    assert world.feed().moves == ()
+    assert world.seating.present.owners == before.owners
+    for _ in range(2):
+        orders(world).undrain("1")
+        orders(world).undrain("never seen")
+    world.settle()
+    assert len(world.owned("1")) == 2
+
+
+def test_a_pinned_key_group_moves_warm_and_stays(tmp_path: Path) -> None:
+    """It warms up where it was pinned to, moves, stays over losses of others, and is free again once unpinned."""
+    world = running(tmp_path)
+    group = min(world.owned("1"))
+    for _ in range(2):
+        orders(world).pin(group, "2")
+    report = world.feed()
+    assert group in world.owned("1")
+    reports = [report, *world.settle()]
+    assert group in world.owned("2")
+    assert [report.restores for report in reports] == [0] * len(reports)
+    assert "operator" in {move["goal"] for report in reports for move in report.moves}
+    world.cluster.lose("3", planned=True)
+    world.settle()
+    assert group in world.owned("2")
+    for _ in range(2):
+        orders(world).unpin(group)
+    world.settle()
+    orders(world).drain("2")
+    world.settle()
+    assert world.owned("2") == set()
+    world.check_state()
+
+
+def test_a_pin_to_a_lost_member_waits_for_it(tmp_path: Path) -> None:
+    """While the member is gone the key-group is processed elsewhere; it goes home when the member is back."""
+    world = running(tmp_path)
+    group = min(world.owned("1"))
+    orders(world).pin(group, "2")
+    world.settle()
+    world.cluster.lose("2")
+    world.feed()
+    assert group in world.owned("1") | world.owned("3")
+    world.cluster.add("2b")
+    world.settle()
+    assert group in world.owned("2b")
+    world.check_state()
+
+
+def refused(world: Elastic, name: str, *arguments: object) -> str:
+    """Ask for something that cannot be; return why."""
+    before = orders(world).orders
+    with pytest.raises(ConfigError) as refusal:
+        getattr(orders(world), name)(*arguments)
+    assert orders(world).orders == before, "nothing stands of what was refused"
+    assert refusal.value.remedy
+    return str(refusal.value)
+
+
+def test_what_cannot_work_is_refused_with_a_reason(tmp_path: Path) -> None:
+    """Every refusal says what is wrong and changes nothing."""
+    world = running(tmp_path)
+    operations = orders(world)
+    assert "no live member 'x'" in refused(world, "drain", "x")
+    assert "no key-group 6" in refused(world, "pin", 6, "1")
+    assert "no live member" in refused(world, "pin", 0, "x")
+    operations.pin(0, "1")
+    assert "pinned" in refused(world, "drain", "1")
+    operations.unpin(0)
+    operations.drain("1")
+    assert "being drained" in refused(world, "pin", 0, "1")
+    operations.drain("2")
+    assert "the last one" in refused(world, "drain", "3")
+    assert "an executor has 1 cores" in refused(world, "add_worker")
+    assert "it runs one slot" in refused(world, "remove_worker")
+
+
+def test_before_the_first_batch_orders_are_refused(tmp_path: Path) -> None:
+    """Nobody knows the members yet."""
+    world = Elastic(tmp_path, executors=THREE)
+    for name, arguments in (("drain", ("1",)), ("pin", (0, "1")), ("request_rebalance", ()), ("add_worker", ())):
+        assert "not run a batch yet" in refused(world, name, *arguments)
+
+
+def test_hashed_dispatch_refuses_pins(tmp_path: Path) -> None:
+    """There the owner follows from the membership alone."""
+    operations = Operations(8, "hashed")
+    with pytest.raises(ConfigError, match="hashed"):
+        operations.pin(0, "1")
+
+
+def test_a_requested_rebalance_is_made_before_the_next_batch(tmp_path: Path) -> None:
+    """A balanced assignment is left alone by it (I8): the layout is a new one, and nothing moves."""
+    world = running(tmp_path)
+    layout = world.seating._layout
+    world.feed()
+    assert world.seating._layout is layout
+    orders(world).request_rebalance()
+    report = world.feed()
+    assert world.seating._layout is not layout
+    assert report.moves == ()
+    layout = world.seating._layout
+    world.feed()
+    assert world.seating._layout is layout
+
+
+def test_workers_are_slots_of_every_executor(tmp_path: Path) -> None:
+    """One slot less or more an executor, between one and its cores; nobody's owner changes."""
+    world = Elastic(tmp_path, executors=())
+    for name in ("1", "2"):
+        world.cluster.add(name, cores=2)
+    assert world.feed().slots == 4
+    assert orders(world).remove_worker() == 1
+    report = world.feed()
+    assert (report.slots, report.moves) == (2, ())
+    assert orders(world).add_worker() == 2
+    assert world.feed().slots == 4
+    world.check_state()
+
+
+def test_the_number_of_standbys_changes_live(tmp_path: Path) -> None:
+    """Up: copies are warmed up. Down: they go once the clean-up delay is over."""
+    world = running(tmp_path, state_cleanup_delay=60)
+    orders(world).reconfigure(world.driver.settings, {"num_standbys": 2})
+    world.settle()
+    world.feed(2)
+    assert {len(members) for members in world.seating.present.standbys.values()} == {2}
+    assert all(len(world.copies_of(executor)) == 6 for executor in THREE)
+    orders(world).reconfigure(world.driver.settings, {"num_standbys": 0})
+    world.feed(2)
+    assert all(len(world.copies_of(executor)) == 6 for executor in THREE)
+    world.clock.advance(61)
+    world.feed()
+    assert all(world.copies_of(executor) == world.owned(executor) for executor in THREE)
+    world.check_state()
+
+
+def test_the_acceptable_lag_changes_live(tmp_path: Path) -> None:
+    """With a lag above the whole state a newcomer counts as caught up and owns at once."""
+    world = running(tmp_path)
+    orders(world).reconfigure(world.driver.settings, {"acceptable_recovery_lag": 1_000_000})
+    world.cluster.add("4")
+    report = world.feed()
+    assert world.owned("4")
+    assert report.restores == len(world.owned("4"))
+    world.check_state()
+
+
+def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When it is set, live too; not when something else is."""
+    job = Operated()
+    job._driver = running(tmp_path).driver
+    for interval, warned in (("1 s", 1), ("1 min", 1), (0.5, 2)):
+        job.reconfigure(probing_rebalance_interval=interval)
+        job.reconfigure(num_standbys=1)
+        assert caplog.text.count("is for tests") == warned
+
+
+def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
+    """And so are values out of range; what was in force stays."""
+    world = running(tmp_path)
+    before = world.driver.settings
+    assert "cannot change while a query runs" in refused(world, "reconfigure", before, {"standby_mode": "replay"})
+    assert "num_standbys" in refused(world, "reconfigure", before, {"num_standbys": -1})
+    assert "did you mean 'num_standbys'" in refused(world, "reconfigure", before, {"num_standby": 1})
+    world.feed()
+    assert world.driver.settings == before
+
+
+def test_a_drained_member_goes_on_where_all_others_are_lost(tmp_path: Path) -> None:
+    """It is the only one that lives, while the others are waited for: it owns everything until one is back."""
+    world = Elastic(tmp_path)
+    world.feed(3)
+    orders(world).drain("1")
+    world.settle()
+    world.cluster.lose("2")
+    world.feed(2)
+    assert world.owned("1") == set(range(6))
+    world.cluster.add("2b")
+    world.settle()
+    assert world.owned("1") == set()
+    world.check_state()

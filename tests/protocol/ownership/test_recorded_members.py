@@ -1,0 +1,52 @@
+"""Which members a record tells: the live ones, in full records, also where no batch is committed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.offline.recovery import adopt
+from riffle_spark.state.log.record import Record
+from tests.kit.simulated.world import World, one
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+
+def told(world: World) -> list[Record]:
+    """Return all records."""
+    log = world.log()
+    assert log.tail is not None
+    return [log.read(sequence) for sequence in range(log.first, log.tail.sequence + 1)]
+
+
+def test_full_records_tell_the_live_members(tmp_path: Path) -> None:
+    """Their folders, executors, hosts and slots; a member that is lost is not among them any more."""
+    world = World(tmp_path, retained_versions=100)
+    for version in range(5):
+        world.batch(version, one(1))
+    world.cluster.lose("2")
+    for version in range(5, 9):
+        world.batch(version, one(1))
+    full = [record for record in told(world) if record.full == record.sequence]
+    hosts = [sorted((member.executor, member.host, member.slots) for member in record.members) for record in full]
+    assert hosts == [[], [("1", "host-1", 1), ("2", "host-2", 1)], [("1", "host-1", 1)]]
+    assert {member.id for member in full[1].members} >= set(full[1].owners.values())
+    assert all(not record.members for record in told(world) if record.full != record.sequence)
+
+
+def test_records_without_a_batch_carry_the_members_on(tmp_path: Path) -> None:
+    """A claim that is full by its number, and an adoption, which always is."""
+    world = World(tmp_path, retained_versions=100)
+    for version in range(5):
+        world.batch(version, one(1))
+    known = next(record.members for record in told(world) if record.members)
+    for _ in range(3):
+        world.start()
+        world.batch(4, one(1))
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id": "other"}')
+    adopt(world.home.root, str(checkpoint), execute=True)
+    full = [record for record in told(world) if record.full == record.sequence]
+    assert [(record.kind, record.members) for record in full[2:]] == [("claim", known), ("adopt", known)]

@@ -1,0 +1,160 @@
+"""A driver that restarts, and a query that is deployed anew on the same folders: nothing moves, little is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.assign.model import Assignment
+from riffle_spark.testing import InlineBackground, home_of
+from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.world import World, rows_of
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+THREE = ("1", "2", "3")
+
+
+def running(tmp_path: Path, standbys: int, **settings: object) -> Elastic:
+    """Return a query in the middle of its life."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=standbys, **settings)
+    world.feed(5)
+    return world
+
+
+def roles(assignment: Assignment) -> tuple[dict[object, object], dict[object, object]]:
+    """Return owners and standbys."""
+    return dict(assignment.owners), dict(assignment.standbys)
+
+
+def check_goes_on(world: Elastic, before: tuple[dict[object, object], dict[object, object]]) -> None:
+    """Feed some batches: the roles are those of before, nothing moves, and nothing is restored or fetched."""
+    reports = [world.feed() for _ in range(3)]
+    assert roles(world.seating.present) == before
+    assert [move for report in reports for move in report.moves] == []
+    assert [(report.restores, report.fetched_bytes) for report in reports] == [(0, 0)] * 3
+    assert sum(report.upkeep_restores for report in reports) == 0
+    world.check_state()
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_a_new_driver_keeps_owners_and_standbys(tmp_path: Path, standbys: int) -> None:
+    """The record and a census are enough: no move, no restore, nothing fetched that was not missed."""
+    world = running(tmp_path, standbys)
+    before = roles(world.seating.present)
+    world.start()
+    check_goes_on(world, before)
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_a_redeploy_on_the_same_hosts_moves_nothing(tmp_path: Path, standbys: int) -> None:
+    """New executors of another application claim the old folders: the same members, at the same place."""
+    world = running(tmp_path, standbys)
+    before = roles(world.seating.present)
+    for name in THREE:
+        world.cluster.lose(name)
+    world.home = home_of(world.home.root, tmp_path, "deployed-again")
+    world.cluster.home = world.home
+    for name in ("10", "11", "12"):
+        world.cluster.add(name)
+    world.start()
+    check_goes_on(world, before)
+
+
+def test_nothing_missed_is_nothing_fetched(tmp_path: Path) -> None:
+    """Where upkeep had come to its end before the restart, standbys fetch the new batch's deltas and no others."""
+    world = running(tmp_path, 1)
+    world.start()
+    first = world.feed()
+    second = world.feed()
+    assert first.upkeep_fetched_bytes == 0
+    assert second.upkeep_fetched_bytes == first.sealed_bytes
+    world.check_state()
+
+
+def test_what_was_missed_is_fetched_as_deltas(tmp_path: Path) -> None:
+    """Standbys that had not followed for two batches when the driver died fetch these two batches and go on."""
+    world = running(tmp_path, 1)
+    world.cluster.stalled = set(THREE)
+    missed = world.feed().sealed_bytes + world.feed().sealed_bytes
+    world.cluster.stalled = set()
+    world.start()
+    first = world.feed()
+    second = world.feed()
+    assert first.upkeep_fetched_bytes == 0
+    assert second.upkeep_fetched_bytes == missed + first.sealed_bytes
+    assert second.upkeep_snapshot_bytes == 0
+    assert all(copy.lag_records == 0 for copy in world.seating.readiness)
+    world.check_state()
+
+
+def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path: Path) -> None:
+    """Another driver may have been at work between: what was known of members and copies is asked again."""
+    world = running(tmp_path, 1)
+    before = roles(world.seating.present)
+    world.run_id = "started again"
+    report = world.feed()
+    assert roles(world.seating.present) == before
+    assert (report.moves, report.restores) == ((), 0)
+    world.check_state()
+
+
+def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Path) -> None:
+    """A newcomer answers when the query has stopped already: started again, everybody is asked, and nothing moves."""
+    world = running(tmp_path, 1)
+    before = roles(world.seating.present)
+    world.start(InlineBackground(deferred=True))
+    world.feed()
+    world.cluster.add("4")
+    world.feed()
+    world.background.run()
+    world.run_id = "started again"
+    report = world.feed()
+    assert roles(world.seating.present) == before
+    assert not [move for move in report.moves if move["role"] == "owner"]
+
+
+def test_drops_of_the_run_before_are_given_up(tmp_path: Path) -> None:
+    """I9: a copy that waits for its removal when the query stops is counted again, and is needed: nothing is fetched
+    anew.
+    """
+    world = running(tmp_path, 1, state_cleanup_delay=0)
+    world.start(InlineBackground(deferred=True))
+    world.feed()
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
+    world.feed(2)
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 1})
+    world.run_id = "started again"
+    world.feed()
+    world.background.run()
+    report = world.feed()
+    assert report.upkeep_restores == 0
+    assert report.upkeep_folds
+
+
+def test_members_that_are_gone_after_a_restart_are_replaced(tmp_path: Path) -> None:
+    """Owners that the record names and nobody finds any more: their standbys take over, nothing is fetched."""
+    world = running(tmp_path, 1)
+    lost = world.owned("1")
+    world.cluster.lose("1", disk=True)
+    world.start()
+    report = world.feed()
+    assert {move["key_group"] for move in report.moves if move["role"] == "owner"} >= lost
+    assert (report.restores, report.fetched_bytes) == (0, 0)
+    world.settle()
+    world.check_state()
+
+
+def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Path) -> None:
+    """A scan of the new run takes what no record of an older epoch lists for lost, and may be deleting it."""
+    world = World(tmp_path, snapshot_chain_links=2)
+    world.start(InlineBackground(deferred=True))
+    for version in range(4):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
+    put = set(world.memory.list(""))
+    world.background.run()
+    late = {name for name in set(world.memory.list("")) - put if "/snapshot/" in name}
+    assert late
+    world.run_id = "again"
+    world.batch(4, rows_of(("k0", 1, 0)))
+    assert late.isdisjoint(world.log().manifest.objects())

@@ -1,0 +1,127 @@
+"""What makes an assignment anew, in a running query: weights, standbys that fall behind, racks, newcomers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, View
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, Surroundings
+from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.placement import view_now
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+
+def skewed(world: Elastic, batches: int) -> list[BatchReport]:
+    """Feed batches that touch only what executor 1 owned in the beginning."""
+    return [world.feed(keys=[key for group in (0, 1, 2) for key in world.keys[group]]) for _ in range(batches)]
+
+
+def test_weights_outside_the_band_move_tasks_after_five_batches(tmp_path: Path) -> None:
+    """Four batches of skew move nothing; with the fifth, tasks move to where there is less to do."""
+    world = Elastic(tmp_path, num_standbys=1, balance_band=0.2)
+    world.feed()
+    assert world.owned("1") == {0, 1, 2}
+    assert [report.moves for report in skewed(world, 4)] == [()] * 4
+    reports = skewed(world, 4)
+    assert any(report.moves for report in reports)
+    world.settle()
+    loads = [len(world.owned(name) & {0, 1, 2}) for name in ("1", "2")]
+    assert sorted(loads) == [1, 2]
+    assert sum(report.restores for report in reports) == 0
+    world.check_state()
+
+
+def test_weights_that_come_and_go_move_nothing(tmp_path: Path) -> None:
+    """Skew that never lasts five batches in a row is noise."""
+    world = Elastic(tmp_path, num_standbys=1, balance_band=0.6)
+    world.feed()
+    reports = []
+    for _ in range(4):
+        reports += [*skewed(world, 2), *(world.feed(keys=[k for keys in world.keys for k in keys]) for _ in range(3))]
+    assert [report.moves for report in reports] == [()] * len(reports)
+
+
+def test_a_standby_that_falls_behind_is_seen_after_ten_batches(tmp_path: Path) -> None:
+    """Its lag grew with every batch for so long: there is an assignment anew, and only then."""
+    world = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1, retained_versions=100, balance_band=0.9)
+    world.feed(4)
+    layout = world.seating._layout
+    world.cluster.stalled = {"1"}
+    batches = 0
+    while world.seating._layout is layout:
+        world.feed()
+        batches += 1
+        assert batches < 20
+    assert batches >= 10
+    world.check_state()
+
+
+def test_a_newcomer_is_asked_beside_the_batches_and_joins_when_it_has_answered(tmp_path: Path) -> None:
+    """No batch waits for a silent executor, and it gets nothing before it has told what it holds."""
+    world = Elastic(tmp_path)
+    world.feed(2)
+    world.cluster.silent = {"3"}
+    world.cluster.add("3")
+    for _ in range(3):
+        world.feed()
+        assert "3" not in {seat.executor.id for seat in world.seating.members.live.values()}
+    world.cluster.silent = set()
+    world.settle()
+    assert len(world.owned("3")) == 2
+    world.check_state()
+
+
+class Moody:
+    """An assignor that fails once there are three members, as a user's may."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Moody.made += 1
+
+    def __call__(self, before: View, settings: AssignSettings) -> Assignment:
+        """Answer as the default assignor, but not for three."""
+        if len(before.members) == 3:
+            raise ZeroDivisionError("three is a crowd")
+        return assign(before, replace(settings, assignor="high_availability"))
+
+
+def test_an_assignor_that_raises_when_a_member_joins_does_not_end_the_query(tmp_path: Path) -> None:
+    """Owners and standbys stay, the batch's report says what was raised and where, and the state is right."""
+    Moody.made = 0
+    world = Elastic(tmp_path, num_standbys=1, assignor=f"{Moody.__module__}.{Moody.__qualname__}")
+    world.feed(3)
+    before = dict(world.seating.present.owners), dict(world.seating.present.standbys)
+    world.cluster.add("3")
+    warnings = [warning for _ in range(3) for warning in world.feed().warnings]
+    assert (dict(world.seating.present.owners), dict(world.seating.present.standbys)) == before
+    assert any("ZeroDivisionError: three is a crowd" in warning and "__call__" in warning for warning in warnings)
+    world.cluster.add("4")
+    world.settle()
+    assert world.owned("4")
+    assert Moody.made == 1
+    world.check_state()
+
+
+def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> None:
+    """``surroundings.racks_of`` names each member's rack; the assignor's view has it, and standbys go elsewhere."""
+    world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=1)
+    around = Surroundings(
+        world.store, world.cluster, world.clock, world.background,
+        racks_of=lambda said: {member: ("near" if host in ("host-1", "host-2") else "far") for member, host, _ in said},
+    )  # fmt: skip
+    world.driver = Driver(replace(world.settings), world.home, around)
+    world.feed(2)
+    view, _ = view_now(world)
+    racks = {member.id: member.rack for member in view.members}
+    assert sorted(str(rack) for rack in racks.values()) == ["far", "far", "near", "near"]
+    assert racks[world.member("1")] == "near"
+    present = world.seating.present
+    assert all(racks[present.owners[t]] != racks[kept[0]] for t, kept in present.standbys.items())
+    world.check_state()

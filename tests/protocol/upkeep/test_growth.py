@@ -1,0 +1,260 @@
+"""What must not grow: lost answers, starts that fail, clocks that are wrong leave no more than so much behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.protocol.upkeep import scan as scan_module
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.protocol.upkeep.taken_snapshots import Told
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Head, Snapshot
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
+from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import World, one, rows_of, totals
+
+YEAR_SECONDS = 365 * 86_400
+DAY_SECONDS = 86_400
+
+
+class UserError(Exception):
+    """What a user's code raises."""
+
+
+class WallClock(ManualClock):
+    """A machine's clock that can be wrong by so many seconds; the seconds that pass are right."""
+
+    wrong_seconds = 0
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch, as this machine believes."""
+        return super().wall_ms() + self.wrong_seconds * 1000
+
+
+def clocked(tmp_path: Path, **settings: object) -> tuple[World, WallClock]:
+    """Return a query and the clock of its driver's machine."""
+    world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
+    world.clock = WallClock()
+    world.start()
+    return world, world.clock
+
+
+def keys(count: int) -> tuple[tuple[str, int, int], ...]:
+    """Return a row of each of so many keys."""
+    return tuple((f"k{n}", 1, n) for n in range(count))
+
+
+def snapshots_of(world: World) -> set[str]:
+    """Return the snapshots there are."""
+    return {name for name in world.memory.list("") if "/snapshot/" in name}
+
+
+def losing_answers(world: World, monkeypatch: pytest.MonkeyPatch, loses: list[bool]) -> None:
+    """Let upkeep do its work and its answer get lost, as long as ``loses`` holds true."""
+    run = SimCluster.upkeep
+
+    def upkeep(self: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        receipts = run(self, orders)
+        if loses[0] and any(receipt.taken for receipt in receipts):
+            raise UnavailableError("the executor was lost with its answer", remedy="none", where="a test")
+        return receipts
+
+    monkeypatch.setattr(SimCluster, "upkeep", upkeep)
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None can be listed any more, whether a newer one ever is or not: after ten minutes, not at the next start."""
+    world = World(tmp_path, operators=[totals()], executors=["1"])
+    history, loses = History(world), [True]
+    losing_answers(world, monkeypatch, loses)
+    most = 0
+    for version in range(20):
+        world.batch(version, rows_of(*keys(12)))
+        world.clock.advance(200)
+        history.look()
+        most = max(most, len(snapshots_of(world)))
+    assert 8 < most <= 40, "eight key-groups, a snapshot each a batch: of ten minutes and a few more"
+    loses[0] = False
+    world.clock.advance(DAY_SECONDS)
+    for version in range(20, 26):
+        world.batch(version, rows_of(*keys(12)))
+        world.clock.advance(200)
+        history.look()
+    assert len(snapshots_of(world)) <= 3 * world.settings.key_groups
+    assert world.state("totals") == {f"k{n}": (26, 26) for n in range(12)}
+
+
+def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan between the answer and the commit that lists it does not take it for lost (I5)."""
+    monkeypatch.setattr(scan_module, "_AGAIN_SECONDS", 0.0)
+    world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=1)
+    history = History(world)
+    world.start(InlineBackground(deferred=True))
+    for version in range(12):
+        world.batch(version, rows_of(*keys(20)))
+        world.background.run()  # rounds first, then the scan: what they took waits for the next commit
+        history.look()
+    assert snapshots_of(world)
+    assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
+
+
+def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
+    """Its answer may still name what it put."""
+    world, seen = World(tmp_path, operators=[totals()]), list[object]()
+    snapshot = Snapshot(paths.snapshot_id(3, f"1-{7:032x}"), Head(3, "1-a"), 1, 0, 1)
+    receipt = UpkeepReceipt("1", taken=(("totals", 2, snapshot),))
+
+    class Asking(SimCluster):
+        """Looks while its own call runs."""
+
+        def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+            """Answer with a snapshot."""
+            seen.append((told.named(), sorted(orders)))
+            return [receipt]
+
+    told = Told(Asking(world.home, world.store))
+    order = UpkeepOrder(world.home, "", 1, 0, {})
+    assert told.named() == frozenset()
+    told.upkeep({"1": order})
+    assert seen == [(None, ["1"])]
+    name = paths.snapshot("totals", 2, snapshot.id)
+    assert told.named() == {name}
+    told.only_of(1)
+    assert told.named() == {name}
+    told.only_of(2)
+    assert told.named() == frozenset()
+
+
+def failing(attempt: Attempt) -> object:
+    """Seal what a slot changed, then fail as a user's sink or another slot would."""
+    attempt.run()
+    raise UserError
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_starts_that_fail_in_their_first_batch_leave_a_bounded_number_of_objects(tmp_path: Path) -> None:
+    """Each claims, seals and commits nothing: the next one finds what it left, and records that have grown old go."""
+    world = World(tmp_path, operators=[totals()], retained_versions=3, retained_for=100)
+    history = History(world)
+    world.batch(0, rows_of(*keys(10)))
+    objects, records = [], []
+    for _ in range(24):
+        world.start()
+        world.clock.advance(20)
+        with pytest.raises(UserError):
+            world.batch(1, rows_of(*keys(10)), failing)  # type: ignore[arg-type]
+        history.look()
+        records.append(len(world.memory.list(paths.LOG)))
+        objects.append(len(world.memory.list("")) - records[-1])
+    assert max(objects) <= 8, objects
+    assert max(records) <= 100 // 20 + 4 + 4, records
+    world.start()
+    assert world.batch(1, rows_of(*keys(10))).decision == "run"
+    assert world.state("totals") == {f"k{n}": (2, 2) for n in range(10)}
+
+
+@pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize("wrong", [YEAR_SECONDS, -YEAR_SECONDS])
+def test_a_machines_clock_that_jumps_neither_stops_freeing_nor_hurries_it(tmp_path: Path, wrong: int) -> None:
+    """Records stay for as long as they are retained, and then go, by the seconds that this driver has lived."""
+    world, clock = clocked(tmp_path, retained_versions=2, retained_for=100)
+    for version in range(4):
+        world.batch(version, one(1))
+    clock.wrong_seconds = wrong
+    for version in range(4, 8):
+        world.batch(version, one(1))
+    assert world.memory.list(paths.LOG)[0] == paths.record(0), "they are seconds old"
+    clock.wrong_seconds = 0
+    for version in range(8, 12):
+        clock.advance(60)
+        world.batch(version, one(1))
+    assert len(world.memory.list(paths.LOG)) <= 4 + 4 + 2
+    world.memory.put_if_absent(paths.delta(0, f"0-{7:032x}"), b"an orphan")
+    clock.advance(DAY_SECONDS)
+    world.batch(12, one(1))
+    assert not world.memory.exists(paths.delta(0, f"0-{7:032x}")), "scans come by the same clock"
+    assert world.state("totals") == {"a": (13, 13)}
+
+
+def stamped(*written: int) -> tuple[MemoryStore, Record]:
+    """Return a log whose records claim to be written at these seconds, and its last record."""
+    store = MemoryStore()
+    log = Log(store, "")
+    log.open()
+    first = first_record("query", 8, "key_group", Stamp("c", 0))
+    for number, seconds in enumerate(written):
+        log.append(replace(first, kind="batch", version=number, written_ms=1000 * seconds), log.manifest)
+    assert log.tail is not None
+    return store, log.tail
+
+
+NOW = 10 * YEAR_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("written", "oldest"),
+    [
+        ([*range(40), NOW], 39),
+        ([*range(20), NOW + YEAR_SECONDS, *range(21, 40), NOW], 39),
+        ([NOW + YEAR_SECONDS] * 20 + [NOW - 5000] * 20 + [NOW - 50] * 3, 40),
+        ([NOW + YEAR_SECONDS] * 20 + [NOW - 50] * 23, 0),
+        ([*range(20), NOW + YEAR_SECONDS, NOW - 50, NOW - 40, NOW - 30, NOW], 20),
+        ([*range(20), NOW - 90, 0, NOW - 50, NOW - 40, NOW], 20),
+        ([NOW - 50] * 20 + [NOW - YEAR_SECONDS] * 3, 0),
+        ([NOW - YEAR_SECONDS] * 20 + [NOW - 50] * 3, 20),
+    ],
+    ids=["right", "one ahead", "a driver ahead", "ahead just now", "one unsure", "one behind", "behind now", "gap"],
+)  # fmt: skip
+def test_a_scan_believes_no_record_that_comes_from_the_future(written: list[int], oldest: int) -> None:
+    """Such a one is as old as the one after it; what may be young stays, and wrong clocks keep nothing for ever."""
+    store, tail = stamped(*written)
+    assert scan(store, tail, 2, 100_000).oldest == oldest
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
+    """Machines come and go for ever: a lost one is remembered while it is waited for, and told in that assignment."""
+    world = Elastic(tmp_path, key_groups=2, scheduled_rebalance_max_delay=10)
+    world.feed()
+    for number in range(6):
+        name, lost = str(number + 3), world.owned("2" if number == 0 else str(number + 2))
+        world.cluster.lose("2" if number == 0 else str(number + 2), disk=True, planned=number % 2 == 0)
+        report = world.feed()
+        assert {m["key_group"] for m in report.moves if m["from_executor"] and m["role"] == "owner"} >= lost
+        world.cluster.add(name)
+        world.clock.advance(4)
+        world.settle()
+        assert len(world.seating.members.lost) <= 3
+    world.clock.advance(10)
+    world.feed()
+    assert not world.seating.members.lost
+    world.check_state()
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp_path: Path) -> None:
+    """Spark may run a slot where nobody was counted yet; if that executor goes again, nothing of it is kept."""
+    world = Elastic(tmp_path, key_groups=2)
+    world.feed()
+    world.cluster.silent = {"9"}
+    world.cluster.add("9")
+    world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
+    assert len(world.seating.copies.members - {*world.seating.members.live}) == 1
+    world.cluster.lose("9")
+    world.feed()
+    assert world.seating.copies.members <= {*world.seating.members.live}
+    world.check_state()

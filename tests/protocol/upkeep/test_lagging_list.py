@@ -1,0 +1,236 @@
+"""A store whose LIST lags: whatever it shows, nothing is deleted that would stay if it showed all (I5)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.offline.recovery import target_of
+from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.record import Record, encode
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.faulty_store import FaultyStore
+from riffle_spark.testing.lagging_store import LaggingStore
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import World, one, rows_of, totals
+
+VERSIONS = 8
+
+
+@dataclass(frozen=True)
+class Root:
+    """Objects of a query, and the last record of the driver that is about to scan them."""
+
+    objects: Mapping[str, bytes]
+    tail: Record
+
+    def store(self) -> LaggingStore:
+        """Return a store that holds them, and shows them."""
+        inner = MemoryStore()
+        for name, data in self.objects.items():
+            inner.put_if_absent(name, data)
+        return LaggingStore(inner)
+
+    def deleted(self, store: LaggingStore, scans: Callable[[], object]) -> set[str]:
+        """Scan; return what was deleted."""
+        before = {*store.inner.list("")}
+        scans()
+        return before - {*store.inner.list("")}
+
+
+@functools.cache
+def grown() -> Root:
+    """Return a root that three drivers left, none of which swept: old records, orphans, snapshots, all in use at some
+    time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder), operators=[totals()], executors=["1"], snapshot_chain_links=3)
+        version = 0
+        for batches in (14, 3, 25):
+            world.start(InlineBackground(deferred=True))
+            for _ in range(batches):
+                world.batch(version, rows_of(("a", 1, 0), (f"k{version}", 1, 0)))
+                world.work_but_deletes()
+                version += 1
+        tail = world.log().tail
+        assert tail is not None
+        promising = replace(tail, promised=tail.sequence)  # as far as the rule of retention allows
+        orphan = paths.delta(3, f"1-{7:032x}")
+        return Root(
+            {
+                **{name: world.memory.get(name) or b"" for name in world.memory.list("")},
+                paths.record(tail.sequence): encode(promising),
+                orphan: b"x",
+            },
+            promising,
+        )
+
+
+def scanned(store: LaggingStore, tail: Record) -> None:
+    """Scan, or give it up."""
+    with contextlib.suppress(UnavailableError, FencedError, CorruptStateError):
+        scan(store, tail, VERSIONS, 0)
+
+
+@functools.cache
+def truth(gone: int) -> set[str]:
+    """Return what a scan deletes where LIST shows what is there, of a log whose first records were deleted."""
+    root = grown()
+    store = root.store()
+    store.inner.delete([paths.record(s) for s in range(gone)])
+    found = root.deleted(store, lambda: scan(store, root.tail, VERSIONS, 0))
+    assert len(found) > 10
+    return found
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([0.02, 0.2, 0.9]), st.sampled_from([0, 4, 16]), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_no_lag_of_list_deletes_what_stays_without_it_i5(
+    chance: random.Random, share: float, gone: int, shows_tail: bool
+) -> None:
+    """I5: any objects not shown yet, any records shown that are gone: a scan deletes less, or nothing."""
+    root = grown()
+    store = root.store()
+    store.delete([paths.record(s) for s in range(gone)])
+    tail = paths.record(root.tail.sequence)
+    names = [name for name in sorted(root.objects) if not (shows_tail and name == tail)]
+    store.hide(*(name for name in names if chance.random() < share))
+    store.catch_up(lambda name: name in store._ghosts and chance.random() < share)
+    assert root.deleted(store, lambda: scanned(store, root.tail)) <= truth(gone)
+
+
+def test_a_list_without_the_last_record_ends_the_scan() -> None:
+    """It lags so far that nothing it says is used; the error says that waiting is all there is to do."""
+    root = grown()
+    store = root.store()
+    store.hide(paths.record(root.tail.sequence))
+    with pytest.raises(UnavailableError, match="does not show record") as caught:
+        scan(store, root.tail, VERSIONS, 0)
+    assert caught.value.where == paths.record(root.tail.sequence)
+    assert {*store.inner.list("")} == {*root.objects}
+    store.catch_up()
+    assert root.deleted(store, lambda: scan(store, root.tail, VERSIONS, 0)) == truth(0)
+
+
+def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
+    """They are read by their numbers: what they list stays, and what they do not goes."""
+    root = grown()
+    store = root.store()
+    last = root.tail.sequence
+    store.hide(*(paths.record(sequence) for sequence in range(last - VERSIONS - 12, last)))
+    assert root.deleted(store, lambda: scan(store, root.tail, VERSIONS, 0)) == truth(0)
+
+
+@pytest.mark.parametrize("back", [1, VERSIONS - 1])
+def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
+    """What it listed is not known: it may come back from a backup, and its objects with it must be there."""
+    root = grown()
+    store = root.store()
+    store.inner.delete([paths.record(root.tail.sequence - back)])
+    with pytest.raises(CorruptStateError, match="missing"):
+        scan(store, root.tail, VERSIONS, 0)
+    assert len(store.inner.list("")) == len(root.objects) - 1
+
+
+def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
+    """I4: a record of a newer epoch is found by its number, though LIST does not show it: that driver decides now."""
+    root = grown()
+    store = root.store()
+    log = Log(store, "")
+    tail = log.open()
+    log.append(claim_record(tail, "query", 8, "key_group", Stamp("c", root.tail.written_ms)), log.manifest)
+    with pytest.raises(FencedError):
+        scan(store, root.tail, VERSIONS, 0)
+    assert len(store.inner.list("")) == len(root.objects) + 1
+
+
+def test_a_start_where_list_shows_only_what_is_gone_is_tried_again() -> None:
+    """So far behind that its newest record is swept already: not taken for damage, nor for an empty root."""
+    root = grown()
+    store = root.store()
+    old = [paths.record(sequence) for sequence in range(FULL_EVERY)]
+    store.hide(*(name for name in root.objects if name.startswith(paths.LOG) and name not in old[:10]))
+    assert Log(store, "").open() == root.tail, "as long as the next one is there, all newer ones are found"
+    store.delete(old)
+    with pytest.raises(UnavailableError, match="which is gone"):
+        Log(store, "").open()
+    store.catch_up()
+    assert Log(store, "").open() == root.tail
+
+
+def test_a_rollback_follows_its_line_where_list_does_not_show_where_that_turns() -> None:
+    """A record of the line that an earlier rollback gave up is not taken for the batch of that number."""
+    store = LaggingStore(MemoryStore())
+    log = Log(store, "")
+    log.open()
+    first = first_record("query", 8, "key_group", Stamp("c", 0))
+    for version in range(4):
+        log.append(replace(first, kind="batch", version=version), log.manifest)
+    turn = log.append(replace(first, kind="rollback", version=1, target=1), log.manifest)
+    tail = log.append(replace(first, kind="claim", version=1), log.manifest)
+    store.catch_up(lambda name: name != paths.record(turn.sequence))
+    log.open()
+    assert target_of(log, tail, 1) == tail
+    with pytest.raises(ConfigError, match="no intact record of batch 3 is retained; there are: 0 to 1"):
+        target_of(log, tail, 3)
+
+
+@pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_query_on_a_store_whose_list_lags_keeps_all_it_needs(tmp_path: Path, seed: int) -> None:
+    """Starts, sweeps and scans over a LIST that is up to three batches behind: no driver takes another for the newest,
+    none is refused, and once it has caught up with a record that a scan began with, the root is small.
+    """
+    world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=3, retained_versions=3)
+    chance = random.Random(seed)
+    lagging = LaggingStore(world.memory)
+    world.store = FaultyStore(lagging)
+    history = History(world)
+    world.start()
+    for version in range(40):
+        if chance.random() < 0.3:
+            world.start()
+        world.batch(version, one(1))
+        everything = version % 3 == 0
+        lagging.catch_up(lambda _, all_of_it=everything: all_of_it or chance.random() < 0.5)  # type: ignore[misc]
+        history.look()
+    lagging.catch_up()
+    world.clock.advance(61)
+    world.batch(40, one(1))
+    history.look()
+    assert world.state("totals") == {"a": (41, 41)}
+    assert len(world.memory.list("")) < 25
+
+
+def test_a_snapshot_that_is_put_as_the_scan_begins_is_not_taken_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which snapshots may be listed is asked after the LIST: a call may have begun and ended in between."""
+    root, store, told = grown(), grown().store(), set[str]()
+    fresh = paths.snapshot("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{8:032x}")
+    lost = paths.snapshot("totals", 0, f"{root.tail.version:020d}-{root.tail.epoch}-{9:032x}")
+    store.put_if_absent(lost, b"x")
+    store.catch_up()
+    shown = store.list
+
+    def put_then_list(prefix: str) -> list[str]:
+        store.inner.put_if_absent(fresh, b"x")
+        told.add(fresh)
+        return shown(prefix)
+
+    monkeypatch.setattr(store, "list", put_then_list)
+    scan(store, root.tail, 2, 0, named=lambda: frozenset(told))
+    assert store.exists(fresh)
+    assert not store.exists(lost)

@@ -1,0 +1,118 @@
+"""Pieces of upkeep that never end: given up at their deadline, told of, and nobody else stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.ports import Executor
+from riffle_spark.testing import SimCluster
+from riffle_spark.worker.census import Census, CensusOrder
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
+from tests.kit.simulated.elastic import Elastic, warnings
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+TIMEOUT = 60
+BATCH_SECONDS = 20
+
+
+def longest_chain(world: Elastic, key_groups: set[int]) -> int:
+    """Return the number of links of the longest chain of these key-groups."""
+    entries = world.log().manifest.entries
+    return max(len(entry.chain) for (_, key_group), entry in entries.items() if key_group in key_groups)
+
+
+def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path) -> None:
+    """For a quarter of an hour batches run, the other member's copies follow and its chains are cut; the report says
+    who is late, and whose chains grow. Once it reacts, all is made up for.
+    """
+    world = Elastic(tmp_path, num_standbys=1, snapshot_chain_links=4, retained_versions=1000)
+    world.feed_every(BATCH_SECONDS, 6)
+    mine, others = world.owned("1"), world.owned("2")
+    world.cluster.frozen.add("2")
+    began = world.clock.seconds()
+    reports = world.feed_every(BATCH_SECONDS, 45)
+    assert [report.runs for report in reports] == [1] * len(reports)
+    late = warnings(reports, "had not ended after 6")
+    assert "upkeep_timeout" in late[0]
+    assert 2 <= len(late) <= 5, "each try costs a deadline, so tries are rare"
+    assert longest_chain(world, mine) <= 6
+    kept = [copy for copy in world.seating.readiness if copy.member == world.member("1")]
+    assert {copy.key_group for copy in kept} == others
+    assert all(copy.warm for copy in kept)
+    grown = warnings(reports, "4 times longer than they should be")
+    assert grown
+    assert all(f"totals {kg}" in grown[-1] for kg in others)
+    assert not any(f"totals {kg}" in text for kg in mine for text in grown)
+    assert "the first since batch " in grown[0]
+    assert len(grown) <= 3 + (world.clock.seconds() - began) / 600
+    world.cluster.frozen.clear()
+    world.clock.advance(1000)
+    after = world.feed_every(BATCH_SECONDS, 8)
+    assert longest_chain(world, others) <= 6
+    assert warnings(after[2:], "had not ended") == []
+    assert warnings(after[2:], "longer than they should be") == []
+    assert all(copy.warm for copy in world.seating.readiness)
+    world.check_state()
+
+
+def test_whose_answers_are_lost_go_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round that was given up is followed by one of all the others, in the same plan."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(3)
+    rounds: list[set[str]] = []
+    run = SimCluster.upkeep
+
+    def upkeep(cluster: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        rounds.append(set(orders))
+        return run(cluster, orders)
+
+    monkeypatch.setattr(SimCluster, "upkeep", upkeep)
+    world.cluster.frozen.add("2")
+    world.feed()
+    assert rounds == [{"1", "2"}, {"1"}]
+
+
+def test_who_asks_for_a_clean_up_is_told_of_the_one_that_does_not_answer(tmp_path: Path) -> None:
+    """One deadline, then the refusal: nobody waits through twenty of them."""
+    world = Elastic(tmp_path)
+    world.feed(2)
+    world.cluster.frozen.add("2")
+    began = world.clock.seconds()
+    with pytest.raises(UnavailableError, match="did not come to it"):
+        world.driver.clean_up()
+    assert world.clock.seconds() - began < 2 * (TIMEOUT + 2)
+    world.cluster.frozen.clear()
+    world.driver.clean_up()
+    assert world.copies_of("1") == world.copies_of("2") == set()
+
+
+def test_the_deadline_is_a_live_setting(tmp_path: Path) -> None:
+    """A piece gets its own seconds and the deadline's."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(3)
+    world.driver.operations.reconfigure(world.driver.settings, {"upkeep_timeout": "5 min"})
+    world.cluster.frozen.add("2")
+    assert warnings(world.feed_every(BATCH_SECONDS, 3), "had not ended after 300.25 s")
+
+
+def test_the_deadline_of_a_census_is_the_same_live_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who joins after it was changed has as long to answer as it says by then."""
+    world = Elastic(tmp_path)
+    world.feed()
+    asked: list[float] = []
+    census = SimCluster.census
+
+    def watched(cluster: SimCluster, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
+        asked.append(order.timeout_seconds)
+        return census(cluster, executors, order)
+
+    monkeypatch.setattr(SimCluster, "census", watched)
+    world.driver.operations.reconfigure(world.driver.settings, {"upkeep_timeout": "5 min"})
+    world.cluster.add("3")
+    world.feed(2)
+    assert asked == [300.0]

@@ -1,0 +1,308 @@
+"""What may be deleted, and when: nothing that a retained record lists (I5), nothing of a newer epoch (I4)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.protocol.upkeep import scan
+from riffle_spark.protocol.upkeep.retention import Retention, orphans
+from riffle_spark.protocol.upkeep.snapshots import listed
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.log.record import Record
+from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.faulty_store import Fault
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import World, one, rows_of, totals
+
+PLAIN = first_record("query", 8, "key_group", Stamp("c", 0))
+
+
+class Model:
+    """Records and objects as a plain list and set, beside the tracker that is tested."""
+
+    def __init__(self, chance: random.Random, versions: int, for_ms: int) -> None:
+        self.chance, self.versions, self.for_ms = chance, versions, for_ms
+        self.now = 0
+        self.manifests = [Manifest()]
+        self.written = [0]
+        self.present: set[str] = set()
+        self.promised = 0
+        self.epoch = 1
+        self.tracker = Retention(versions, for_ms)
+        self.start()
+
+    def start(self) -> None:
+        """A driver claims: what was known is forgotten."""
+        self.tracker = Retention(self.versions, self.for_ms)
+        self.manifests.append(self.manifests[-1])
+        self.written = [self.now] * len(self.manifests)
+        tail = self._record(len(self.manifests) - 1)
+        self.tracker.start(0, tail, self.manifests[-1], self.now)
+        self.epoch += 1
+
+    def commit(self) -> None:
+        """Commit a batch: deltas that several key-groups share, and snapshots of some."""
+        sequence, before = len(self.manifests), self.manifests[-1]
+        addresses = list(before.entries)
+        taken = [
+            (a, self._snapshot(sequence, self.chance.choice(before.entries[a].chain).head))
+            for a in self.chance.sample(addresses, self.chance.randint(0, len(addresses)))
+            if before.entries[a].chain
+        ]
+        for (store, key_group), snapshot in taken:
+            self.present.add(paths.snapshot(store, key_group, snapshot.id))
+        changes, _ = listed(before, taken)
+        unused = [paths.snapshot(*a, s.id) for a, s in taken if changes.get(a, Entry()).snapshot != s]
+        for slot in range(self.chance.randint(0, 2)):
+            head = Head(sequence, f"{self.epoch}-{sequence * 10 + slot:032x}")
+            for key_group in self.chance.sample(range(6), self.chance.randint(1, 3)):
+                address: Address = ("totals", key_group)
+                entry = changes.get(address, before.entry(*address))
+                if not entry.chain or entry.chain[-1].head.version < sequence:
+                    changes[address] = entry.extended(Link(head, key_group, 1, 0, 1))
+                    self.present.add(paths.delta(*head))
+        self.now += self.chance.choice([0, 1, 50])
+        self.promised = max(self.promised, self.tracker.promise(sequence, self.now))
+        self.manifests.append(before.changed(changes))
+        self.written.append(self.now)
+        record = self._record(sequence)
+        self.tracker.committed(record, before, changes, self.now)
+        self.tracker.unlisted(sequence, unused)
+
+    def _record(self, sequence: int) -> Record:
+        return replace(PLAIN, sequence=sequence, written_ms=self.now, full=sequence - sequence % FULL_EVERY)
+
+    def _snapshot(self, sequence: int, head: Head) -> Snapshot:
+        return Snapshot(paths.snapshot_id(head.version, f"{self.epoch}-{sequence:032x}"), head, 1, 0, 1)
+
+    def retained(self) -> set[str]:
+        """Return what the retained records list: the newest ones, and the young ones."""
+        newest = range(len(self.manifests))[-self.versions :]
+        young = [s for s, written in enumerate(self.written) if self.now - written <= self.for_ms]
+        return set().union(*(self.manifests[s].objects() for s in {*newest, *young}))
+
+    def sweep(self) -> None:
+        """Delete what the tracker gives free; it must be retained by nothing."""
+        free = self.tracker.take_free(self.promised)
+        objects = {name for name in free if not name.startswith(paths.LOG)}
+        assert not objects & self.retained(), "I5: an object that a retained record lists would be deleted"
+        promised = set().union(*(m.objects() for m in self.manifests[self.promised :]))
+        assert not objects & promised, "an object that a record lists which a rollback may go back to would be deleted"
+        assert objects <= self.present, "what is gone is given free again, or was never there"
+        self.present -= objects
+        records = [paths.record_sequence(name) for name in free if name.startswith(paths.LOG)]
+        oldest = min(s for s in range(len(self.manifests)) if s >= self.tracker.oldest)
+        assert all(s is not None and s < oldest - oldest % FULL_EVERY for s in records), "a full record is still needed"
+
+    def scan(self) -> None:
+        """Delete orphans of older epochs; what is retained stays, and what nobody lists goes."""
+        listed_names = set().union(*(m.objects() for m in self.manifests[self.tracker.oldest :]))
+        gone = orphans(sorted(self.present), listed_names, self.epoch, len(self.manifests))
+        assert not set(gone) & self.retained()
+        self.present -= set(gone)
+
+
+@given(
+    st.lists(st.sampled_from(["commit"] * 6 + ["sweep", "sweep", "start", "scan", "wait"]), max_size=60),
+    st.randoms(use_true_random=False), st.integers(2, 5), st.sampled_from([0, 0, 60]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=120)
+def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
+    acts: list[str], chance: random.Random, versions: int, for_ms: int
+) -> None:
+    """I5: over random commits, snapshots, restarts, sweeps and scans, compared with a plain model."""
+    model = Model(chance, versions, for_ms)
+    for act in acts:
+        if act == "wait":
+            model.now += 100
+        else:
+            getattr(model, act)()
+    for _ in range(versions + 1):
+        model.now += 1000
+        model.commit()
+    model.sweep()
+    model.start()
+    model.now += 1000
+    for _ in range(versions + 1):
+        model.now += 1000
+        model.commit()
+    model.sweep()
+    model.scan()
+    kept = set().union(*(m.objects() for m in model.manifests[-versions - 2 :]))
+    epoch = [name for name in model.present - kept if f"-{model.epoch}-" in name or f"/{model.epoch}-" in name]
+    assert model.present - kept <= set(epoch), "something was left behind for ever"
+
+
+def named(epoch: int, version: int = 1) -> tuple[str, str]:
+    """Return a delta's and a snapshot's name."""
+    attempt = f"{epoch}-{5:032x}"
+    return paths.delta(version, attempt), paths.snapshot("totals", 1, paths.snapshot_id(version, attempt))
+
+
+def test_only_orphans_of_older_epochs_and_given_up_deltas_go_i4() -> None:
+    """I4, I5: never a newer epoch's, never an own snapshot, never what is in flight, never what is not ours."""
+    old, own, newer = named(1), named(2), named(3)
+    in_flight = named(2, version=9)
+    foreign = ["log/" + "0" * 20, "photos/1", "delta/readme", "totals/schema.json"]
+    names = [*old, *own, *newer, *in_flight, *foreign]
+    assert orphans(names, set(), epoch=2, version=9) == [*old, own[0]]
+    assert orphans(names, {old[0], own[0]}, epoch=2, version=9) == [old[1]]
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_the_root_stays_small_over_many_batches(tmp_path: Path) -> None:
+    """With snapshots and sweeps, objects and records do not grow with the number of batches; restarts leave nothing."""
+    world = World(tmp_path, operators=[totals()], retained_versions=3)
+    history = History(world)
+    counts = []
+    for version in range(60):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(10))))
+        if version % 7 == 6:
+            world.start()
+        history.look()
+        if version % 10 == 9:
+            counts.append(len(world.memory.list("")))
+    assert max(counts[2:]) <= counts[1] + 15, counts
+    assert world.state("totals") == {f"k{n}": (60, 60) for n in range(10)}
+
+
+def test_a_fenced_driver_deletes_nothing_the_newer_one_lists_i4(tmp_path: Path) -> None:
+    """I4: upkeep that an older driver had planned runs after the takeover: all that is listed stays."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=2)
+    history = History(world)
+    world.start(InlineBackground(deferred=True))
+    for version in range(20):
+        world.batch(version, rows_of(("a", 1, 0), ("b", 1, 0)))
+        if version < 17:
+            world.background.run()
+    late = world.background
+    world.start(InlineBackground(deferred=True))
+    world.batch(20, rows_of(("a", 1, 0)))
+    world.batch(21, rows_of(("a", 1, 0)))
+    late.run()
+    history.look()
+    assert world.state("totals") == {"a": (22, 22), "b": (20, 20)}
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> None:
+    """I5: a record whose append was settled later is counted like any other, so what it lists stays as long."""
+    world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=6, snapshot_chain_links=2)
+    everything, one = rows_of(*((f"k{n}", 1, n) for n in range(20))), rows_of(("k0", 1, 0))
+    history = History(world)
+    world.batch(0, one)
+    history.look()
+    record = paths.record(2)
+    world.store.script(Fault("answer_lost", "put", record, times=None), Fault("unavailable", "get", record, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.batch(1, everything)
+    world.store.heal()
+    assert world.batch(1, everything).decision == "repeat"
+    for version in range(2, 14):
+        world.batch(version, one)
+        history.look()
+
+
+def grown_root(tmp_path: Path, **settings: object) -> World:
+    """Return a query whose first records are swept, and an orphan of its first epoch in its root."""
+    world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
+    for version in range(31):
+        world.batch(version, one(1))
+    assert paths.record(0) not in world.memory.list(paths.LOG)
+    world.memory.put_if_absent(named(1)[0], b"given up")
+    return world
+
+
+@pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize("more", range(4))
+def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, more: int) -> None:
+    """The scan of a start gets past records at the old end whose full record was swept before."""
+    world = grown_root(tmp_path, retained_versions=6)
+    first = paths.record_sequence(world.memory.list(paths.LOG)[0])
+    assert first is not None
+    world.memory.delete([paths.record(sequence) for sequence in range(first, first + more)])
+    world.start()
+    assert world.batch(31, one(1)).warnings == ()
+    assert world.batch(32, one(1)).warnings == ()
+    assert named(1)[0] not in world.memory.list("")
+    assert world.state("totals") == {"a": (33, 33)}
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_a_log_begins_with_a_full_record(tmp_path: Path) -> None:
+    """Sweeping keeps whole what it keeps: every record that is left can be read with the full one it changes."""
+    world = grown_root(tmp_path, retained_versions=6)
+    log = world.log()
+    for name in world.memory.list(paths.LOG):
+        sequence = paths.record_sequence(name)
+        assert sequence is not None
+        log.manifest_of(log.read(sequence))
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_a_scan_that_failed_is_tried_again_soon(tmp_path: Path) -> None:
+    """A store that was away when a query started does not put the scan off until the next day."""
+    world = grown_root(tmp_path)
+    world.start()
+    orphan, at_start = named(1)[0], Fault("unavailable", "list", "", skip=1)
+    world.store.script(at_start)
+    world.batch(31, one(1))
+    warnings = world.batch(32, one(1)).warnings
+    assert [w for w in warnings if "upkeep failed" in w]
+    assert orphan in world.memory.list("")
+    world.clock.advance(60)
+    world.batch(33, one(1))
+    assert orphan not in world.memory.list("")
+
+
+def short_runs(world: World, runs: int, seconds: float, keys: int = 10) -> tuple[list[int], list[int], list[int]]:
+    """Run so many drivers of two batches each; return after each the records, all objects, and the records read."""
+    history, version = History(world), 0
+    records, objects, reads = [], [], []
+    for _ in range(runs):
+        world.start()
+        world.clock.advance(seconds)
+        world.store.calls.clear()
+        for _ in range(2):
+            world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(keys))))
+            version += 1
+        reads.append(sum(method == "get" and name.startswith(paths.LOG) for method, name in world.store.calls))
+        history.look()
+        records.append(len(world.memory.list(paths.LOG)))
+        objects.append(len(world.memory.list("")))
+    return records, objects, reads
+
+
+def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path) -> None:
+    """Runs shorter than records are retained: what grew old goes all the same, and no start reads more and more."""
+    world = World(tmp_path, operators=[totals()], retained_for=100)
+    records, objects, reads = short_runs(world, 60, seconds=20)
+    assert max(records[20:]) <= 3 * (100 // 22 + 1) + FULL_EVERY + 3, records
+    assert max(objects[30:]) <= max(objects[10:30]) + 10, objects
+    assert max(reads[30:]) <= max(reads[10:30]) + 5, reads
+    assert world.state("totals") == {f"k{n}": (120, 120) for n in range(10)}
+
+
+def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that grew long without sweeps is made shorter start by start, each with a bounded number of reads."""
+    monkeypatch.setattr(scan, "_OLD_AT_ONCE", 40)
+    world = World(tmp_path, operators=[totals()], retained_for=1e6)
+    records, _, _ = short_runs(world, 40, seconds=1)
+    assert records[-1] == 120
+    world.settings = world.settings.but(retained_for=0)
+    for run in range(4):
+        world.start()
+        before = len(world.memory.list(paths.LOG))
+        world.batch(80 + run, one(1))
+        assert before - 40 <= len(world.memory.list(paths.LOG)) <= max(before - 20, FULL_EVERY + 4)
+    assert len(world.memory.list(paths.LOG)) <= FULL_EVERY + 4

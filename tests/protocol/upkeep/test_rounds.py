@@ -1,0 +1,162 @@
+"""Upkeep in pieces: within its bandwidth, replaced by newer plans, never losing a drop, never failing a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.state.log import paths
+from riffle_spark.testing import InlineBackground, SimCluster
+from riffle_spark.testing.faulty_store import Fault
+from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
+from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.world import World, rows_of, totals
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+
+def watched(world: Elastic, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> list[dict[str, UpkeepOrder]]:
+    """Return the list that fills with every piece's orders; each piece takes so long."""
+    pieces: list[dict[str, UpkeepOrder]] = []
+    run = SimCluster.upkeep
+
+    def upkeep(self: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        pieces.append(dict(orders))
+        world.clock.advance(seconds)
+        return run(self, orders)
+
+    monkeypatch.setattr(SimCluster, "upkeep", upkeep)
+    return pieces
+
+
+def test_what_is_fetched_stays_within_the_bandwidth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes granted to one executor's pieces are at most the bandwidth times the time that has passed."""
+    bandwidth = 1_000
+    world = Elastic(tmp_path, num_standbys=0, upkeep_bandwidth=bandwidth)
+    world.feed(4)
+    pieces = watched(world, monkeypatch, seconds=2)
+    began = world.clock.seconds()
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 1})
+    world.feed(6)
+    granted = sum(orders["1"].fetch_bytes or 0 for orders in pieces if "1" in orders)
+    assert 0 < granted <= bandwidth * (world.clock.seconds() - began + 1)
+    assert all(order.fetch_bytes is not None for orders in pieces for order in orders.values())
+    world.settle()
+    world.check_state()
+
+
+def test_no_bandwidth_is_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero: pieces may fetch any number of bytes."""
+    world = Elastic(tmp_path, num_standbys=1, upkeep_bandwidth=0)
+    pieces = watched(world, monkeypatch)
+    world.feed(3)
+    assert {order.fetch_bytes for orders in pieces for order in orders.values()} == {None}
+
+
+def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody remembers a copy that was ordered to go: its drop goes with the next plan, and the next."""
+    world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
+    world.feed(4)
+    deferred = InlineBackground(deferred=True)
+    monkeypatch.setattr(world.driver._rounds, "_background", deferred)
+    idle = {executor: world.copies_of(executor) - world.owned(executor) for executor in ("1", "2")}
+    assert all(idle.values())
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
+    pieces = watched(world, monkeypatch)
+    world.feed(3)
+    assert pieces == []
+    deferred.run()
+    assert len(pieces) == 1, "one plan ran, the newest"
+    assert {name: {drop.key_group for drop in order.drops} for name, order in pieces[0].items() if order.drops} == idle
+    assert all(world.copies_of(executor) == world.owned(executor) for executor in ("1", "2"))
+    world.feed()
+    world.check_state()
+
+
+def test_upkeep_that_raises_never_fails_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report tells of it; with the next batches it is tried again, until it is done."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(2)
+    broken = {"left": 3}
+    run = SimCluster.upkeep
+
+    def upkeep(self: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        if broken["left"]:
+            broken["left"] -= 1
+            raise RuntimeError("no task slot was free")
+        return run(self, orders)
+
+    monkeypatch.setattr(SimCluster, "upkeep", upkeep)
+    warnings = [warning for _ in range(5) for warning in world.feed().warnings]
+    assert sum("no task slot was free" in warning for warning in warnings) == 3
+    world.feed()
+    assert all(copy.lag_records <= 4 for copy in world.seating.readiness)
+    world.check_state()
+
+
+def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path: Path) -> None:
+    """A standby that could not fetch its delta fetches it later; batches never notice."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(3)
+    world.store.script(Fault("unavailable", "get", "delta/", times=4))
+    reports = [world.feed() for _ in range(4)]
+    assert any("tried again later" in warning for report in reports for warning in report.warnings)
+    assert [report.runs for report in reports] == [1] * 4
+    world.feed(2)
+    assert all(copy.warm for copy in world.seating.readiness)
+    world.check_state()
+
+
+def test_pieces_are_short_while_a_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a batch a piece has a quarter of a second, between batches a whole one."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.start(InlineBackground(deferred=True))
+    pieces = watched(world, monkeypatch)
+    world.feed(2)
+    world.at_step = {"before run": world.background.run}
+    world.feed()
+    beside = len(pieces)
+    assert beside
+    assert {order.seconds for orders in pieces for order in orders.values()} == {0.25}
+    world.at_step = {}
+    world.feed()
+    world.background.run()
+    assert {order.seconds for orders in pieces[beside:] for order in orders.values()} == {1.0}
+
+
+def test_a_copy_that_cannot_follow_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that got nowhere ends its plan: another try comes with a batch, and each a little later."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(4)
+    pieces = watched(world, monkeypatch)
+    get = world.store.get
+    monkeypatch.setattr(type(world.store), "get", lambda _, name, *at: None if "delta/" in name else get(name, *at))
+    world.feed(3)
+    assert len(pieces) == 2
+
+
+def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
+    """What was put and is not listed yet is not put again: every snapshot that was taken gets listed."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, retained_versions=100)
+    world.start(InlineBackground(deferred=True))
+    world.at_step = {"after record": world.background.run}  # between a commit and the plan that follows it
+    for version in range(12):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20))))
+    world.at_step = {}
+    world.batch(12, rows_of(("k0", 1, 0)))
+    listed: set[str] = set()
+    log = world.log()
+    assert log.tail is not None
+    for sequence in range(log.first, log.tail.sequence + 1):
+        entries = log.manifest_of(log.read(sequence)).entries.items()
+        listed |= {paths.snapshot(s, kg, e.snapshot.id) for (s, kg), e in entries if e.snapshot}
+    put = [name for name in world.memory.list("") if "/snapshot/" in name]
+    by_key_group = Counter(name.rsplit("/", 1)[0] for name in put)
+    assert len(by_key_group) == world.settings.key_groups
+    assert max(by_key_group.values()) <= 13 // 2, by_key_group
+    assert set(put) <= listed

@@ -1,0 +1,192 @@
+"""Upkeep that fails: it is not taken for progress, waits longer and longer, gives up, and begins again when somebody
+asks. Counted are rounds, which are Spark jobs, and requests.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.upkeep.setbacks import Setbacks
+from riffle_spark.state.log.manifest import EMPTY
+from riffle_spark.testing import InlineBackground, SimCluster, home_of
+from riffle_spark.worker.upkeep_piece import Follow, UpkeepOrder, UpkeepReceipt
+from tests.kit.simulated.elastic import Elastic, warnings
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+TRIES = 10
+LONGEST_SECONDS = 300
+BATCH_SECONDS = 60
+HOURS = 1
+MOST_ROUNDS = 1_000
+"""A test that spins comes to an end."""
+
+
+class Rounds:
+    """Counts the rounds of upkeep, which are jobs on a real cluster, and the reports' requests and warnings."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.orders: list[dict[str, UpkeepOrder]] = []
+        run = SimCluster.upkeep
+
+        def upkeep(cluster: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+            self.orders.append(dict(orders))
+            return run(cluster, orders) if len(self.orders) < MOST_ROUNDS else []
+
+        monkeypatch.setattr(SimCluster, "upkeep", upkeep)
+
+    def take(self) -> int:
+        """Return how many rounds there were since the last call."""
+        count = len(self.orders)
+        self.orders.clear()
+        return count
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    """The rounds of every simulated cluster."""
+    return Rounds(monkeypatch)
+
+
+def long_run(world: Elastic, hours: float = HOURS, keys: Sequence[str] | None = None) -> list[BatchReport]:
+    """Feed for so long, a batch now and then; return the reports."""
+    return world.feed_every(BATCH_SECONDS, int(hours * 3600 / BATCH_SECONDS), keys)
+
+
+BOUND = TRIES + HOURS * 3600 // LONGEST_SECONDS
+"""So often one copy is tried at most: ten times, then once in five minutes while its key-group changes."""
+
+
+def started_again(folder: Path, disk_limit: float, **settings: object) -> Elastic:
+    """Return a query of two members whose key-groups have snapshots, started again with one standby to be made."""
+    world = Elastic(folder, key_groups=4, snapshot_chain_links=2, **settings)
+    world.feed(6)
+    world.settings = world.settings.but(num_standbys=1, snapshot_chain_links=1000, local_disk_limit=disk_limit)
+    world.start()
+    return world
+
+
+def spoil_snapshots(world: Elastic) -> None:
+    """Make every snapshot unreadable: it has its length and other bytes."""
+    for name in [name for name in world.memory.list("") if "/snapshot/" in name]:
+        data = world.memory.get(name) or b""
+        world.memory.delete([name])
+        world.memory.put_if_absent(name, bytes(len(data)))
+
+
+def test_a_full_disk_costs_a_bounded_number_of_rounds(tmp_path: Path, rounds: Rounds) -> None:
+    """Standbys that may not be begun are tried ten times in an hour of batches, and then now and then."""
+    world = started_again(tmp_path, 0.0, retained_versions=1000)
+    rounds.take()
+    reports = long_run(world)
+    assert TRIES <= rounds.take() <= BOUND
+    assert len(warnings(reports, "no copy is begun beyond 0%")) <= 2 * BOUND
+    assert len(warnings(reports, f"failed {TRIES} times and is given up")) == 2, "said once for each executor"
+    world.check_state()
+
+
+def test_an_unreadable_snapshot_costs_a_bounded_number_of_rounds_and_requests(tmp_path: Path, rounds: Rounds) -> None:
+    """It is fetched with every try, so a round that fetched it alone did not get on."""
+    world = started_again(tmp_path, 1.0, retained_versions=1000)
+    spoil_snapshots(world)
+    rounds.take()
+    reports = long_run(world)
+    assert TRIES <= rounds.take() <= BOUND
+    gets = sum(report.upkeep_requests.get("get", 0) for report in reports)
+    assert gets <= BOUND * world.settings.key_groups * 2
+    assert warnings(reports, "truncated or altered")
+
+
+def test_what_is_given_up_costs_nothing_while_nothing_changes(tmp_path: Path, rounds: Rounds) -> None:
+    """Key-groups whose heads stay are tried ten times and never again; the others follow."""
+    world = started_again(tmp_path, 1.0, retained_versions=1000)
+    spoil_snapshots(world)
+    long_run(world, 0.5, keys=world.keys[0][:1])
+    rounds.take()
+    long_run(world, 1, keys=world.keys[0][:1])
+    tried = {follow.key_group for orders in rounds.orders for order in orders.values() for follow in order.follows}
+    assert tried == {0}
+
+
+@pytest.mark.parametrize("asks", ["rebalance", "setting", "restart", "clean up"])
+def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: str) -> None:
+    """An operation, a changed setting, a start: what was given up is tried at once, as if it had never failed."""
+    world = started_again(tmp_path, 0.0, retained_versions=1000)
+    long_run(world, 0.3)
+    rounds.take()
+    world.feed()
+    assert rounds.take() == 0
+    if asks == "rebalance":
+        world.driver.operations.request_rebalance()
+    elif asks == "setting":
+        world.driver.operations.reconfigure(world.driver.settings, {"acceptable_recovery_lag": 1})
+    elif asks == "clean up":
+        world.driver.clean_up()
+    else:
+        world.settings = world.settings.but(local_disk_limit=1.0)
+        world.start()
+    rounds.take()
+    world.feed(2)
+    assert rounds.take() >= 1
+    if asks == "restart":
+        assert all(copy.warm for copy in world.seating.readiness)
+        assert world.seating.readiness
+    world.check_state()
+
+
+def test_equal_warnings_are_one_with_their_number(tmp_path: Path) -> None:
+    """A report says once what happened often since the last one, and how often."""
+    world = started_again(tmp_path, 0.0)
+    deferred = InlineBackground(deferred=True)
+    world.start(deferred)
+    world.feed()
+    for _ in range(3):
+        orders = world.driver._rounds._next
+        assert orders is not None
+        deferred.run()
+        world.driver._rounds.setbacks.start_over()
+        world.driver._rounds.begin(*orders)
+    told = warnings([world.feed(), world.feed()], "no copy is begun")
+    assert len(told) == 2
+    assert all(text.endswith(" (3 times)") for text in told), told
+
+
+def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it_owes(
+    tmp_path: Path, rounds: Rounds
+) -> None:
+    """Another process is at work in its folder for half an hour: few rounds, and then all is done, removals too."""
+    world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)
+    world.feed(4)
+    idle = world.copies_of("1") - world.owned("1")
+    assert idle
+    with (world.folder_of("1") / "upkeep").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 0})
+        rounds.take()
+        reports = long_run(world, 0.5)
+        tried = [orders["1"] for orders in rounds.orders if "1" in orders]
+        assert 0 < len(tried) <= TRIES + 1800 // LONGEST_SECONDS
+        assert warnings(reports, "another piece of upkeep is still at work")
+        assert world.copies_of("1") & idle
+    long_run(world, 0.2)
+    assert world.copies_of("1") == world.owned("1")
+    world.check_state()
+
+
+def test_what_worked_again_begins_a_new_row_of_failures() -> None:
+    """Failures with successes between them are never given up, and the delay is the first one each time."""
+    setbacks, now = Setbacks(), 0.0
+    order = UpkeepOrder(home_of("memory://rows", Path("unused")), "m1", 1, 0, {}, follows=(Follow("s", 0, EMPTY),))
+    failed = UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),), ran=True)
+    for _ in range(2 * TRIES):
+        setbacks.note({"1": order}, [failed], now)
+        assert not setbacks.without({"1": order}, now + 0.5)
+        now += 1.5
+        assert setbacks.without({"1": order}, now)
+        setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True)], now)
+    assert not setbacks.take_warnings()

@@ -1,0 +1,266 @@
+"""When snapshots are due, and which of them get listed: restore work and writing stay within bounds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.upkeep import snapshots, upkeep
+from riffle_spark.protocol.upkeep.snapshots import Policy, due, listed
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.testing import InlineBackground
+from riffle_spark.testing.faulty_store import Fault
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import World, rows_of, totals
+
+ADDRESS = ("totals", 3)
+FLOOR = snapshots._FLOOR_BYTES
+
+
+def link(version: int, length: int = 10) -> Link:
+    """Return a link."""
+    return Link(Head(version, f"1-{version:032x}"), 0, length, 0, 1)
+
+
+def taken(head: Head, length: int, epoch: int = 1) -> Snapshot:
+    """Return a snapshot."""
+    return Snapshot(paths.snapshot_id(head.version, f"{epoch}-{7:032x}"), head, length, 0, 1)
+
+
+def test_nothing_is_due_where_nothing_follows_the_snapshot() -> None:
+    """A key-group that rests costs nothing."""
+    policy = Policy(2.0, 4, 10)
+    assert not due(policy, ADDRESS, EMPTY, 100)
+    assert not due(policy, ADDRESS, Entry(taken(Head(1, "1-a"), 5)), 100)
+
+
+@given(
+    st.floats(0.1, 4), st.integers(2, 40), st.lists(st.integers(1, 4 * FLOOR), min_size=1, max_size=60),
+    st.integers(0, 32_767),
+)  # fmt: skip
+@settings(deadline=None, max_examples=80)
+def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], key_group: int) -> None:
+    """At any version: at most so many links, four times as many where they are small beside the snapshot; of bytes the
+    share of the snapshot, or the floor, and one delta more.
+    """
+    policy, entry, size = Policy(share, links, 50), EMPTY, 0
+    for version, length in enumerate(deltas):
+        entry, size = entry.extended(link(version, length)), size + length
+        held = entry.snapshot.length if entry.snapshot else 0
+        assert len(entry.chain) <= (4 if entry.snapshot else 1) * links
+        assert entry.chain_bytes <= max(FLOOR, share * held) + length
+        assert version - entry.chain[0].head.version <= 50
+        if due(policy, ("totals", key_group), entry, version):
+            replaced = entry.replaced(taken(entry.head, size))
+            assert replaced is not None
+            entry = replaced
+
+
+@given(st.floats(0.5, 4), st.lists(st.integers(1, FLOOR), min_size=30, max_size=200), st.integers(0, 40 * FLOOR))
+@settings(deadline=None, max_examples=60)
+def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], keys_bytes: int) -> None:
+    """Snapshots that the share makes due write at most 1/share of the deltas' bytes, and the state once or twice."""
+    policy, entry, state, written = Policy(share, 10_000, 10_000), EMPTY, keys_bytes, 0
+    for version, length in enumerate(deltas):
+        entry = entry.extended(link(version, length))
+        state = max(state, min(state + length, keys_bytes + FLOOR))
+        if due(policy, ADDRESS, entry, version):
+            written += state
+            replaced = entry.replaced(taken(entry.head, state))
+            assert replaced is not None
+            entry = replaced
+    assert written <= sum(deltas) / share + 2 * (keys_bytes + FLOOR) + sum(deltas)
+
+
+def test_key_groups_do_not_all_fall_due_at_once() -> None:
+    """The number of links differs by key-group, so that snapshots are spread over the batches."""
+    policy, when = Policy(2.0, 32, 1000), []
+    for key_group in range(128):
+        entry, version = EMPTY, 0
+        while not due(policy, ("totals", key_group), entry, version):
+            entry, version = entry.extended(link(version)), version + 1
+        when.append(version)
+    assert max(when) == 32
+    assert max(when.count(version) for version in when) <= 128 // 12
+
+
+HISTORIES = st.lists(st.sampled_from(["batch", "batch", "snapshot", "late"]), max_size=40)
+
+
+@given(HISTORIES, st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=80)
+def test_a_snapshot_is_listed_only_if_its_head_is_a_link_i3(acts: list[str], chance: random.Random) -> None:
+    """I3: over random takes, late ones and foreign ones, what is listed restores to the same head."""
+    manifest, version, waiting = Manifest(), 0, []
+    for act in acts:
+        entry = manifest.entry(*ADDRESS)
+        if act == "batch":
+            manifest = manifest.changed({ADDRESS: entry.extended(link(version))})
+            version += 1
+        elif act == "snapshot" and entry.chain:
+            waiting.append((ADDRESS, taken(entry.head, 1)))
+        elif waiting:
+            chosen = chance.sample(waiting, chance.randint(1, len(waiting)))
+            chosen.append((ADDRESS, taken(Head(version, "1-zz"), 1)))
+            changes, refused = listed(manifest, chosen)
+            _check_listed(entry, changes, chosen, refused)
+            manifest = manifest.changed(changes)
+
+
+def _check_listed(
+    before: Entry, changes: dict[Address, Entry], chosen: list[tuple[Address, Snapshot]], refused: list[Address]
+) -> None:
+    links = [link.head for link in before.chain]
+    possible = [snapshot for _, snapshot in chosen if snapshot.head in links]
+    assert ADDRESS in refused
+    assert bool(changes) == bool(possible)
+    for entry in changes.values():
+        assert entry.head == before.head
+        assert entry.snapshot is not None
+        assert entry.snapshot.head in links
+        assert entry.chain == before.chain[links.index(entry.snapshot.head) + 1 :]
+        assert links.index(entry.snapshot.head) == max(links.index(s.head) for s in possible)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A query that takes many snapshots, beside the batches."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, retained_versions=4)
+    world.start(InlineBackground(deferred=True))
+    return world
+
+
+def test_snapshots_are_taken_beside_the_next_batch_and_listed_with_a_later_one(world: World) -> None:
+    """A commit lists what was taken since the one before, while chains go on growing."""
+    history = History(world)
+    for version in range(12):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(8))))
+        history.look()
+        if version % 3 == 2:
+            world.background.run()
+    assert any(entry.snapshot for entry in world.log().manifest.entries.values())
+    assert world.state("totals") == {f"k{n}": (12, 12) for n in range(8)}
+
+
+def test_a_snapshot_that_comes_late_is_taken_where_the_copy_is(world: World) -> None:
+    """Upkeep that lags behind the batches still makes progress: it takes what the copy holds by then."""
+    for version in range(3):
+        world.batch(version, rows_of(("a", 1, 0)))
+        if version == 0:
+            world.background.run()
+    assert world.driver._rounds._next is not None
+    orders, _ = world.driver._rounds._next
+    assert any(order.snapshots for order in orders.values())
+    for version in range(3, 5):
+        world.batch(version, rows_of(("a", 1, 0)))
+    world.driver._rounds._next = None
+    world.driver._rounds.now(orders)
+    world.batch(5, rows_of(("a", 1, 0)))
+    entry = next(iter(world.log().manifest.entries.values()))
+    assert entry.snapshot is not None
+    assert entry.snapshot.head.version == 3
+    assert world.state("totals") == {"a": (6, 6)}
+
+
+def test_a_snapshot_of_an_earlier_epoch_is_never_listed(world: World) -> None:
+    """One that was ordered before a restart and comes after it may already be swept: it is left alone."""
+    for version in range(3):
+        world.batch(version, rows_of(("a", 1, 0)))
+    world.run_id = "started again"
+    world.batch(3, rows_of(("a", 1, 0)))
+    world.background.run()
+    world.batch(4, rows_of(("a", 1, 0)))
+    entry = next(iter(world.log().manifest.entries.values()))
+    assert entry.snapshot is None or entry.snapshot.epoch == world.log().tail.epoch  # type: ignore[union-attr]
+
+
+def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
+    """Upkeep never fails a batch: it warns in the next report, and the snapshot comes later."""
+    world.store.script(Fault("unavailable", "put", "totals/"))
+    warnings: list[str] = []
+    for version in range(8):
+        warnings += world.batch(version, rows_of(("a", 1, 0))).warnings
+        world.background.run()
+    assert any("is tried again later: totals, key-group" in warning for warning in warnings)
+    assert next(iter(world.log().manifest.entries.values())).snapshot is not None
+
+
+def test_a_large_key_group_waits_longer_while_its_deltas_are_small() -> None:
+    """A few changed rows do not make a whole key-group be written again every few batches."""
+    policy, large, few = Policy(2.0, 8, 1_000), 400 * FLOOR, 100
+    entry = Entry(taken(Head(0, "1-a"), large))
+    versions = range(1, 40)
+    for version in versions:
+        entry = entry.extended(link(version, few))
+        if due(policy, ("totals", 0), entry, version):
+            break
+    assert len(entry.chain) == 4 * policy.links
+
+
+def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More fail for ever than an executor takes at once: those behind them still have their turn."""
+    monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
+    world = World(tmp_path, operators=[totals()], executors=["1"], snapshot_chain_links=2)
+    for bad in range(4):
+        world.store.script(Fault("unavailable", "put", f"totals/key_group={bad:04d}/", times=None))
+    for version in range(24):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(40))))
+    entries = world.log().manifest.entries
+    assert len(entries) == 8
+    assert {key_group for (_, key_group), entry in entries.items() if entry.snapshot} == {4, 5, 6, 7}
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
+    """What such a driver takes after its commit is never listed: it takes what is long overdue before it."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=4, retained_versions=3)
+    history, longest = History(world), []
+    for version in range(40):
+        world.start()
+        assert world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20)))).warnings == ()
+        history.look()
+        longest.append(max(len(entry.chain) for entry in world.log().manifest.entries.values()))
+    assert max(longest) <= 2 * 4 + 1, longest
+    assert world.state("totals") == {f"k{n}": (40, 40) for n in range(20)}
+
+
+def test_what_is_overdue_is_taken_a_few_at_a_time_and_once_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch waits for no more than an executor's share; a later one waits for none; all get their turn."""
+    monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
+    world = World(tmp_path, operators=[totals()], executors=["1"], retained_versions=3)
+    reports = []
+    for version in range(40):
+        if version % 2 == 0:
+            world.start(InlineBackground(deferred=True))
+        reports.append(world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20)))))
+    assert max(report.snapshots for report in reports[::2]) == 2
+    assert max(report.snapshots for report in reports[1::2]) == 0
+    assert max(len(entry.chain) for entry in world.log().manifest.entries.values()) <= 2 * 6 + 2 * 8
+
+
+def test_a_cluster_that_fails_before_the_first_batch_does_not_fail_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taking what is overdue is upkeep: it warns, and the batch is committed."""
+    world = World(tmp_path, operators=[totals()])
+    for version in range(12):
+        world.start(InlineBackground(deferred=True))
+        if version == 5:
+            monkeypatch.setattr(world.cluster, "upkeep", _gone)
+        warnings = world.batch(version, rows_of(("a", 1, 0))).warnings
+    assert any("executors are gone" in warning for warning in warnings)
+    assert world.state("totals") == {"a": (12, 12)}
+
+
+def _gone(_: object) -> list[object]:
+    raise UnavailableError("executors are gone")

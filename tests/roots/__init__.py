@@ -1,1 +1,0 @@
-"""Roots that earlier versions left behind, and the query that wrote them."""

@@ -1,0 +1,182 @@
+"""All kept clusters, side by side with Kafka Streams' own results."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.simulate.figures import Json, converge_of, single_of
+from riffle_spark.simulate.group import group_of, run
+from riffle_spark.simulate.scenario import Scenario
+from tests.kit.kafka_streams import Anchor, anchors
+
+REPLAY = "replay: python -m tests.kit.kafka_streams NAME > case.json; riffle plan --scenario case.json --history\n"
+LARGEST_RACKED = 500
+"""Tasks times clients. The strategies for racks take seconds over larger groups: those are played where there is time.
+"""
+
+
+def _phases(anchor: Anchor, strategy: str | None = None) -> list[Json]:
+    return _played(anchor, strategy or anchor.scenario().settings.rack_aware_assignment_strategy)
+
+
+@functools.cache
+def _played(anchor: Anchor, strategy: str) -> list[Json]:
+    scenario = anchor.scenario(strategy)
+    return cast("list[Json]", converge_of(scenario, run(scenario), keep=True, history=False)["phases"])
+
+
+def _number(figures: Json, *names: str) -> float:
+    for name in names[:-1]:
+        figures = cast(Json, figures[name])
+    return cast(float, figures[names[-1]])
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[Json]]:
+    """Every random scenario's phases without a rack strategy."""
+    return {anchor.name: _phases(anchor, "none") for anchor in anchors("random")}
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("all", marks=pytest.mark.long)])
+def filed(request: pytest.FixtureRequest) -> list[Anchor]:
+    """The random and worked scenarios that are played with a strategy of their own."""
+    every = [*anchors("random"), *anchors("worked")]
+    return [anchor for anchor in every if request.param == "all" or _is_small(anchor.scenario())]
+
+
+def _is_small(scenario: Scenario) -> bool:
+    racked = scenario.settings.rack_aware_assignment_strategy != "none"
+    return not racked or len(scenario.tasks) * len(scenario.clients) <= LARGEST_RACKED
+
+
+@pytest.fixture(scope="module")
+def as_filed(filed: list[Anchor]) -> dict[str, list[Json]]:
+    """Their phases."""
+    return {anchor.name: _phases(anchor) for anchor in filed}
+
+
+def _sound(name: str, number: int, phase: Json) -> list[str]:
+    found = [f"{name} phase {number}: {key}" for key in ("converged", "stable") if not phase[key]]
+    found += [f"{name} phase {number}: {each}" for each in cast("list[str]", phase["broken"])]
+    rounds = cast("dict[str, list[str]]", phase["broken_rounds"])
+    return found + [f"{name} phase {number} round {at}: {each}" for at, all_ in rounds.items() for each in all_]
+
+
+def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_filed: dict[str, list[Json]]) -> None:
+    """Every round of every scenario is valid, caught up, bounded; every phase converges, balanced, and stays."""
+    broken = [
+        each
+        for runs in (plain, as_filed)
+        for name, phases in runs.items()
+        for number, phase in enumerate(phases)
+        for each in _sound(name, number, phase)
+    ]
+    assert not broken, REPLAY + "\n".join(broken[:20])
+
+
+def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
+    """In sum at most 1.3 times the fewest owners move, and hardly any of them twice."""
+    phases = [phase for each in plain.values() for phase in each]
+    fewest = sum(_number(phase, "fewest_stateful_active_moves") for phase in phases)
+    net = sum(_number(phase, "net_stateful_active_moves") for phase in phases)
+    made = sum(_number(phase, "moves", "active_stateful") for phase in phases)
+    assert net <= 1.3 * fewest
+    assert made <= 1.05 * net
+
+
+def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(plain: dict[str, list[Json]]) -> None:
+    """Our own count of the fewest moves equals the one of the shared results."""
+    for anchor in anchors("random"):
+        ours, theirs = plain[anchor.name][0], anchor.kafka_phases[0]
+        assert ours["fewest_stateful_active_moves"] == theirs["fewest_stateful_active_moves"], anchor.name
+
+
+def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
+    """No round spreads owners wider than before the phase, or than the first round had to for lost owners."""
+    for name, phases in plain.items():
+        for phase in phases:
+            by_round = cast("list[float]", phase["stateful_imbalance_by_round"])
+            start = max(cast(float, phase["stateful_imbalance_before"]), by_round[0])
+            lost = "event" in phase or by_round[0] == start
+            allowed = start if lost else cast(float, phase["stateful_imbalance_before"])
+            assert max(by_round) <= allowed + 1e-9, f"{name}: {by_round}, before {phase['stateful_imbalance_before']}"
+
+
+def test_rounds_are_bounded_by_the_copies_to_warm(plain: dict[str, list[Json]]) -> None:
+    """A phase takes at most as many rounds as its warm-ups fill, and two more."""
+    for anchor in anchors("random"):
+        most = anchor.scenario().settings.max_warmup_replicas
+        for phase in plain[anchor.name]:
+            warm = sum(cast("list[int]", phase["warmups_by_round"]))
+            assert cast(int, phase["rounds"]) <= math.ceil(warm / most) + 2, anchor.name
+
+
+def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
+    """Both rack strategies read less across racks than Kafka Streams does, and groups are spread as `none` does."""
+    ours = theirs = 0.0
+    for anchor in filed:
+        if anchor.kafka["strategy"] == "none":
+            continue
+        for phase, other in zip(as_filed[anchor.name], anchor.kafka_phases, strict=False):
+            if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
+                ours += _number(phase, "cross_rack", "total_cost")
+                theirs += _number(other, "cross_rack", "total_cost")
+    assert ours < theirs
+
+
+def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed: list[Anchor]) -> None:
+    """With a non-overlap cost of 0 every settled phase costs at most what Kafka Streams' does."""
+    for anchor in filed:
+        scenario = anchor.scenario()
+        if anchor.kafka["strategy"] == "none" or "converge" not in anchor.kafka:
+            continue
+        free = replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_non_overlap_cost=0))
+        ours = cast("list[Json]", converge_of(free, run(free), keep=True, history=False)["phases"])
+        for number, (phase, other) in enumerate(zip(ours, anchor.kafka_phases, strict=False)):
+            if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
+                costs = [_number(each, "cross_rack", "total_cost") for each in (phase, other)]
+                assert costs[0] <= costs[1], f"{anchor.name} phase {number}"
+
+
+def test_net_moves_are_the_fewest_without_store_balance() -> None:
+    """With store balance off exactly as many owners move in every phase as instance balance needs."""
+    for anchor in anchors("random"):
+        scenario = anchor.scenario("none")
+        bare = replace(scenario, settings=replace(scenario.settings, store_balance=0.0))
+        for phase in cast("list[Json]", converge_of(bare, run(bare), keep=True, history=False)["phases"]):
+            assert phase["net_stateful_active_moves"] == phase["fewest_stateful_active_moves"], anchor.name
+
+
+def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
+    """With one-thread clients no group is spread wider than one."""
+    for anchor in (each for each in filed if each in anchors("random")):
+        scenario = anchor.scenario()
+        slots = {client.member.slots for client in scenario.clients}
+        slots |= {client.member.slots for event in scenario.events for client in event.add}
+        if scenario.settings.rack_aware_assignment_strategy == "balance_subtopology" and slots == {1}:
+            for phase in as_filed[anchor.name]:
+                assert _number(phase, "balance", "subtopology_active_worst") <= 1, anchor.name
+
+
+@pytest.mark.parametrize("largest_converged", [256, pytest.param(512, marks=pytest.mark.long)])
+@pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
+def test_scale_scenarios_are_sound(strategy: str, largest_converged: int) -> None:
+    """One assignment of every size is sound; up to so many tasks the group also converges."""
+    for anchor in anchors("scale"):
+        if anchor.kafka["strategy"] != strategy:
+            continue
+        scenario = anchor.scenario()
+        if len(scenario.tasks) <= largest_converged:
+            phases = enumerate(_phases(anchor))
+            found = [each for number, phase in phases for each in _sound(anchor.name, number, phase)]
+            assert not found, found[:10]
+        else:
+            group = group_of(scenario)
+            figures = single_of(scenario, group, assign(group.view(), scenario.settings))
+            assert figures["broken"] == [], anchor.name

@@ -1,0 +1,42 @@
+"""Worked examples, a file each: what every round assigns, and why it differs from Kafka Streams where it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from riffle_spark.simulate.figures import Json, converge_of
+from riffle_spark.simulate.group import run
+from riffle_spark.simulate.scenario import scenario_of
+from tests.kit.folders import DATA
+
+CASES = sorted((DATA / "assignor_cases").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_every_round_is_as_written_down(path: Path) -> None:
+    """The case's rounds, phase by phase, are the ones in its file."""
+    case = cast(Json, json.loads(path.read_text()))
+    scenario = scenario_of(cast(Json, case["scenario"]))
+    phases = cast("list[Json]", converge_of(scenario, run(scenario), keep=True, history=True)["phases"])
+    rounds = [[step["assignment"] for step in cast("list[Json]", phase["history"])] for phase in phases]
+    assert rounds == case["expected_rounds"], f"replay: riffle plan --history --scenario {path} (the scenario part)"
+
+
+def test_all_cases_are_there() -> None:
+    """KIP-441's, KIP-925's, the learner one and the edge cases: seventeen files."""
+    assert len(CASES) == 17
+
+
+def test_the_learner_case_goes_as_the_proposal_says() -> None:
+    """S4 learns T1 and takes it over, then S5 learns T3; S1 to S5 end with one task each."""
+    case = cast(Json, json.loads((DATA / "assignor_cases" / "kip441_learner_scale_up.json").read_text()))
+    _, fourth, fifth = cast("list[list[dict[str, dict[str, list[str]]]]]", case["expected_rounds"])
+    assert [step["S4"]["warmup"] for step in fourth] == [["0_0"], []]
+    assert [step["S5"]["warmup"] for step in fifth] == [["0_2"], []]
+    assert {member: len(held["active"]) for member, held in fifth[-1].items()} == dict.fromkeys(
+        ("S1", "S2", "S3", "S4", "S5"), 1
+    )

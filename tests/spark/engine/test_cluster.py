@@ -1,0 +1,201 @@
+"""Jobs of upkeep: one task on each executor, in a pool of their own, ended with the query."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.settings import Settings
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.background import Worker
+from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
+from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
+from riffle_spark.spark.warm import warm_up
+from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.worker.census import CensusOrder
+from riffle_spark.worker.upkeep_piece import UpkeepOrder
+from tests.kit.streams.streaming import settings_in, wait_for
+
+pytestmark = pytest.mark.cluster
+
+MASTER = "local-cluster[2,1,600]"
+LONG_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def two_executors(spark: SparkSession, tmp_path: Path) -> None:
+    """Wait for both."""
+    settings = settings_in(tmp_path)
+    assert len(inventory.await_executors(spark, settings, expected=2)) == 2
+
+
+@pytest.fixture
+def home(spark: SparkSession, tmp_path: Path) -> Home:
+    """A root in the test's folder, of this application's executors."""
+    application = inventory.application_id(spark)
+    live = frozenset(f"{application}/{executor.id}" for executor in inventory.executors(spark))
+    return Home(f"file://{tmp_path}/state", StoreOptions(), f"{tmp_path}/local", application, live, "0" * 32)
+
+
+def test_every_executor_answers_the_census_for_itself(spark: SparkSession, home: Home) -> None:
+    """Each executor has a folder of its own, and the second census finds the same members."""
+    cluster, executors = SparkCluster(spark), inventory.executors(spark)
+    found = cluster.census(executors, CensusOrder(home))
+    assert sorted(census.executor for census in found) == [executor.id for executor in executors]
+    assert len({census.member for census in found}) == 2
+    assert [census.error for census in found] == [None, None]
+    again = cluster.census(executors[:1], CensusOrder(home))
+    assert [(census.executor, census.member) for census in again] == [
+        (census.executor, census.member) for census in found if census.executor == executors[0].id
+    ]
+
+
+def test_only_executors_that_live_get_upkeep(spark: SparkSession, home: Home) -> None:
+    """An order for an executor that is gone is left out; the others are done, each by its own executor."""
+    cluster = SparkCluster(spark)
+    order = UpkeepOrder(home, "", 1, 0, {})
+    receipts = cluster.upkeep(dict.fromkeys(("0", "1", "77"), order))
+    assert sorted(receipt.executor for receipt in receipts) == ["0", "1"]
+    assert [receipt.errors for receipt in receipts] == [(), ()]
+    assert cluster.upkeep({"77": order}) == []
+
+
+def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: SparkSession, home: Home) -> None:
+    """Pool and tag are set while a job runs, its group stays the caller's, and afterwards all is as before."""
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "mine")
+    context.setJobGroup("batch", "the batch's own")
+    jobs = TaggedJobs(spark, UPKEEP_POOL)
+    names = ("spark.scheduler.pool", "spark.jobGroup.id", "spark.job.tags")
+    during = jobs.run(lambda: [context.getLocalProperty(name) for name in names], [])
+    assert during[:2] == [UPKEEP_POOL, "batch"]
+    assert during[2].startswith(UPKEEP_POOL)
+    assert [context.getLocalProperty(name) or None for name in names] == ["mine", "batch", None]
+    for name in names:
+        context.setLocalProperty(name, None)
+
+
+def sleeping(
+    spark: SparkSession, started: Path, seconds: float = LONG_SECONDS, tasks: int = 1
+) -> Callable[[], list[str]]:
+    """Return a job that says in a file that it began, and then takes its time, a minute."""
+
+    def sleep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        started.touch()
+        time.sleep(seconds)
+        yield from batches
+
+    return lambda: [row[0] for row in spark.range(0, tasks, 1, tasks).mapInArrow(sleep, "id long").collect()]
+
+
+def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: SparkSession, tmp_path: Path) -> None:
+    """The job ends with an error long before its minute is over, and is told from one that failed by itself."""
+    deadline, began = Deadline(spark, 1.0), time.monotonic()
+    with pytest.raises(Exception, match="cancelled"), deadline.watched():
+        sleeping(spark, tmp_path / "started")()
+    assert time.monotonic() - began < LONG_SECONDS / 2
+    assert deadline.passed
+    assert len(deadline.overdue) == 1
+    assert deadline.overdue[0] in {executor.id for executor in inventory.executors(spark)}
+
+
+def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
+    """While others hold all cores a job waits for longer than its deadline, and then runs."""
+    worker, deadline = Worker(), Deadline(spark, 3.0)
+    worker.submit(sleeping(spark, tmp_path / "busy", 5.0, tasks=2))
+    wait_for((tmp_path / "busy").exists, "the cores are taken")
+    with deadline.watched():
+        assert spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").count() == 2
+    assert (deadline.passed, deadline.overdue) == (False, ())
+    wait_for(lambda: not worker.busy(), "the cores are free")
+    worker.stop()
+
+
+def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkSession, tmp_path: Path) -> None:
+    """A job of a minute ends with the stop, as if it had answered nothing; other jobs of the session go on."""
+    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), Worker()
+    worker.submit(lambda: jobs.run(sleeping(spark, tmp_path / "started"), ["stopped"]))
+    wait_for((tmp_path / "started").exists, "the job runs")
+    began = time.monotonic()
+    jobs.stop(10)
+    jobs.stop(10)
+    wait_for(lambda: not worker.busy(), "the job has ended")
+    assert time.monotonic() - began < LONG_SECONDS / 2
+    assert worker.collect() == [["stopped"]]
+    assert jobs.run(lambda: ["ran"], ["stopped"]) == ["stopped"]
+    assert spark.range(3).count() == 3
+    worker.stop()
+
+
+def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark cannot cancel what has not begun: the stop waits for it to begin, and cancels it then."""
+    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), Worker()
+    about, asked = threading.Event(), threading.Event()
+
+    def late() -> list[str]:
+        about.set()
+        asked.wait(LONG_SECONDS)
+        time.sleep(0.5)
+        return sleeping(spark, tmp_path / "started")()
+
+    worker.submit(lambda: jobs.run(late, ["stopped"]))
+    assert about.wait(LONG_SECONDS)
+    stopping = threading.Thread(target=jobs.stop, args=(30,))
+    stopping.start()
+    asked.set()
+    stopping.join(LONG_SECONDS / 2)
+    assert not stopping.is_alive()
+    wait_for(lambda: not worker.busy(), "the job has ended")
+    assert worker.collect() == [["stopped"]]
+    worker.stop()
+
+
+def test_a_failure_that_no_stop_caused_is_told(spark: SparkSession) -> None:
+    """A job that fails by itself raises, and the next one runs."""
+    jobs = TaggedJobs(spark, UPKEEP_POOL)
+    with pytest.raises(ZeroDivisionError):
+        jobs.run(lambda: [1 / 0], [])
+    assert jobs.run(lambda: [1.0], []) == [1.0]
+
+
+def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """After a warm-up the Python workers of all executors hold a client of the query's store."""
+    settings = settings_in(tmp_path).but(expected_executors=2)
+    root = settings.root
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from riffle_spark.worker import member_folders
+
+        for _ in batches:
+            time.sleep(0.1)
+            holds = any(name == root for name, _ in member_folders._stores)
+            yield pa.record_batch({"executor": [member_folders.executor_id()], "holds": [holds]})
+
+    def seen() -> set[tuple[str, bool]]:
+        return {
+            tuple(row) for row in spark.range(0, 8, 1, 8).mapInArrow(look, "executor string, holds boolean").collect()
+        }
+
+    names = {executor.id for executor in inventory.executors(spark)}
+    assert not any(holds for _, holds in seen())
+    thread = warm_up(spark, settings)
+    thread.join(60)
+    assert not thread.is_alive()
+    wait_for(lambda: names <= {name for name, holds in seen() if holds}, "workers of all executors are ready")
+
+
+def test_a_warm_up_that_cannot_be_is_no_failure(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a root there is nothing to make ready: the job will say so, the warm-up only at level debug."""
+    with caplog.at_level(logging.DEBUG, logger="riffle_spark"):
+        thread = warm_up(spark, Settings())
+        thread.join(60)
+    assert not thread.is_alive()
+    assert [record.levelname for record in caplog.records if "were not warmed up" in record.message] == ["DEBUG"]

@@ -1,0 +1,97 @@
+"""Columns by the names that a query's user gives, and columns twice: as on Spark's own operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import __version__ as spark_version
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import Stateful, aggregate, count, min_, sum_, transform_with_state, transform_with_state_in_pandas
+from tests.kit.processors.columns import Columns
+from tests.kit.streams import native
+from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+CONF = native.CONF
+SCHEMA = "user string, s struct<x: string>, v long"
+OUTPUT = "key string, told string"
+ROWS = [{"user": "ann", "s": {"x": "in"}, "v": 1}]
+FORM = "pandas" if spark_version.startswith("4.0.") else "rows"
+MAKE = {"pandas": transform_with_state_in_pandas, "rows": transform_with_state}
+TOLD = "['user', 's', 'v', 'v', 1, 1]"
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    """Return rows with a column twice."""
+    feed = Feed(folder / "in", SCHEMA)
+    feed.add(ROWS)
+    return feed.stream(spark).select("user", "s", "v", "v")
+
+
+@pytest.mark.parametrize(("key", "found"), [("USER", "ann"), ("S.x", "in")])
+def test_a_processor_gets_the_rows_as_they_came(spark: SparkSession, key: str, found: str, tmp_path: Path) -> None:
+    """Whatever its key is: a column in another case, or a field."""
+    sink = Kept()
+    operator = MAKE[FORM](Columns(), key=key, output=OUTPUT, settings=settings_in(tmp_path))
+    run_to_end(stream(spark, tmp_path), operator.into(sink), tmp_path / "checkpoint")
+    assert sink.latest("key") == {found: {"told": TOLD}}
+
+
+def test_an_aggregate_goes_by_the_same_names(spark: SparkSession, tmp_path: Path) -> None:
+    """Of its key, of its order and of what is aggregated; a column that nobody asks for may be there twice."""
+    sink = Kept()
+    totals = aggregate(n=count(), total=sum_("W"), of=min_("S.x"))
+    operator = Stateful("totals", "USER", totals, order_by="S.X", settings=settings_in(tmp_path))
+    rows = stream(spark, tmp_path).selectExpr("*", "user as w_text", "cast(7 as long) as w")
+    run_to_end(rows, operator.into(sink), tmp_path / "checkpoint")
+    assert sink.latest("user") == {"ann": {"n": 1, "total": 7, "of": "in"}}
+
+
+def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Called by hand, or on Spark Connect, a batch is known by its rows' digest, whatever their columns are called."""
+    sink = Kept()
+    rows = spark.createDataFrame([("ann", 1)], "user string, v long").selectExpr("user", "v", "v", "v + 1 as V")
+    job = Stateful("totals", "user", aggregate(n=count()), settings=settings_in(tmp_path)).into(sink)
+    job(rows, 0)
+    job(rows, 0)
+    assert [report.decision for report in job.reports] == ["run", "repeat"]
+    assert sink.latest("user") == {"ann": {"n": 1}}
+
+
+def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
+    """With ``spark.sql.caseSensitive``, as in any query; no query is needed to be refused."""
+    from riffle_spark.spark.engine.routing import is_case_sensitive
+
+    assert not is_case_sensitive(spark)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert is_case_sensitive(spark)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
+    """Return what Spark's own operator makes of it."""
+    grouped, found = frame.groupBy(key), []
+    transform = grouped.transformWithStateInPandas if FORM == "pandas" else grouped.transformWithState
+    writer = transform(Columns(), OUTPUT, "update", "None").writeStream.outputMode("update")
+    writer = writer.foreachBatch(lambda frame, _: found.extend(map(tuple, frame.collect())))
+    query = writer.option("checkpointLocation", str(folder / "c")).trigger(availableNow=True).start()
+    assert query.awaitTermination(native.END_SECONDS)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("key", "column", "found"), [("USER", "USER", "ann"), ("S.x", "x", "in")])
+def test_so_does_spark(spark: SparkSession, key: str, column: str, found: str, tmp_path: Path) -> None:
+    """Its own operator on the same rows; where 4.3 shows such a key as one more column, before the others."""
+    shown = TOLD if FORM == "pandas" else f"['{column}', 'user', 's', 'v', 'v', {{'x': 'in'}}, 1, 1]"
+    told = [
+        (key, text.replace("Row(x='in')", "{'x': 'in'}"))
+        for key, text in natively(stream(spark, tmp_path), key, tmp_path)
+    ]
+    assert told == [(found, shown)]

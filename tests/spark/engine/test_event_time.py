@@ -1,0 +1,194 @@
+"""Watermarks on real queries: the one that ``withWatermark`` sets, an operator's own, and Spark's beside them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark import Stateful, StatefulJob, aggregate, count
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.blocks.block import Batch, Compute, Declared, Update
+from riffle_spark.spark.engine.intervals import interval_ms
+from riffle_spark.state.log.record import Record
+from tests.kit.streams.newest import assert_newest
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, records, run_to_end, settings_in, start
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+CONF = {
+    # Spark's own operator then runs the same batches as ours: one a file, and none without rows.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # A session elsewhere: event times are instants all the same.
+    "spark.sql.session.timeZone": "America/New_York",
+}
+BEGIN = datetime(2024, 5, 1, tzinfo=timezone.utc)
+BEGIN_MS = round(BEGIN.timestamp() * 1000)
+DELAY = "10 seconds"
+
+
+class ByEventTime:
+    """A count per key that says that its timers go by event time; it has none."""
+
+    def __init__(self) -> None:
+        self._count: Compute = aggregate(rows=count())
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare what a count does, and the mode."""
+        return replace(self._count.declare(key, rows), time_mode="EventTime")
+
+    def __call__(self, batch: Batch) -> Update:
+        """Count."""
+        return self._count(batch)
+
+
+def event(key: str, seconds: float) -> Mapping[str, object]:
+    """Return an event so many seconds after the beginning."""
+    return {"k": key, "ts": (BEGIN + timedelta(seconds=seconds)).isoformat()}
+
+
+def after_begin(record: Record) -> tuple[float, float]:
+    """Return the late watermark and the watermark of a record, in seconds after the beginning."""
+    assert record.late_watermark_ms is not None
+    assert record.watermark_ms is not None
+    return (record.late_watermark_ms - BEGIN_MS) / 1000, (record.watermark_ms - BEGIN_MS) / 1000
+
+
+def batches(folder: Path) -> list[Record]:
+    """Return the records of the batches, in order."""
+    return [record for record in records(f"file://{folder}/state") if record.kind == "batch"]
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    """Eight batches of events that move on by five seconds a batch, and some of which are up to 30 seconds late."""
+    chance = random.Random(7)
+    made = Feed(tmp_path / "in", "k string, ts timestamp")
+    for batch in range(8):
+        times = {round(5 * batch + chance.uniform(-30, 5), 6) for _ in range(12)}
+        made.add(event(chance.choice("abc"), time) for time in sorted(times))
+    return made
+
+
+def counting(folder: Path, compute: Compute | None = None, watermark: tuple[str, str] | None = None) -> StatefulJob:
+    """Return a job that counts rows per key."""
+    operator = Stateful(
+        "seen", "k", compute or aggregate(rows=count()), settings=settings_in(folder), watermark=watermark
+    )
+    return operator.into(Kept())
+
+
+def sparks_own(stream: DataFrame, folder: Path) -> tuple[list[int], list[int], DataFrame]:
+    """Let Spark count the same: rows dropped in each batch, each batch's watermark (ms), and rows that stayed by key.
+
+    With the event time in the key, its aggregation drops late rows by the same rule as its other operators.
+    """
+    kept: dict[str, int] = {}
+
+    def sink(frame: DataFrame, _: int) -> None:
+        for key, rows in frame.groupBy("k").agg(F.count(F.lit(1))).collect():
+            kept[key] = kept.get(key, 0) + rows
+
+    counted = stream.withWatermark("ts", DELAY).groupBy("k", "ts").count()
+    writer = counted.writeStream.outputMode("update").foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
+    assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+    dropped = [progress.stateOperators[0].numRowsDroppedByWatermark for progress in query.recentProgress]
+    marks = [datetime.fromisoformat(p.eventTime["watermark"].replace("Z", "+00:00")) for p in query.recentProgress]
+    stayed = stream.sparkSession.createDataFrame(list(kept.items()), "k string, rows long")
+    return dropped, [round(mark.timestamp() * 1000) for mark in marks], stayed
+
+
+def test_late_rows_and_watermarks_are_sparks_own(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """Over the same batches Spark drops as many rows in each, keeps as many of each key, and is as far in time."""
+    dropped, marks, stayed = sparks_own(feed.stream(spark), tmp_path / "native")
+    job = counting(tmp_path, watermark=("ts", DELAY))
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert sum(dropped) > 5
+    assert [report.late_rows for report in job.reports] == dropped
+    assert [0, *(report.watermark_ms for report in job.reports)][: len(marks)] == marks
+    assert_newest(job.parts[0][1], stayed)
+
+
+def test_the_batch_keeps_what_with_watermark_says(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """An operator of event time finds column and delay in the batch; Spark, which counts the same, agrees on it."""
+    job = counting(tmp_path, ByEventTime())
+    stream = feed.stream(spark).withWatermark("ts", "7 seconds").select(F.col("ts").alias("at"), "k")
+    query = start(stream, job, tmp_path / "checkpoint", processingTime="0 seconds")
+    query.processAllAvailable()
+    query.stop()
+    told = batches(tmp_path)
+    assert len(told) == 8
+    sparks = [int(record.offsets.split('"batchWatermarkMs":')[1].split(",")[0]) for record in told if record.offsets]
+    assert [0, *(record.watermark_ms for record in told)][:8] == sparks
+    assert sum(report.late_rows for report in job.reports) > 0
+
+
+def test_available_now_asks_for_a_last_pass(spark: SparkSession, tmp_path: Path) -> None:
+    """What a batch brings is in force with its own commit, so a later run's rows are late by it."""
+    feed = Feed(tmp_path / "in", "k string, ts timestamp")
+    job = counting(tmp_path, ByEventTime())
+    for seconds in (100, 200):
+        feed.add([event("a", seconds)])
+        run_to_end(feed.stream(spark).withWatermark("ts", DELAY), job, tmp_path / "checkpoint")
+    assert [after_begin(record) for record in batches(tmp_path)] == [(90, 90), (190, 190)]
+    feed.add([event("a", 190), event("a", 190.001)])
+    query = start(
+        feed.stream(spark).withWatermark("ts", DELAY), job, tmp_path / "checkpoint", processingTime="0 seconds"
+    )
+    query.processAllAvailable()
+    query.stop()
+    assert after_begin(batches(tmp_path)[-1]) == (190, 190)
+    assert job.reports[-1].late_rows == 1
+
+
+def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark takes such a column for UTC, wherever the session is."""
+    feed = Feed(tmp_path / "in", "k string, ts timestamp_ntz")
+    for seconds in (0, 100, 89):
+        feed.add([{"k": "a", "ts": (BEGIN + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")}])
+    job = counting(tmp_path, ByEventTime(), watermark=("ts", "10 s"))
+    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert [after_begin(record) for record in batches(tmp_path)] == [(-10, -10), (90, 90), (90, 90)]
+    assert [report.late_rows for report in job.reports] == [0, 0, 1]
+
+
+def test_event_time_without_a_watermark_is_refused(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
+    """Nothing runs; the sentence says how to set one. A window alone has no event time."""
+    job = counting(tmp_path, ByEventTime())
+    with pytest.raises(ConfigError, match="call withWatermark"):
+        job(feed.table(spark), 0)
+    with pytest.raises(ConfigError, match="there is no such column"):
+        counting(tmp_path, watermark=("at", DELAY))(feed.table(spark), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("10 minutes", 600_000), ("1 hour", 3_600_000), ("1 hour 30 minutes", 5_400_000), ("0 seconds", 0),
+        ("1.5 seconds", 1_500), ("250 milliseconds", 250), ("interval 2 DAYS", 172_800_000), ("5s", 5_000),
+        ("2 weeks", 1_209_600_000),
+    ],
+)  # fmt: skip
+def test_intervals_are_read_as_spark_writes_them(text: str, milliseconds: int) -> None:
+    """Numbers and units, in any case; ours too."""
+    assert interval_ms(text, "watermark") == milliseconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ten minutes", "10", "minutes", "-1 second", "1 month", "10 minutes ago", "1 2 s"]
+)
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    """A month has no length, and a delay is not negative."""
+    with pytest.raises(ConfigError, match="is no interval"):
+        Stateful("seen", "k", aggregate(rows=count()), watermark=("ts", text))

@@ -1,0 +1,110 @@
+"""Where slots cannot be placed they are hashed: one warning, the same results, classic or on Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.spark.engine import kept_result, placed
+from tests.kit.folders import APPS
+from tests.kit.streams.streaming import Feed, Kept, rest, run_to_end, settings_in
+
+pytestmark = pytest.mark.spark
+
+APP = APPS / "connect_app.py"
+TIMEOUT_SECONDS = 240
+WARNING = "slots are hash-placed from now on, results are the same"
+
+
+def batch(number: int) -> list[dict[str, object]]:
+    """Return a batch's rows: thirty, of three keys."""
+    return [{"k": n % 3, "v": number} for n in range(30)]
+
+
+def test_a_spark_without_the_placed_plan_gets_hash_placement(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the JVM has no such class, there is one warning for all batches, and nothing else changes."""
+    monkeypatch.setattr(
+        placed.handles, "scala_seq", lambda jvm, items: jvm.org.apache.spark.riffle.NoSuchSeq(len(items))
+    )
+    feed = Feed(tmp_path / "in", "k long, v long")
+    for number in range(3):
+        feed.add(batch(number))
+    rows = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(rows)
+    with caplog.at_level(logging.WARNING, logger="riffle_spark"):
+        run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
+    assert [message for message in caplog.messages if WARNING in message] == caplog.messages[:1] != []
+    assert rows.latest("k") == {k: {"rows": 30, "total": 30} for k in range(3)}
+    assert [(report.rows, report.misses) for report in job.reports] == [(30, 0)] * 3
+    assert not any(report.placed for report in job.reports)
+
+
+def test_snapshots_are_taken_where_nothing_can_be_placed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upkeep falls back as batches do: chains are cut by snapshots, and no batch warns of one that failed."""
+    monkeypatch.setattr(
+        placed.handles, "scala_seq", lambda jvm, items: jvm.org.apache.spark.riffle.NoSuchSeq(len(items))
+    )
+    settings = settings_in(tmp_path, snapshot_chain_links=3)
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
+    for number in range(6):
+        job(spark.range(24).selectExpr("id k"), number)
+        rest(job)
+    assert not any(report.placed for report in job.reports)
+    assert sum(report.snapshots for report in job.reports) >= 8
+    assert [warning for report in job.reports for warning in report.warnings if "snapshot" in warning] == []
+
+
+def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows are counted anew, plans have no size, and what is kept goes later, with a warning."""
+
+    def no_such(*_: object) -> None:
+        raise AttributeError("no such method")
+
+    monkeypatch.setattr(kept_result.handles, "observed", no_such)
+    monkeypatch.setattr(kept_result.handles, "checkpointed", no_such)
+    rows = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(rows)
+    with caplog.at_level(logging.WARNING, logger="riffle_spark"):
+        job(spark.range(24).selectExpr("id k"), 0)
+    assert rows.latest("k") == {k: {"rows": 1} for k in range(24)}
+    assert job.reports[0].rows == 24
+    assert any("kept until its last reference" in message for message in caplog.messages)
+
+
+def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
+    """Without any JVM handle state is kept, a repeated batch is known by its rows' digest, one warning is given."""
+    feed = Feed(tmp_path / "in", "k long, v long")
+    for number in range(4):
+        feed.add(batch(number))
+    (tmp_path / "later").mkdir()
+    (feed.folder / "0003.json").rename(tmp_path / "later" / "0003.json")
+    environment = {**os.environ, "SPARK_LOCAL_DIRS": str(tmp_path / "spark")}
+    done = subprocess.run(
+        [sys.executable, str(APP), str(tmp_path)],
+        capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, env=environment,
+    )  # fmt: skip
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told[-4000:]
+    reports = [json.loads(line) for line in (tmp_path / "reports.jsonl").read_text().splitlines()]
+    ran = [(0, "run"), (1, "run"), (2, "run"), (2, "repeat"), (3, "run")]
+    assert [(report["version"], report["decision"]) for report in reports] == ran
+    assert not any(report["placed"] for report in reports if report["decision"] == "run")
+    assert len({report["query_id"] for report in reports}) == 1
+    lines = [line for file in (tmp_path / "out" / "0003").glob("*.json") for line in file.read_text().splitlines()]
+    totals = {row["k"]: (row["rows"], row["total"]) for row in map(json.loads, lines)}
+    assert totals == dict.fromkeys(range(3), (40, 60))
+    assert told.count(WARNING) == 2, "one for each start of the query"

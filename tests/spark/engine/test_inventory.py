@@ -1,0 +1,143 @@
+"""Which executors get tasks, why others are gone, and whether a query is asked to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from apps.demo.servers.guard import descendants
+from riffle_spark.protocol.ports import Executor
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.cluster import SparkCluster
+from riffle_spark.worker.member_folders import executor_id
+from tests.kit.streams.streaming import PATIENCE_SECONDS, settings_in, wait_for
+
+pytestmark = pytest.mark.cluster
+
+MASTER = "local-cluster[2,1,600]"
+CONF = {
+    "spark.decommission.enabled": "true",
+    "spark.excludeOnFailure.enabled": "true",
+    "spark.excludeOnFailure.application.maxFailedTasksPerExecutor": "1",
+    "spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor": "1",
+    "spark.excludeOnFailure.stage.maxFailedTasksPerExecutor": "1",
+    "spark.excludeOnFailure.timeout": "20s",
+}
+
+
+@pytest.fixture
+def two(spark: SparkSession, tmp_path: Path) -> tuple[Executor, ...]:
+    """Two executors; where an earlier test took some away, Spark starts others."""
+    context = spark.sparkContext
+    context._jsc.sc().requestTotalExecutors(2, 0, context._jvm.PythonUtils.toScalaMap({}))
+    return inventory.await_executors(spark, settings_in(tmp_path), expected=2)
+
+
+def ids(spark: SparkSession) -> set[str]:
+    """Return the ids of the executors that get tasks."""
+    return {executor.id for executor in inventory.executors(spark)}
+
+
+def pid_of(spark: SparkSession, executor: Executor) -> int:
+    """Return an executor's process id: it is a child of this test's own JVM."""
+    words = [b"--executor-id", executor.id.encode(), spark.sparkContext.applicationId.encode()]
+    for pid in descendants(os.getpid()):
+        line = _command(pid)
+        if all(word in line for word in words) and line[line.index(words[0]) + 1] == words[1]:
+            return pid
+    raise AssertionError(executor)
+
+
+def _command(pid: int) -> list[bytes]:
+    """Return a process's command line, nothing if it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSession, two: tuple[Executor, ...]) -> None:
+    """From the notice on it gets no tasks, and that it went was planned; while it goes and when it is gone."""
+    leaving, staying = two
+    os.kill(pid_of(spark, leaving), signal.SIGPWR)
+    wait_for(lambda: leaving.id not in ids(spark), "Spark knows that it leaves")
+    assert SparkCluster(spark).planned([leaving.id, staying.id, "77"]) == {leaving.id}
+    told = spark.sparkContext._jsc.sc().statusStore().executorSummary
+    wait_for(lambda: told(leaving.id).removeReason().isDefined(), "it is gone")
+    assert "decommission" in str(told(leaving.id).removeReason().get())
+    assert SparkCluster(spark).planned([leaving.id]) == {leaving.id}
+
+
+def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSession, two: tuple[Executor, ...]) -> None:
+    """Dynamic allocation takes executors away like this."""
+    leaving = two[0]
+    assert spark.sparkContext._jsc.sc().killExecutor(leaving.id)
+    assert leaving.id not in ids(spark)
+    assert inventory.planned(spark, [leaving.id]) == {leaving.id}
+
+
+def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor, ...]) -> None:
+    """A killed process is soon gone from the list, and it was not planned."""
+    os.kill(pid_of(spark, two[1]), signal.SIGKILL)
+    wait_for(lambda: two[1].id not in ids(spark), "Spark has noticed")
+    assert inventory.planned(spark, [two[1].id]) == frozenset()
+    assert "137" in inventory.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
+
+
+@pytest.mark.long
+def test_an_excluded_executor_is_left_out_until_it_may_be_used_again(
+    spark: SparkSession, two: tuple[Executor, ...]
+) -> None:
+    """Where Spark excludes executors whose tasks fail, it gives them none, so they are not listed meanwhile."""
+    bad = two[0].id
+
+    def fail_there(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if executor_id() == bad:
+            raise RuntimeError("this executor's disk is bad")
+        time.sleep(0.2)
+        yield from batches
+
+    assert len(spark.range(0, 4, 1, 4).mapInArrow(fail_there, "id long").collect()) == 4
+    wait_for(lambda: ids(spark) == {two[1].id}, "it is excluded")
+    wait_for(lambda: ids(spark) == {bad, two[1].id}, "it may be used again")
+
+
+def test_executors_are_described_by_host_and_cores(two: tuple[Executor, ...]) -> None:
+    """Each has the host that placement names it by, and its number of cores."""
+    assert [executor.cores for executor in two] == [1, 1]
+    assert {executor.host for executor in two} < {"127.0.0.1", "localhost"}
+
+
+def test_a_batch_that_waits_sees_that_its_query_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    """The batch ends when it is told so, and ``query.stop()`` returns soon, with nothing delivered."""
+    waiting, ended = threading.Event(), threading.Event()
+
+    def wait(batch: DataFrame, _: int) -> None:
+        assert not inventory.is_stopping(batch)
+        waiting.set()
+        deadline = time.monotonic() + 60
+        while not inventory.is_stopping(batch) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        ended.set()
+        raise InterruptedError("java.lang.InterruptedException: the query was stopped")
+
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+    query = rows.writeStream.foreachBatch(wait).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    assert waiting.wait(60)
+    began = time.monotonic()
+    query.stop()
+    assert time.monotonic() - began < 30
+    assert ended.is_set()
+
+
+def test_a_batch_without_a_query_is_never_stopping(spark: SparkSession) -> None:
+    """A job that is called directly runs to its end."""
+    assert not inventory.is_stopping(spark.range(1))

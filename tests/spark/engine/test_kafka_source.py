@@ -1,0 +1,38 @@
+"""Jobs that read a real broker: state by key in the order of offsets, and a warning where a batch has no bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from apps.demo.jars import connector_jars
+from apps.demo.servers import KafkaBroker
+from tests.kit.folders import APPS
+from tests.kit.streams.streaming import told_by
+
+pytestmark = pytest.mark.cluster
+
+APP = APPS / "kafka_app.py"
+EVENTS, KEYS = 120, 5
+TIMEOUT_SECONDS = 240
+
+
+@pytest.mark.long
+def test_only_an_unbounded_kafka_source_is_warned_of(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """With ``maxOffsetsPerTrigger`` there is no warning, without it there is one a query, whatever the trigger."""
+    kafka_broker.create_topic("events", partitions=2)
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.bootstrap)
+    for number in range(EVENTS):
+        key = number % KEYS
+        producer.send("events", key=f"k{key}".encode(), value=f"v{number}".encode(), partition=key % 2)
+    producer.close()
+    jars = ",".join(str(jar) for jar in connector_jars())
+    told = told_by(APP, str(tmp_path), kafka_broker.bootstrap, "events", jars, seconds=TIMEOUT_SECONDS)
+    assert [(job["name"], job["warned"]) for job in told] == [
+        ("bounded", 0), ("bounded", 0), ("unbounded", 1), ("unbounded", 1),
+    ]  # fmt: skip
+    assert [len(job["batches"]) > 1 for job in told] == [True, True, False, False]
+    expected = {f"k{k}": {"rows": EVENTS // KEYS, "last": f"v{EVENTS - KEYS + k}"} for k in range(KEYS)}
+    assert [job["latest"] for job in told] == [expected] * 4

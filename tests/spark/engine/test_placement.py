@@ -1,0 +1,169 @@
+"""Slots run on the executors they were given to: counted over random assignments, by receipts and by Spark itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import Stateful, aggregate, count
+from riffle_spark.messages.slot_orders import Order, Receipt
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.ownership.members import Seat
+from riffle_spark.protocol.ownership.slots import laid_out
+from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.spark.engine import inventory, placed
+from riffle_spark.spark.engine.placed import PlacedFrames
+from riffle_spark.spark.engine.routing import arrow_schema
+from riffle_spark.spark.engine.spark_batch import SparkWork
+from riffle_spark.spark.job import home_of
+from tests.kit.streams.streaming import Kept, job_group, settings_in
+
+pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
+MASTER = "local-cluster[3,1,600]"
+MOST_BATCHES = 20
+TOTAL, ROWS = 32, 500
+
+
+@pytest.fixture(scope="module")
+def executors(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Executor, ...]:
+    """Wait for all three."""
+    found = inventory.await_executors(spark, settings_in(tmp_path_factory.mktemp("none")), expected=3)
+    assert len(found) == 3
+    return found
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    """Return rows of every key-group."""
+    return spark.range(ROWS).selectExpr("id k")
+
+
+class Slots:
+    """Batches of one operator, run on layouts that a test makes up."""
+
+    def __init__(self, spark: SparkSession, executors: tuple[Executor, ...], folder: Path) -> None:
+        self._settings = settings_in(folder)
+        home = home_of(spark, self._settings)
+        # Whoever is not listed as alive may lose its folder to the next that claims one.
+        self._home = replace(home, live=frozenset(f"{home.application}/{executor.id}" for executor in executors))
+        self._operator: Operator = operator_of("totals", ["k"], aggregate(rows=count()), (), arrow_schema(rows(spark)))
+        self._frames = PlacedFrames()
+        self.kept = Kept()
+
+    def work(self, batch: DataFrame) -> SparkWork:
+        """Return the work of one batch."""
+        return SparkWork(batch, [self._operator], {"totals": self.kept}, self._frames, self._home, self._settings)
+
+    def order(self, layout: Layout, version: int) -> Order:
+        """Return what the slots of a layout are told; the state is empty at every version."""
+        operator = self._operator
+        return Order(
+            home=self._home, schema=operator.schema, compute=operator.compute, output=operator.declared.output,
+            rows=operator.rows, per_key_group=False, order_by=(), total=TOTAL, epoch=1, sequence=version,
+            version=version, time_ms=0, watermark_ms=None, slots=layout.orders(), entries={},
+        )  # fmt: skip
+
+
+def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> Layout:
+    """Return a layout in which every key-group has any owner."""
+    members = {executor.id: Seat(executor.id, executor) for executor in executors}
+    return laid_out(members, {key_group: chance.choice(executors).id for key_group in range(TOTAL)})
+
+
+def failed(receipts: Sequence[Receipt]) -> list[object]:
+    """Return what went wrong in slots, which answer it and do not fail."""
+    return [receipt.error for receipt in receipts if receipt.error is not None]
+
+
+def ran_elsewhere(layout: Layout, receipts: list[Receipt]) -> list[Receipt]:
+    """Return the receipts of slots that ran on another executor than the layout says."""
+    wanted = {slot.number: slot.executor for slot in layout.slots}
+    return [receipt for receipt in receipts if receipt.executor != wanted[receipt.slot]]
+
+
+@pytest.mark.parametrize("batches", [6, pytest.param(20, marks=pytest.mark.long)])
+def test_every_slot_of_random_assignments_runs_where_wanted(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, batches: int
+) -> None:
+    """All slots of some batches, each with a new random owner of every key-group, run on their owners' executors."""
+    chance, slots, seen = random.Random(20), Slots(spark, executors, tmp_path), 0
+    for version in range(batches):
+        layout = random_layout(chance, executors)
+        work = slots.work(rows(spark))
+        receipts = list(work.run(layout, [slots.order(layout, version)]))
+        assert {receipt.slot for receipt in receipts} == set(layout.orders())
+        assert failed(receipts) == []
+        assert ran_elsewhere(layout, receipts) == []
+        assert work.placed()
+        seen += len(receipts)
+        work.release()
+    assert seen == batches * len(executors)
+
+
+def test_spark_agrees_who_ran_which_slot(spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path) -> None:
+    """The status store's list of tasks names the executor that each receipt names, partition by partition."""
+    slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(3), executors)
+    with job_group(spark, "who-ran-what") as tasks:
+        receipts = slots.work(rows(spark)).run(layout, [slots.order(layout, 0)])
+    listed = [task for task in tasks() if task.taskMetrics().get().shuffleReadMetrics().recordsRead() > 0]
+    told = {layout.slots[task.index()].number: task.executorId() for task in listed}
+    assert told == {receipt.slot: receipt.executor for receipt in receipts}
+    assert {task.taskLocality() for task in listed} == {"PROCESS_LOCAL"}
+
+
+def test_rows_are_counted_on_both_sides_of_the_shuffle(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
+) -> None:
+    """Spark's own metric beside the kept result counts the rows that go in, receipts those that come out."""
+    slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(4), executors)
+    work = slots.work(rows(spark).where("k < 321"))
+    receipts = work.run(layout, [slots.order(layout, 0)])
+    assert work.routed() == {"totals": 321}
+    assert work.recount("totals") == sum(receipt.rows for receipt in receipts) == 321
+
+
+def test_rows_of_another_attempt_are_never_delivered(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
+) -> None:
+    """A kept block of an attempt that is not the receipts' stops the sink with an outcome that leads to another run."""
+    slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(5), executors)
+    work = slots.work(rows(spark))
+    first, *others = work.run(layout, [slots.order(layout, 0)])
+    assert failed([first, *others]) == []
+    with pytest.raises(StaleRows):
+        work.deliver([replace(first, attempt="1-lost"), *others], Delivery(0, "d"))
+    assert slots.kept.deliveries == {}
+    work.deliver([first, *others], Delivery(0, "d"))
+    assert len(slots.kept.deliveries["d"]) == ROWS
+
+
+def test_a_job_follows_its_executors(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever executors are there, no slot is missed and state comes along; those that come take part once they were
+    asked, and a frame is built once an assignment.
+    """
+    chance, built, live = random.Random(6), [], [executors]
+    place: Callable[..., DataFrame] = placed.placed
+    monkeypatch.setattr(placed, "placed", lambda *given: built.append(given) or place(*given))
+    monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
+    kept = Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    for _ in range(4):
+        others = [e for e in (executors, executors[:2], executors[1:], executors[::2]) if e != live[-1]]
+        live.append(chance.choice(others))
+        for _ in range(MOST_BATCHES):
+            job(rows(spark).selectExpr("k % 50 k"), len(job.reports))
+            assert set(job.reports[-1].owners) <= {executor.id for executor in live[-1]}
+            if set(job.reports[-1].owners) == {executor.id for executor in live[-1]}:
+                break
+        assert set(job.reports[-1].owners) == {executor.id for executor in live[-1]}
+    assert [report.misses for report in job.reports] == [0] * len(job.reports)
+    assert all(report.placed for report in job.reports)
+    assert kept.latest("k") == {k: {"rows": 10 * len(job.reports)} for k in range(50)}
+    of_batches = [layout for _, layout in built if any(slot.key_groups for slot in layout.slots)]
+    assert len(of_batches) == sum(bool(report.moves) for report in job.reports)

@@ -1,0 +1,205 @@
+"""The frame that a sink gets stands in plans any number of times, as a plain one would."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
+from riffle_spark.errors import UnavailableError
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
+from riffle_spark.protocol.ports import StaleRows
+from riffle_spark.spark.engine.kept_result import GONE
+from riffle_spark.spark.engine.spark_batch import _rows_of, _told_as_stale_rows
+from tests.kit.processors.visits import Visits
+from tests.kit.streams import sink_idioms
+from tests.kit.streams.sink_idioms import IDIOMS, found
+from tests.kit.streams.streaming import Kept, rest, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+cloudpickle.register_pickle_by_value(sink_idioms)  # Python workers cannot import a test's module.
+
+SCHEMA = "user string, amount long"
+OUTPUT = "user string, visits long, total long"
+ADAPTIVE = "spark.sql.adaptive.enabled"
+
+
+def amounts() -> list[dict[str, object]]:
+    """Return a batch of rows: a user a letter, the third with three times the first's amount."""
+    return [{"user": user, "amount": at + 1} for at, user in enumerate("abcde")]
+
+
+def batch(spark: SparkSession) -> DataFrame:
+    """Return it as a frame."""
+    return spark.createDataFrame([tuple(row.values()) for row in amounts()], SCHEMA)
+
+
+def operator(kind: str, folder: Path, **given: object) -> Stateful:
+    """Return running totals, computed by aggregates or by a processor."""
+    settings = settings_in(folder, **given)
+    if kind == "processor":
+        return transform_with_state(Visits(), key="user", output=OUTPUT, settings=settings)
+    return Stateful("totals", "user", aggregate(visits=count(), total=sum_("amount")), settings=settings)
+
+
+class Trying:
+    """A sink that tries every idiom on its frame and remembers what it found."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.ours: dict[str, str] = {}
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Try all."""
+        self.calls.append(batch_id)
+        for idiom in IDIOMS:
+            try:
+                self.ours[idiom] = found(idiom, rows)
+            except Exception:  # noqa: BLE001 - whatever went wrong belongs to this idiom alone
+                self.ours[idiom] = traceback.format_exc(limit=1)
+
+
+WAYS = [
+    "aggregate, not adaptive",
+    "processor, adaptive",
+    pytest.param("aggregate, adaptive", marks=pytest.mark.long),
+    pytest.param("processor, not adaptive", marks=pytest.mark.long),
+    pytest.param("sealed, not adaptive", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(spark: SparkSession) -> dict[str, str]:
+    """What every idiom finds in a plain frame of the rows that the first batch delivers."""
+    rows = spark.createDataFrame([(row["user"], 1, row["amount"]) for row in amounts()], OUTPUT)
+    return {idiom: found(idiom, rows) for idiom in IDIOMS}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def tried(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Trying:
+    """What the sink of a batch found, for a kind of operator and a way of planning."""
+    kind, planning = request.param.split(", ")
+    trying = Trying()
+    job = operator(kind, tmp_path_factory.mktemp("tried"), deliver_after_commit=kind == "sealed").into(trying)
+    spark.conf.set(ADAPTIVE, str(planning == "adaptive").lower())
+    job(batch(spark), 0)
+    assert [report.runs for report in job.reports] == [1]
+    return trying
+
+
+@pytest.mark.parametrize("idiom", IDIOMS)
+def test_what_is_done_with_the_frame_finds_what_it_would_in_a_plain_one(
+    tried: Trying, plain: dict[str, str], idiom: str
+) -> None:
+    """Unions, joins, views, writes, whatever clears caches: the rows are those of a plain frame, in one run."""
+    assert tried.ours[idiom] == plain[idiom]
+    assert tried.calls == [0]
+
+
+def drop_all_rdds(spark: SparkSession) -> None:
+    """Release every RDD that Spark keeps, whoever's it is."""
+    for rdd in spark.sparkContext._jsc.getPersistentRDDs().values():
+        rdd.unpersist(True)
+
+
+def test_rows_that_are_lost_are_found_out_however_the_error_is_wrapped(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's own writers and a sink's own errors hide the cause: the batch runs again until its rows stay."""
+    calls: list[str] = []
+
+    def sink(rows: DataFrame, batch_id: int, delivery_id: str) -> None:
+        calls.append(delivery_id)
+        if len(calls) < 3:
+            drop_all_rdds(spark)
+        try:
+            rows.write.format("noop").mode("append").save()
+        except Exception as error:
+            if len(calls) == 2:
+                raise RuntimeError("the table could not be written") from error
+            raise
+
+    job = operator("aggregate", tmp_path).into(sink)
+    job(batch(spark), 0)
+    assert [report.runs for report in job.reports] == [3]
+    assert len(calls) == 3
+    assert len(set(calls)) == 1
+
+
+def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    """A sink that releases what is not its own is not told of lost executors; without it the query goes on."""
+    kept = Kept()
+
+    def sink(rows: DataFrame, batch_id: int) -> None:
+        drop_all_rdds(spark)
+        rows.collect()
+
+    with pytest.raises(UnavailableError, match="no executor was seen to go: a part of it is gone") as caught:
+        operator("aggregate", tmp_path, batch_attempts=2).into(sink)(batch(spark), 0)
+    assert "run 2 times" in caught.value.problem
+    assert "releases RDDs which are not its own" in caught.value.remedy
+    operator("aggregate", tmp_path).into(kept)(batch(spark), 0)
+    assert kept.latest("user")["b"] == {"visits": 1, "total": 2}
+
+
+def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: Path) -> None:
+    """What is kept for a batch is dropped with it; a frame that a sink held back fails and computes nothing again."""
+    frames: list[DataFrame] = []
+    persisted = spark.sparkContext._jsc.getPersistentRDDs
+    before, sealed = set(persisted()), tmp_path / "state"
+    job = operator("aggregate", tmp_path).into(lambda rows, _: frames.append(rows))
+    for number in range(2):
+        job(batch(spark), number)
+    assert len(frames) == 2
+    assert set(persisted()) <= before
+    rest(job)
+    objects = sorted(path for path in sealed.rglob("*") if path.is_file())
+    for frame in frames:
+        with pytest.raises(Exception, match=GONE):
+            frame.collect()
+    assert sorted(path for path in sealed.rglob("*") if path.is_file()) == objects
+
+
+def test_plans_know_how_large_the_frame_is(spark: SparkSession, tmp_path: Path) -> None:
+    """A small result is broadcast, as any small frame is, where nothing is planned anew while it runs."""
+    plans: list[str] = []
+
+    def sink(rows: DataFrame, batch_id: int) -> None:
+        joined = spark.range(10**9).join(rows, F.col("id") == rows.total)
+        plans.append(joined._jdf.queryExecution().executedPlan().toString())
+
+    spark.conf.set(ADAPTIVE, "false")
+    operator("aggregate", tmp_path).into(sink)(batch(spark), 0)
+    assert "BroadcastHashJoin" in plans[0]
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "in words of its own"])
+def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_path: Path, *, wrapped: bool) -> None:
+    """Spark's words for a column that is not there show the frame's plan: the batch fails at once, with these words."""
+    calls: list[int] = []
+
+    def sink(rows: DataFrame, batch_id: int) -> None:
+        calls.append(batch_id)
+        try:
+            rows.orderBy("usr").collect()
+        except AnalysisException as error:
+            if wrapped:
+                raise RuntimeError(f"the table could not be written: {error}") from None
+            raise
+
+    with pytest.raises(RuntimeError if wrapped else AnalysisException, match="UNRESOLVED_COLUMN"):
+        operator("aggregate", tmp_path).into(sink)(batch(spark), 0)
+    assert calls == [0]
+
+
+def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
+    """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
+    kept = spark.createDataFrame([("theirs", None, "ann")], f"{ATTEMPT} string, {RECEIPT} string, user string")
+    rows = _rows_of(kept, ["ours"], pa.schema([("user", pa.string())]))
+    with pytest.raises(StaleRows), _told_as_stale_rows():
+        rows.collect()

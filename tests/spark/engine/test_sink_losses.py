@@ -1,0 +1,113 @@
+"""The executor that holds a batch's rows dies while the sink reads them: the batch comes again before the commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import Stateful, aggregate, count, sum_, together, transform_with_state
+from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.kept_result import GONE, is_told
+from tests.kit.processors.visits import Visits
+from tests.kit.streams import sink_idioms
+from tests.kit.streams.sink_idioms import IDIOMS, found
+from tests.kit.streams.streaming import committed, executor_processes, settings_in
+
+pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
+cloudpickle.register_pickle_by_value(sink_idioms)  # Python workers cannot import a test's module.
+
+MASTER = "local-cluster[1,1,600]"
+USERS = "abcde"
+OUTPUT = "user string, visits long, total long"
+Rows = list[tuple[str, int, int]]
+
+
+def batch(spark: SparkSession) -> DataFrame:
+    """Return a row a user."""
+    return spark.createDataFrame([(user, at + 1) for at, user in enumerate(USERS)], "user string, amount long")
+
+
+def totals(number: int) -> Rows:
+    """Return what a batch delivers: the totals of all batches up to it."""
+    return [(user, number + 1, (number + 1) * (at + 1)) for at, user in enumerate(USERS)]
+
+
+class Murderous:
+    """A sink that does some idioms a batch. While ``armed``, its first attempt at a batch kills the only executor, and
+    then does each idiom in vain.
+    """
+
+    def __init__(self, idioms: list[list[str]], *, armed: bool) -> None:
+        self._idioms = idioms
+        self._armed = armed
+        self.calls: list[str] = []
+        self.found: dict[str, str] = {}
+        self.unrecognised: dict[str, object] = {}
+
+    def __call__(self, rows: DataFrame, batch_id: int, delivery_id: str) -> None:
+        """Do this batch's idioms."""
+        self.calls.append(delivery_id)
+        if self._armed and self.calls.count(delivery_id) == 1:
+            spark = rows.sparkSession
+            os.kill(executor_processes()[inventory.executors(spark)[0].id], signal.SIGKILL)
+            self._fail(rows, self._idioms[batch_id])
+        self.found = {idiom: found(idiom, rows) for idiom in self._idioms[batch_id]}
+
+    def _fail(self, rows: DataFrame, idioms: list[str]) -> None:
+        """Raise what the last of the idioms raises."""
+        for idiom in idioms:
+            try:
+                self.unrecognised[idiom] = found(idiom, rows)
+            except Exception as error:
+                if not is_told(GONE, error):
+                    self.unrecognised[idiom] = error
+                if idiom == idioms[-1]:
+                    raise
+
+
+def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: str) -> None:
+    """Run an aggregate and a processor together, some idioms a batch, with the executor killed in one sink's hands."""
+    sinks = {store: Murderous(idioms, armed=store == killing) for store in ("totals", "visits")}
+    settings = settings_in(folder)
+    job = together(
+        Stateful("totals", "user", aggregate(visits=count(), total=sum_("amount"))).into(sinks["totals"]),
+        transform_with_state(Visits(), key="user", output=OUTPUT, store="visits").into(sinks["visits"]),
+        settings=settings,
+    )
+    for number, tried in enumerate(idioms):
+        job(batch(spark), number)
+        plain_rows = spark.createDataFrame(totals(number), OUTPUT)
+        plain = {idiom: found(idiom, plain_rows) for idiom in tried}
+        assert sinks["totals"].found == sinks["visits"].found == plain
+        again = [call for call in sinks[killing].calls if call.endswith(f"/{number}")]
+        assert len(again) == 2, tried
+        assert len(set(again)) == 1, tried
+        assert job.reports[-1].runs == 2, tried
+    assert sinks[killing].unrecognised == {}
+    assert committed(settings.root) == list(range(len(idioms)))
+
+
+@pytest.mark.parametrize(
+    ("killing", "idioms"),
+    [("totals", list(IDIOMS)[1::9]), pytest.param("visits", list(IDIOMS)[4::9], marks=pytest.mark.long)],
+)
+def test_a_batch_whose_rows_are_lost_in_the_sink_comes_again(
+    spark: SparkSession, tmp_path: Path, killing: str, idioms: list[str]
+) -> None:
+    """Whatever reads rows that are lost fails; the sinks see the same delivery again, and what they find is exact."""
+    play(spark, tmp_path, [idioms], killing)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("killing", ["totals", "visits"])
+def test_whatever_reads_as_an_executor_dies_has_the_batch_come_again(
+    spark: SparkSession, tmp_path: Path, killing: str
+) -> None:
+    """Every idiom meets an executor that has just been killed, batch after batch of one job, and state stays exact."""
+    play(spark, tmp_path, [[idiom] for idiom in IDIOMS], killing)

@@ -1,0 +1,133 @@
+"""A part of a batch's result is lost while its slots still run, and computed again: its new rows reach no sink."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark import Stateful, arrow_function
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
+from riffle_spark.spark.engine.spark_batch import _rows_of
+from tests.kit.streams.streaming import committed, settings_in, wait_for
+
+pytestmark = pytest.mark.spark
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+KEYS = 12
+MOST_SECONDS = 60
+COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
+
+
+def fickle(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]:
+    """Return a function that gives out a key's rows the first time, and none where it is computed again at once. The
+    part with key 0 waits until it may end.
+    """
+
+    def run(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        keys = rows["k"].unique()
+        give_up = time.monotonic() + MOST_SECONDS
+        while 0 in keys.to_pylist() and not (folder / "go").exists() and time.monotonic() < give_up:
+            time.sleep(0.01)
+        total = pa.table({"k": keys, "rows": pa.repeat(1, len(keys))}).cast(COUNTED)
+        tries = folder / str(min(keys.to_pylist()))
+        again = tries.exists() and not (folder / "told").exists()
+        tries.touch()
+        return (total.slice(0, 0) if again else total), total
+
+    return run
+
+
+def lose_a_part(spark: SparkSession) -> bool:
+    """Remove a part that Spark keeps, if there is any; tell whether there was. Py4J cannot do so on Spark 4.3, whose
+    ``SparkEnv`` names a class that is not there.
+    """
+    jvm = spark.sparkContext._jvm
+    blocks = jvm.org.apache.spark.SparkEnv.get().blockManager()
+    for rdd in list(spark.sparkContext._jsc.getPersistentRDDs()):
+        for part in range(2):
+            block = jvm.org.apache.spark.storage.RDDBlockId(rdd, part)
+            status = blocks.getStatus(block)
+            if status.isDefined() and status.get().memSize() > 0:  # Before, it is being written.
+                blocks.removeBlock(block, True)
+                return True
+    return False
+
+
+@contextmanager
+def a_part_lost(spark: SparkSession, folder: Path) -> Iterator[None]:
+    """Lose the part that is ready first, and only then let the other one end."""
+
+    def lose() -> None:
+        try:
+            wait_for(lambda: lose_a_part(spark), "a part is ready", 0.01)
+        finally:
+            (folder / "go").touch()
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    try:
+        yield
+    finally:
+        losing.join()
+
+
+COMPILED = "spark.sql.codegen.wholeStage"
+ASKED: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "all": lambda rows: rows,
+    "more than none": lambda rows: rows.where("rows > 0"),
+    "some keys": lambda rows: rows.join(F.broadcast(rows.sparkSession.range(KEYS)), F.col("k") == F.col("id")),
+    "a number": lambda rows: rows.agg(F.count("k")),
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "interpreted"])
+def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_path: Path, compiled: bool) -> None:
+    """Whatever a sink asks, also where Spark tests its own filters first: the batch runs again instead."""
+    found: list[dict[str, int]] = []
+    unguarded: dict[str, object] = {}
+
+    def sink(rows: DataFrame, batch_id: int) -> None:
+        if not found:
+            (tmp_path / "told").touch()
+        found.append({})
+        for name, ask in ASKED.items():
+            try:
+                found[-1][name] = len(ask(rows).collect())
+            except Exception:
+                if name == list(ASKED)[-1]:
+                    raise
+            else:
+                if len(found) == 1:
+                    unguarded[name] = found[-1][name]
+
+    spark.conf.set(COMPILED, str(compiled).lower())
+    compute = arrow_function(fickle(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
+    job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(sink)
+    with a_part_lost(spark, tmp_path):
+        job(spark.range(KEYS).selectExpr("id k"), 0)
+    assert unguarded == {}
+    assert found[1:] == [{"all": KEYS, "more than none": KEYS, "some keys": KEYS, "a number": 1}]
+    assert job.reports[-1].runs == 2
+    assert committed(f"file://{tmp_path}/state") == [0]
+
+
+@pytest.mark.newer_spark
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_receipt_of_another_attempt_is_never_filtered_away(spark: SparkSession, asked: str) -> None:
+    """A part that holds nothing but the receipt of an attempt that was given up fails whoever asks for rows."""
+    rows = [("ours", None, 1, 1), ("ours", "{}", None, None), ("given up", "{}", None, None)]
+    result = spark.createDataFrame(rows, f"{ATTEMPT} string, {RECEIPT} string, k long, rows long")
+    spark.conf.set(COMPILED, "false")
+    assert len(ASKED[asked](_rows_of(result.where("k = 1"), ["ours"], COUNTED)).collect()) == 1
+    with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
+        ASKED[asked](_rows_of(result, ["ours"], COUNTED)).collect()

@@ -1,0 +1,139 @@
+"""What docs/processors.md says of riffle's side of each difference from Spark is so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkRuntimeError, PySparkTypeError, PySparkValueError
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import StringType, StructType
+
+from riffle_spark import transform_with_state, transform_with_state_in_pandas
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.engine.event_time import watermark_in
+from riffle_spark.spark.processors.spark_processor import declare
+from riffle_spark.testing import Harness
+from tests.kit.processors.columns import Columns
+from tests.kit.processors.edges import Tells
+from tests.kit.streams.processor_runs import Run, Told, see, seen
+
+pytestmark = pytest.mark.newer_spark
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "error"),
+    [
+        ("n int", (1.5,), PySparkTypeError),
+        ("n int", (True,), PySparkTypeError),
+        ("n double", ("a",), PySparkTypeError),
+        ("n array<int>", ([1, "a"],), PySparkTypeError),
+        ("n map<string,int>", ({"a": "b"},), PySparkTypeError),
+        ("n byte", (300,), PySparkValueError),
+        ("n long", (2**63,), PySparkValueError),
+        ("n string", ({"a": 1},), PySparkTypeError),
+        ("n string", (b"a",), PySparkTypeError),
+        ("n string", {"n": "a"}, PySparkTypeError),
+        ("n int not null", (None,), PySparkValueError),
+    ],
+    ids=str,
+)
+def test_what_would_be_lost_is_refused(schema: str, value: object, error: type[Exception]) -> None:
+    """In the call that writes it; nothing is kept."""
+
+    def write(one: Any, *_: Any) -> None:
+        with pytest.raises(error):
+            one.state.update(value)
+        see(one.state.exists())
+
+    def init(one: Any, handle: Any) -> None:
+        one.state = handle.getValueState("v", schema)
+
+    Run(Told(init=init, rows=write)).batch({"a": [1]})
+    assert seen() is False
+
+
+@pytest.mark.parametrize(("kind", "read"), [("float", 3.0), ("double", 3.0), ("decimal(5,2)", 3), ("binary", b"ab")])
+def test_what_is_kept_otherwise_than_in_spark(kind: str, read: object) -> None:
+    """Whole numbers for those with a fraction, and bytes as bytes."""
+
+    def write(one: Any, *_: Any) -> None:
+        one.state.update((b"ab" if kind == "binary" else 3,))
+        see(one.state.get()[0])
+
+    def init(one: Any, handle: Any) -> None:
+        one.state = handle.getValueState("v", f"n {kind}")
+
+    Run(Told(init=init, rows=write)).batch({"a": [1]})
+    found = seen()
+    assert found == read
+    assert type(found) is not int
+
+
+def test_a_name_that_init_deleted_cannot_be_declared_again() -> None:
+    """It would be emptied with every batch."""
+
+    def init(_: Any, handle: Any) -> None:
+        handle.getValueState("v", "n int")
+        handle.deleteIfExists("v")
+        with pytest.raises(PySparkRuntimeError, match="init deletes state v"):
+            handle.getValueState("v", "n int")
+
+    declare(Told(init=init), "None")
+
+
+@pytest.mark.parametrize("kind", [pa.struct([("x", pa.int64())]), pa.list_(pa.int64())], ids=str)
+def test_a_nested_grouping_key_is_refused(kind: pa.DataType) -> None:
+    """With the remedy."""
+    operator = transform_with_state(Columns(), key="k", output="key string, told string")
+    with pytest.raises(ConfigError, match="a key cannot be of type") as caught:
+        Harness(operator, pa.schema([("k", kind)]))
+    assert "take the fields you need" in caught.value.remedy
+
+
+class TellsNull(Tells):
+    """Tells nothing."""
+
+    def told(self, key: Any, number: int, times: Any) -> str | None:  # noqa: ARG002
+        """Return null."""
+        return None
+
+
+class Keys(StatefulProcessor):
+    """Counts a key's rows, and gives a frame without rows and one without anything, too."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep nothing."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+        """Count them."""
+        yield pd.DataFrame()
+        yield pd.DataFrame({"n": [sum(map(len, rows))]})
+        yield pd.DataFrame({"n": []})
+
+
+def test_there_is_one_zero_and_one_nan_and_empty_frames_are_nothing() -> None:
+    """Rows of -0.0 are the key's 0.0."""
+    operator = transform_with_state_in_pandas(Keys(), key="k", output="n long")
+    with Harness(operator, pa.schema([("k", pa.float64())])) as query:
+        found = query.feed([{"k": key} for key in (0.0, -0.0, float("nan"), -float("nan"), 1.0)])
+    assert sorted(row["n"] for row in found) == [1, 2, 2]  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("make", [transform_with_state, transform_with_state_in_pandas])
+def test_keys_are_pythons_own_and_null_passes_in_output(make: Callable[..., Any]) -> None:
+    """On any version of Spark, and in a column that is not null."""
+    rows = pa.schema([("k", pa.float64()), ("n", pa.int32())])
+    with Harness(make(Tells(), key=["k", "n"], output="told string not null"), rows) as query:
+        assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": "(1.0, 2) 1 -1"}]
+    with Harness(make(TellsNull(), key="k", output="told string not null"), rows) as query:
+        assert query.feed([{"k": 1.0, "n": 2}]) == [{"told": None}]
+
+
+def test_a_watermark_is_found_on_its_column_alone() -> None:
+    """A query whose events were selected without it is refused, with what to do."""
+    with pytest.raises(ConfigError, match="no timestamp column of the input has a watermark"):
+        watermark_in(StructType().add("id", StringType()), "store")

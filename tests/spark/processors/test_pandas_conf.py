@@ -1,0 +1,92 @@
+"""What is read of Spark's configuration for pandas: settings, units, and what holds without any."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import SparkNoSuchElementException
+from pyspark.sql import SparkSession
+
+from riffle_spark import transform_with_state
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
+from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
+from tests.kit.processors.visits import Visits
+
+pytestmark = pytest.mark.newer_spark
+
+CONF: dict[str, str] = {}
+BYTES = SETTINGS["bytes_max"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("64", 64), ("64b", 64), ("2k", 2048), ("1 MB", 1 << 20), ("3gib", 3 << 30), ("1T", 1 << 40)]
+)
+def test_bytes_have_units(text: str, number: int) -> None:
+    """As Spark reads them."""
+    assert pandas_options({BYTES: text}, "4.3.0")["bytes_max"] == number
+
+
+def test_settings_are_read_from_the_version_that_has_them() -> None:
+    """Spark 4.0's own operator goes by rows alone, whatever is said of bytes."""
+    conf = {BYTES: "64b", SETTINGS["rows_max"]: "7", SETTINGS["int_to_decimal"]: "true", SETTINGS["safe"]: "TRUE"}
+    assert pandas_options(conf, "4.0.5") == {"safe": True, "rows_max": 7}
+    assert pandas_options(conf, "4.1.0") == pandas_options(conf, "4.3.0")
+    assert pandas_options(conf, "4.3.0") == {"safe": True, "rows_max": 7, "bytes_max": 64, "int_to_decimal": True}
+
+
+@pytest.mark.spark
+def test_what_holds_without_a_setting_is_what_spark_says_of_itself(spark: SparkSession) -> None:
+    """On the Spark at hand, for each setting that it has but the time zone, which is the machine's."""
+    said: dict[str, str] = {}
+    for name, setting in SETTINGS.items():
+        # Asked with a default of ours, Spark returns that, and not its own.
+        with suppress(SparkNoSuchElementException):
+            said |= {} if name == "timezone" else {setting: str(spark.conf.get(setting))}
+    assert {SETTINGS[name] for name in ("safe", "rows_max", "by_name")} <= {*said}
+    assert PandasOptions(**pandas_options(said)) == PandasOptions(**pandas_options({}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("4.0.5", {"safe": False}),
+        ("4.1.0", {"safe": True, "bytes_max": 64 << 20}),
+        ("4.2.0", {"safe": True, "bytes_max": 64 << 20}),
+        ("4.10.1.dev0", {"safe": True, "bytes_max": 64 << 20}),
+    ],
+)
+def test_what_holds_without_a_setting_is_as_the_version_has_it(version: str, told: dict[str, object]) -> None:
+    """As read in Spark 4.0.5, 4.1.0, 4.2.0 and 4.3.0."""
+    assert pandas_options({}, version) == told
+
+
+def test_frames_are_cut_by_bytes() -> None:
+    """By so many rows as the limit holds of average ones, at least one, and never across keys."""
+    rows = pa.table({"n": pa.array(range(10), pa.int64())})
+    sizes = {}
+    for bytes_max in (1, 16, 24, 2**31 - 1):
+        form = PandasForm(schema_of_ddl("n long"), PandasOptions(bytes_max=bytes_max))
+        sizes[bytes_max] = [[frame.n.tolist() for frame in of_key] for of_key in form.rows(rows, [0, 3, 3, 10])]
+    assert sizes[1] == [[[0], [1], [2]], [], [[n] for n in range(3, 10)]]
+    assert sizes[16] == [[[0, 1], [2]], [], [[3, 4], [5, 6], [7, 8], [9]]]
+    assert sizes[24] == [[[0, 1, 2]], [], [[3, 4, 5], [6, 7, 8], [9]]]
+    assert sizes[2**31 - 1] == [[[0, 1, 2]], [], [[3, 4, 5, 6, 7, 8, 9]]]
+
+
+@pytest.mark.parametrize(
+    ("processor", "told"),
+    [
+        (object(), "a object, and has no init, handleInputRows, close"),
+        (None, "a NoneType, and has no"),
+        (Visits, "the class Visits, and none is made"),
+    ],
+    ids=["object", "none", "class"],
+)
+def test_what_is_no_processor_is_refused_at_the_call(processor: object, told: str) -> None:
+    """Not in the first batch."""
+    with pytest.raises(ConfigError, match=told):
+        transform_with_state(processor, key="k", output="k string")  # type: ignore[arg-type]

@@ -1,0 +1,247 @@
+"""What a processor may do with its handle, and when: as Spark allows it, with Spark's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
+from pyspark.sql.types import ArrayType, LongType, StringType, StructType
+
+from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.spark.processors.spark_processor import declare
+from riffle_spark.state.schemas.variables import Variable
+from tests.kit.streams.processor_runs import SEEN, Run, Told, has_seen, see
+
+pytestmark = pytest.mark.newer_spark
+
+LONG = pa.schema([("n", pa.int64())])
+
+
+def declared(init: Callable[[Any, Any], Any], mode: TimeMode = "ProcessingTime") -> tuple[Variable, ...]:
+    """Return what an ``init`` declares."""
+    return declare(Told(init=init), mode).variables
+
+
+def test_init_declares_variables_by_ddl_and_by_types() -> None:
+    """Each with its kind, its fields and its time to live; 0 is none, as in Spark."""
+    struct = StructType().add("n", LongType())
+    tags = StructType().add("tags", ArrayType(StringType()), nullable=False)
+
+    def init(_: Any, handle: Any) -> None:
+        assert isinstance(handle, StatefulProcessorHandle)
+        assert isinstance(handle.getValueState("a", "n long"), ValueState)
+        assert isinstance(handle.getListState("b", struct, 5), ListState)
+        assert isinstance(handle.getMapState("c", "k string", tags, ttlDurationMs=0), MapState)
+
+    of_tags = pa.schema([pa.field("tags", pa.list_(pa.field("element", pa.string())), nullable=False)])
+    assert declared(init) == (
+        Variable("a", "value", LONG),
+        Variable("b", "list", LONG, ttl_ms=5),
+        Variable("c", "map", of_tags, pa.schema([("k", pa.string())])),
+    )
+
+
+def test_declaring_leaves_the_users_processor_alone() -> None:
+    """As on Spark's driver, ``init`` and ``close`` run on a copy."""
+    processor = Told(init=lambda one, handle: setattr(one, "state", handle.getValueState("a", "n long")))
+    declare(processor, "None")
+    assert not hasattr(processor, "handle")
+
+
+def test_each_batch_begins_with_the_processor_as_it_was_made() -> None:
+    """What it keeps in itself does not reach the next batch; its state does."""
+
+    def rows(one: Any, key: Any, rows: Any, _: Any) -> list[Row]:
+        one.calls = getattr(one, "calls", 0) + len(list(rows))
+        return [Row(id=key[0], n=one.calls)]
+
+    run = Run(Told(rows=rows))
+    assert run.batch({"a": [1], "b": [2, 3]}) == [{"id": "a", "n": 1}, {"id": "b", "n": 3}]
+    assert run.batch({"a": [1]}) == [{"id": "a", "n": 1}]
+
+
+@pytest.mark.parametrize(
+    ("init", "error"),
+    [
+        (
+            lambda _, h: [h.getValueState("a", "n long") for _ in "12"],
+            "Error initializing value state: Value state a already exists",
+        ),
+        (lambda _, h: [h.getMapState("a", "k int", "n long") for _ in "12"], "Map state a already exists"),
+        (
+            lambda _, h: [h.getValueState("a", "n long"), h.getListState("a", "n long")],
+            r"Error initializing list state: \[STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED\]",
+        ),
+        (lambda _, h: h.getValueState("a", "n lung"), "Error parsing string schema"),
+        (lambda _, h: h.getValueState("", "n long"), "COLUMN_FAMILY_WITH_INVALID_NAME"),
+        (lambda _, h: h.getListState(" a", "n long"), "invalid name= a"),
+        (lambda _, h: h.getMapState("__timer", "k int", "n long"), "invalid name=__timer"),
+        (lambda _, h: h.getListState("a", "n long", -1), "STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE"),
+        (lambda _, h: h.registerTimer(5), r"register_timer with invalid handle state=PRE_INIT"),
+        (lambda _, h: h.listTimers(), r"list_timers with invalid handle state=PRE_INIT"),
+        (lambda _, h: h.getValueState("a", "n long").get(), r"operation=a.get with invalid handle state=PRE_INIT"),
+        (lambda _, h: h.getMapState("a", "k int", "n long").updateValue((1,), (1,)), "invalid handle state=PRE_INIT"),
+        (lambda _, h: [h.deleteIfExists("a"), h.getValueState("a", "n long")], "init deletes state a"),
+    ],
+)  # fmt: skip
+def test_a_wrong_init_is_refused_on_the_driver(init: Callable[[Any, Any], Any], error: str) -> None:
+    """With a ``PySparkRuntimeError`` in Spark's words."""
+    with pytest.raises(PySparkRuntimeError, match=error):
+        declared(init)
+
+
+@pytest.mark.parametrize("mode", ["None", "EventTime"])
+def test_a_time_to_live_needs_processing_time(mode: TimeMode) -> None:
+    """As in Spark, where it is the batch's time that elements expire by."""
+    with pytest.raises(PySparkRuntimeError, match=f"INCORRECT_TIME_MODE_TO_ASSIGN_TTL.*timeMode={mode}"):
+        declared(lambda _, handle: handle.getValueState("a", "n long", 5), mode)
+
+
+def test_a_key_of_a_map_may_be_nested() -> None:
+    """Structs and arrays are declared as in Spark."""
+    struct = pa.struct([pa.field("a", pa.int32())])
+    keys = pa.schema([("k", pa.list_(pa.field("element", struct)))])
+    told = declared(lambda _, h: h.getMapState("m", "k array<struct<a:int>>", "n long"))
+    assert told == (Variable("m", "map", LONG, keys),)
+
+
+def test_deleted_variables_are_told() -> None:
+    """``deleteIfExists`` names state of earlier runs, and forgets what the same ``init`` declared before."""
+
+    def init(_: Any, handle: Any) -> None:
+        handle.getValueState("a", "n long")
+        handle.getValueState("b", "n long")
+        handle.deleteIfExists("a")
+        handle.deleteIfExists("old")
+
+    found = declare(Told(init=init), "None")
+    assert [variable.name for variable in found.variables] == ["b"]
+    assert found.deleted == ("a", "old")
+
+
+def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) -> str:
+    """Run a batch in which a processor misuses its handle; return what the error says."""
+    run = Run(Told(**told), mode=mode)
+    with pytest.raises(UserFunctionError, match="PySparkRuntimeError") as caught:
+        run.batch({"a": [1]})
+    return caught.value.problem
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda h: h.registerTimer(1), lambda h: h.deleteTimer(1), lambda h: h.listTimers()],
+    ids=["register", "delete", "list"],
+)
+def test_timers_need_a_time_mode(call: Callable[[Any], Any]) -> None:
+    """Without one, Spark's error says so."""
+    told = misused(mode="None", rows=lambda one, *_: call(one.handle))
+    assert "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE" in told
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda h: h.getValueState("b", "n long"),
+        lambda h: h.getListState("b", "n long"),
+        lambda h: h.getMapState("b", "k int", "n long"),
+        lambda h: h.deleteIfExists("b"),
+    ],
+    ids=["value", "list", "map", "delete"],
+)
+def test_variables_are_declared_in_init_alone(call: Callable[[Any], Any]) -> None:
+    """While rows are handled, Spark's error names the call and the state of the handle."""
+    assert "with invalid handle state=INITIALIZED" in misused(rows=lambda one, *_: call(one.handle))
+
+
+def test_state_is_of_no_key_before_and_after_there_is_one() -> None:
+    """In ``init`` on an executor, and in ``close``, where Spark has no key either."""
+
+    def init(one: Any, handle: Any) -> None:
+        one.state = handle.getValueState("v", "n long")
+        if handle.phase == "CREATED" and has_seen("look"):
+            one.state.get()
+
+    run = Run(Told(init=init))
+    see("look")
+    with pytest.raises(UserFunctionError, match="Implicit key not found in state store for stateName=v"):
+        run.batch({"a": [1]})
+
+    def close(one: Any) -> None:
+        if one.handle.phase != "PRE_INIT":
+            one.state.get()
+
+    run = Run(Told(init=init, close=close))
+    with pytest.raises(UserFunctionError, match=r"close:(.|\n)*INTERNAL_ERROR_TWS"):
+        run.batch({"a": [1]})
+
+
+def test_timers_cannot_be_used_when_all_is_done() -> None:
+    """In ``close`` the handle has passed its timers."""
+
+    def close(one: Any) -> None:
+        if one.handle.phase != "PRE_INIT":
+            one.handle.registerTimer(1)
+
+    run = Run(Told(close=close))
+    with pytest.raises(UserFunctionError, match="register_timer with invalid handle state=TIMER_PROCESSED"):
+        run.batch({"a": [1]})
+
+
+def test_an_init_that_declares_something_else_on_executors_is_refused() -> None:
+    """State would be written under a schema that nobody checked."""
+    run = Run(Told(init=lambda _, h: h.getValueState("a" if h.phase == "PRE_INIT" else "b", "n long")))
+    with pytest.raises(ConfigError, match="init declared value b and, on the driver, value a"):
+        run.batch({"a": [1]})
+
+
+@pytest.mark.parametrize(
+    ("mode", "times", "expected"),
+    [
+        ("None", {"now_ms": 7, "watermark_ms": 5}, (-1, -1)),
+        ("ProcessingTime", {"now_ms": 7}, (7, 0)),
+        ("ProcessingTime", {"now_ms": 7, "watermark_ms": 5}, (7, 5)),
+        ("EventTime", {"now_ms": 7, "watermark_ms": 5}, (7, 5)),
+    ],
+)
+def test_timer_values_are_sparks(mode: TimeMode, times: dict[str, int], expected: tuple[int, int]) -> None:
+    """The batch's time and the watermark; -1 without a time mode, and 0 where there is no watermark."""
+
+    def rows(_: Any, key: Any, rows: Any, values: Any) -> None:
+        see((values.getCurrentProcessingTimeInMs(), values.getCurrentWatermarkInMs()))
+
+    run = Run(Told(rows=rows), mode=mode)
+    run.batch({"a": [1]}, **times)
+    assert [expected] == SEEN
+
+
+def test_timers_fire_with_their_key_and_time() -> None:
+    """Key, times and the timer's own time come as Spark gives them; the key is a ``Row``."""
+
+    def rows(one: Any, key: Any, rows: Any, values: Any) -> None:
+        one.handle.registerTimer(values.getCurrentProcessingTimeInMs() + 5)
+        one.handle.registerTimer(3)
+        see(list(one.handle.listTimers()))
+
+    def timer(one: Any, key: Any, values: Any, info: Any) -> list[Row]:
+        see((key, key.id, values.getCurrentProcessingTimeInMs(), list(one.handle.listTimers())))
+        return [Row(id=key[0], n=info.getExpiryTimeInMs())]
+
+    run = Run(Told(rows=rows, timer=timer))
+    assert run.batch({"a": [1]}, now_ms=10) == [{"id": "a", "n": 3}]
+    assert [[3, 15], (Row(id="a"), "a", 10, [3, 15])] == SEEN
+    assert run.batch({}, now_ms=15) == [{"id": "a", "n": 15}]
+    assert run.outcome.timer_ms is None
+
+
+@pytest.mark.parametrize("due", [2**63, -(2**63), 1.5, "5", None], ids=str)
+def test_a_time_must_be_a_number_that_spark_could_send(due: Any) -> None:
+    """A whole number of 64 bits."""
+    run = Run(Told(rows=lambda one, *_: one.handle.registerTimer(due)))
+    with pytest.raises(UserFunctionError, match=r"TypeError|ValueError"):
+        run.batch({"a": [1]})

@@ -1,0 +1,160 @@
+"""PySpark's state variables over cells: what they return and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError, PySparkValueError
+from pyspark.sql import Row
+
+from tests.kit.streams.processor_runs import Run, Told, see, seen
+
+pytestmark = pytest.mark.newer_spark
+
+
+def states(one: Any, handle: Any) -> None:
+    """Declare a variable of each kind."""
+    one.value = handle.getValueState("v", "n int, s struct<x:int,y:string>")
+    one.list = handle.getListState("l", "n int, s struct<x:int,y:string>")
+    one.map = handle.getMapState("m", "k string", "n int, s struct<x:int,y:string>")
+    one.strict = handle.getValueState("w", "n int not null, b byte")
+
+
+def ran(*batches: Callable[[Any], Any]) -> list[Any]:
+    """Run one batch for each function, all of one key; return what they return."""
+    results: list[Any] = []
+    processor = Told(init=states, rows=lambda one, *_: see(seen()(one)))
+    run = Run(processor)
+    for batch in batches:
+        see(batch)
+        run.batch({"a": [1]})
+        results.append(seen())
+    return results
+
+
+def test_values_come_as_spark_gives_them() -> None:
+    """A tuple whose structs are rows, in the batch that wrote them and after."""
+    row = (1, Row(x=2, y="z"))
+
+    def write(one: Any) -> Any:
+        assert one.value.get() is None
+        assert not one.value.exists()
+        one.value.update((1, (2, "z")))
+        return one.value.get()
+
+    for found in ran(write, lambda one: one.value.get()):
+        assert (found, type(found), type(found[1]).__name__, found[1].y) == (row, tuple, "Row", "z")
+
+
+def test_lists_come_as_spark_gives_them() -> None:
+    """An iterator of tuples, also where none was kept."""
+
+    def write(one: Any) -> Any:
+        assert next(one.list.get(), "none") == "none"
+        one.list.appendValue((1, None))
+        one.list.appendList([(2, {"x": 3, "y": "d"}), Row(n=4, s=Row(x=5, y="e"))])
+        return list(one.list.get())
+
+    for found in ran(write, lambda one: list(one.list.get())):
+        assert found == [(1, None), (2, Row(x=3, y="d")), (4, Row(x=5, y="e"))]
+        assert {type(element) for element in found} == {tuple}
+
+
+def test_one_value_of_a_map_is_a_row_and_the_others_are_tuples() -> None:
+    """As in PySpark, where ``getValue`` returns what came over and the iterators make tuples of it."""
+
+    def write(one: Any) -> Any:
+        one.map.updateValue(("b",), (1, None))
+        one.map.updateValue(("a",), (2, (3, "d")))
+        return one.map.getValue(("a",)), list(one.map.iterator()), list(one.map.keys()), list(one.map.values())
+
+    def read(one: Any) -> Any:
+        return one.map.getValue(("a",)), list(one.map.iterator()), list(one.map.keys()), list(one.map.values())
+
+    for value, items, keys, values in ran(write, read):
+        assert (value, value.n, value.s.y) == (Row(n=2, s=Row(x=3, y="d")), 2, "d")
+        assert items == [(("a",), (2, Row(x=3, y="d"))), (("b",), (1, None))]
+        assert {type(part) for item in items for part in item} == {tuple}
+        assert (keys, values) == ([("a",), ("b",)], [(2, Row(x=3, y="d")), (1, None)])
+
+
+def test_what_is_not_in_a_map_is_none() -> None:
+    """A key that was never there, or was removed."""
+
+    def use(one: Any) -> Any:
+        one.map.updateValue(("a",), (1, None))
+        one.map.removeKey(("a",))
+        return one.map.getValue(("a",)), one.map.containsKey(("a",)), one.map.exists()
+
+    assert (
+        ran(use, lambda one: (one.map.getValue(("a",)), one.map.containsKey(("a",)), one.map.exists()))
+        == [(None, False, False)] * 2
+    )
+
+
+def test_everything_can_be_cleared() -> None:
+    """Values, lists and maps, with what earlier batches wrote."""
+
+    def write(one: Any) -> None:
+        one.value.update((1, None))
+        one.list.put([(1, None)])
+        one.map.updateValue(("a",), (1, None))
+
+    def clear(one: Any) -> Any:
+        for state in (one.value, one.list, one.map):
+            assert state.exists()
+            state.clear()
+        return [state.exists() for state in (one.value, one.list, one.map)]
+
+    assert (
+        ran(write, clear, lambda one: [state.exists() for state in (one.value, one.list, one.map)])[1:]
+        == [[False] * 3] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "told"),
+    [
+        (lambda one: one.value.update((1,)), PySparkRuntimeError, "2 fields are required while 1 values are provided"),
+        (lambda one: one.list.appendValue((1, None, 2)), PySparkRuntimeError, "STRUCT_ARRAY_LENGTH_MISMATCH"),
+        (lambda one: one.value.update((1, (2,))), PySparkRuntimeError, "2 fields are required while 1 values"),
+        (lambda one: one.value.update(5), PySparkTypeError, "can not accept object 5"),
+        (lambda one: one.value.update(None), PySparkTypeError, "None"),
+        (lambda one: one.value.update((1.5, None)), PySparkTypeError, "field n: int32 can not accept object 1.5"),
+        (lambda one: one.value.update((True, None)), PySparkTypeError, "in type bool"),
+        (lambda one: one.value.update((1, (1, [2]))), PySparkTypeError, "field s.y: string can not accept object .2."),
+        (lambda one: one.value.update((2**31, None)), PySparkValueError, "field n: int32 can not accept"),
+        (lambda one: one.strict.update((None, 1)), PySparkValueError, "field n: This field is not nullable"),
+        (lambda one: one.map.updateValue((1,), (1.0, None)), PySparkTypeError, "field n"),
+        (lambda one: one.map.updateValue(([1],), (1, None)), PySparkTypeError, "field k"),
+        (lambda one: one.map.getValue(([1],)), PySparkTypeError, "field k"),
+        (lambda one: one.map.containsKey(None), PySparkTypeError, "None"),
+        (lambda one: one.map.removeKey(("a", "b")), PySparkRuntimeError, "1 fields are required while 2"),
+        (lambda one: one.list.put([]), PySparkRuntimeError, "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE.*StateName l"),
+        (lambda one: one.list.appendList([]), PySparkRuntimeError, "EMPTY_LIST_VALUE"),
+        (lambda one: one.list.appendList(None), TypeError, "None"),
+        (lambda one: one.list.put([(1, None), ("x", None)]), PySparkTypeError, "field n"),
+    ],
+)
+def test_a_wrong_value_raises_pysparks_error(
+    use: Callable[[Any], Any], error: type[PySparkException], told: str
+) -> None:
+    """In the processor's own call, which may catch it; nothing is written."""
+
+    def guarded(one: Any) -> Any:
+        with pytest.raises(error, match=told):
+            use(one)
+        return [state.exists() for state in (one.value, one.list, one.map, one.strict)]
+
+    assert ran(guarded) == [[False] * 4]
+
+
+def test_a_number_that_no_column_holds_fails_the_batch() -> None:
+    """Also where only the columns show it, because such tuples were taken before."""
+    processor = Told(init=states, rows=lambda one, key, *_: one.strict.update((1, 1 if key == ("a",) else 1000)))
+    run = Run(processor)
+    run.batch({"a": [1]})
+    with pytest.raises(Exception, match="1000 of int is no int8, b"):
+        run.batch({"a": [1], "b": [1]})

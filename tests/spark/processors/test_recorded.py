@@ -1,0 +1,103 @@
+"""Processors do on riffle what they did on Spark's own operator: the same output batch by batch, the same state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from riffle_spark import transform_with_state, transform_with_state_in_pandas
+from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE
+from riffle_spark.testing import Aborted, Harness
+from tests.kit.processors.case import Case
+from tests.kit.processors.catalogue import CASES
+from tests.kit.processors.record import recorded
+from tests.kit.streams.native import encoded, in_key_order
+
+pytestmark = pytest.mark.newer_spark
+
+FORMS = {"pandas": transform_with_state_in_pandas, "rows": transform_with_state}
+BY_EVENT_TIME = [name for name, case in CASES.items() if case.time_mode == "EventTime"]
+
+
+def harness(case: Case, form: str, **settings: object) -> Harness:
+    """Return a query of the case's processor on two executors."""
+    operator = FORMS[form](
+        case.processor(form), key=case.key, output=case.output, output_mode=case.output_mode,
+        time_mode=case.time_mode, watermark=case.watermark, order_by="seq",
+    )  # fmt: skip
+    return Harness(operator, case.input, initial=case.initial, **settings)  # type: ignore[arg-type]
+
+
+def played(query: Harness, case: Case, *, lose_copies: bool) -> Iterator[list[list[Any]]]:
+    """Yield what comes out of each batch, with a crash where the case restarts, and one broken batch before it."""
+    for number, rows in enumerate(case.batches):
+        if case.times_ms:
+            query.now_ms = case.times_ms[number]
+        if number == case.restart_after:
+            query.crash(lose_copies=lose_copies)
+        yield in_key_order((row.values() for row in query.feed(rows)), len(case.key))
+
+
+def state_of(query: Harness, case: Case) -> dict[str, Any]:
+    """Return the committed state in the words of the recordings."""
+    found: dict[str, list[Any]] = {name: [] for name in case.variables}
+    if case.time_mode != "None":
+        found["timers"] = []
+    for row in query.table().to_pylist():
+        key = [row[name] for name in case.key]
+        name, due = row[VARIABLE], row[DUE]
+        if name == TIMER:
+            found["timers"].append([key, due])
+            continue
+        element = row[f"__state_{name}"]
+        is_map = case.variables[name] == "map"
+        found[name].append([key, element["key"], element["value"], due] if is_map else [key, element, due])
+    return {name: _sorted([encoded(entry) for entry in entries]) for name, entries in found.items()}
+
+
+def _sorted(entries: list[list[Any]]) -> list[list[Any]]:
+    return sorted(entries, key=lambda entry: json.dumps(entry[: len(entry) - 2] or entry))
+
+
+@pytest.mark.parametrize("lose_copies", [False, True], ids=["restart", "cold"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CASES)
+def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: bool) -> None:
+    """Batch by batch, over a restart, with copies at hand or restored; then what is kept."""
+    case = CASES[name]
+    known = recorded(case, form)
+    with harness(case, form) as query:
+        assert list(played(query, case, lose_copies=lose_copies)) == known["steady"]
+        assert state_of(query, case) == known["state"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", BY_EVENT_TIME)
+def test_a_last_pass_fires_what_a_batch_without_data_would(name: str, form: str) -> None:
+    """Under AvailableNow Spark ends with a batch without data; here its timers fire in the same commit."""
+    case = CASES[name]
+    known = recorded(case, form)
+    with harness(case, form) as query:
+        query.available_now = True
+        outputs = list(played(query, case, lose_copies=False))
+        assert outputs == [
+            in_key_order((row for rows in passes for row in rows), len(case.key)) for passes in known["last_pass"]
+        ]
+        assert state_of(query, case) == known["last_pass_state"]
+
+
+def test_a_source_that_breaks_off_changes_nothing() -> None:
+    """Half of the slots have sealed when a batch breaks off; it comes again, and nothing is counted twice."""
+    case = CASES["count"]
+    with harness(case, "rows") as query:
+        outputs = []
+        for rows in case.batches:
+            query.abort()
+            with pytest.raises(Aborted):
+                query.feed(rows)
+            query.crash()
+            outputs.append(in_key_order((row.values() for row in query.feed(rows)), len(case.key)))
+        assert outputs == recorded(case, "rows")["steady"]

@@ -1,0 +1,138 @@
+"""The stored key: both ways, in order, and never fooled by damaged bytes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
+from tests.kit.state.drawn import damaged, keys, some
+
+
+def rank(value: object) -> tuple[object, ...]:
+    """Return what one value of a key compares as: the order that is promised."""
+    if value is None:
+        return (0,)
+    if isinstance(value, float):
+        return (2,) if math.isnan(value) else (1, value + 0.0)
+    return (1, value.encode() if isinstance(value, str) else value)
+
+
+def ranks(columns: list[pa.Array]) -> list[tuple[tuple[object, ...], ...]]:
+    """Return what each whole key compares as."""
+    return list(zip(*([rank(value) for value in column.to_pylist()] for column in columns), strict=True))
+
+
+def types_of(columns: list[pa.Array]) -> list[pa.DataType]:
+    """Return the types of columns."""
+    return [column.type for column in columns]
+
+
+@some
+@given(keys())
+def test_stored_keys_compare_as_the_keys_do(columns):
+    """Stored keys are less, equal and greater exactly where the keys are, column by column."""
+    stored, wanted = encode_keys(columns).to_pylist(), ranks(columns)
+    for left in range(len(stored)):
+        for right in range(left):
+            assert (stored[left] < stored[right]) == (wanted[left] < wanted[right])
+            assert (stored[left] == stored[right]) == (wanted[left] == wanted[right])
+
+
+@some
+@given(keys())
+def test_no_stored_key_begins_another(columns):
+    """No stored key is the beginning of a different one, so a scan by whole key finds that key only."""
+    stored = sorted(set(encode_keys(columns).to_pylist()))
+    assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
+
+
+@some
+@given(keys())
+def test_keys_come_back_from_what_is_stored(columns):
+    """Decoding gives the columns that were encoded, with one zero and one NaN, from slices and lists of bytes too."""
+    stored = encode_keys(columns)
+    stored.validate(full=True)
+    decoded = decode_keys(stored, types_of(columns))
+    for column in decoded:
+        column.validate(full=True)
+    assert types_of(decoded) == types_of(columns)
+    assert ranks(decoded) == ranks(columns)
+    assert ranks(decode_keys(stored.to_pylist(), types_of(columns))) == ranks(columns)
+    assert ranks(decode_keys(stored[1:], types_of(columns))) == ranks(columns)[1:]
+    assert encode_keys([column[1:] for column in columns]).equals(stored[1:])
+
+
+@some
+@given(keys(), st.data())
+def test_damaged_keys_raise_or_are_other_keys(columns, data):
+    """A stored key with bytes changed, cut off or added raises, or reads as valid columns, not as what is beyond it."""
+    stored = [damaged(data, key) for key in encode_keys(columns).to_pylist()]
+    try:
+        decoded = decode_keys(stored, types_of(columns))
+    except CorruptStateError:
+        return
+    for column in decoded:
+        column.validate()
+        assert len(column) == len(stored)
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        (b"", pa.int64()),
+        (b"\x01" + bytes(7), pa.int64()),
+        (b"\x01" + bytes(9), pa.int64()),
+        (b"\x02" + bytes(8), pa.int64()),
+        (b"\x01\x02", pa.bool_()),
+        (b"\x01", pa.string()),
+        (b"\x01abc", pa.string()),
+        (b"\x01abc\x00", pa.string()),
+        (b"\x01abc\x00\x00x", pa.string()),
+        (b"\x03abc\x00\x00", pa.string()),
+        (b"\x01\xff\x00\x00", pa.string()),
+    ],
+)
+def test_bytes_that_are_no_key_are_refused(stored, kind):
+    """Keys too short, too long, without an end, with an unknown tag or with text that is no UTF-8 raise."""
+    with pytest.raises(CorruptStateError):
+        decode_keys([encode_keys([pa.array([None], kind)])[0].as_py(), stored], [kind])
+
+
+def test_stored_keys_are_the_documented_bytes():
+    """The bytes of the document are the bytes written."""
+    columns = [pa.array([1, -1, None]), pa.array(["a\x00b", "", None]), pa.array([1.5, -1.5, None])]
+    assert [key.hex(" ") for key in encode_keys(columns).to_pylist()] == [
+        "01 80 00 00 00 00 00 00 01 01 61 00 ff 62 00 00 01 bf f8 00 00 00 00 00 00",
+        "01 7f ff ff ff ff ff ff ff 01 00 00 01 40 07 ff ff ff ff ff ff",
+        "00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
+    ]
+
+
+def test_keys_without_columns_or_of_wrong_types_are_refused():
+    """A key needs a column, and one that Spark can group by."""
+    with pytest.raises(ConfigError):
+        encode_keys([])
+    with pytest.raises(ConfigError, match="list"):
+        encode_keys([pa.array([[1]])])
+
+
+def test_long_keys_are_cut_to_fit():
+    """Keys above the limit become their beginning and a digest, all different; others stay, and no two are confused."""
+    edge = "k" * (LOCAL_KEY_BYTES_MAX - 3)
+    texts = ["short", edge, edge + "k", "k" * 2000, "k" * 1999 + "j", None]
+    whole = encode_keys([pa.array(texts)])
+    local = local_key(whole)
+    assert local.type == whole.type
+    assert [len(key) for key in local.to_pylist()] == [8, 500, 501, 501, 501, 3]
+    assert len(set(local.to_pylist())) == len(texts)
+    assert [index for index in range(len(texts)) if local[index] == whole[index]] == [0, 1, 5]
+    assert all(cut.startswith(key[:468]) for cut, key in zip(local.to_pylist(), whole.to_pylist(), strict=True))
+    assert local_key(whole[:2]).equals(whole[:2])
+    assert local_key(whole[2:]).equals(local[2:])

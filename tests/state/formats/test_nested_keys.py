@@ -1,0 +1,169 @@
+"""Keys with structs and arrays in them: both ways, in order, and never fooled by damaged bytes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.state.formats.nested_keys import check_map_key_type, decode_nested_keys, encode_nested_keys
+from riffle_spark.state.formats.scalar_codec import KeyEncoder
+from tests.kit.state.drawn import KEY_TYPES, Values, damaged, nullable_lists, some, structs
+from tests.state.formats.test_key_codec import rank as rank_of_plain
+from tests.state.formats.test_key_codec import types_of
+
+
+def maps(values: Values) -> Values:
+    """Draw maps as Arrow takes them, their entries in any order."""
+    entries = st.tuples(st.sampled_from(["", "a", "a\x00", "b"]), st.one_of(st.none(), values))
+    return st.lists(entries, max_size=3, unique_by=lambda entry: entry[0])
+
+
+NESTED = st.recursive(
+    st.sampled_from(list(KEY_TYPES.items())),
+    lambda inner: st.one_of(
+        inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))),
+        inner.map(lambda t: (pa.large_list(t[0]), nullable_lists(t[1]))),
+        st.lists(inner, max_size=3).map(structs),
+        inner.map(lambda t: (pa.map_(pa.string(), t[0]), maps(t[1]))),
+    ),
+    max_leaves=4,
+)
+
+
+@st.composite
+def nested_keys(draw: st.DrawFn) -> list[pa.Array]:
+    """Draw the columns of some keys, few enough values that they often share a beginning."""
+    count = draw(st.integers(0, 6))
+    columns = []
+    for kind, values in draw(st.lists(NESTED, min_size=1, max_size=3)):
+        pool = draw(st.lists(st.one_of(st.none(), values), min_size=1, max_size=4))
+        columns.append(pa.array(draw(st.lists(st.sampled_from(pool), min_size=count, max_size=count)), kind))
+    return columns
+
+
+def rank(value: object) -> tuple[object, ...]:
+    """Return what one value compares as: nulls first, structs by their fields, the shorter of two arrays first, maps as
+    the arrays of their entries by key.
+    """
+    if isinstance(value, dict):
+        return (1, tuple(map(rank, value.values())))
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return (1, tuple(sorted((rank(key), rank(item)) for key, item in value)))
+    return (1, tuple(map(rank, value))) if isinstance(value, list) else rank_of_plain(value)
+
+
+def ranks(columns: list[pa.Array]) -> list[tuple[tuple[object, ...], ...]]:
+    """Return what each whole key compares as."""
+    return list(zip(*([rank(value) for value in column.to_pylist()] for column in columns), strict=True))
+
+
+def as_tuples(value: object) -> object:
+    """Return a value with its structs as tuples, as a user's key reaches the encoder."""
+    if isinstance(value, dict):
+        return tuple(map(as_tuples, value.values()))
+    if isinstance(value, tuple):
+        return value[0], as_tuples(value[1])
+    return list(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+@some
+@given(nested_keys())
+def test_nested_keys_compare_as_their_values_do(columns):
+    """Bytes are less, equal and greater exactly where the keys are: so two keys are never taken for one."""
+    stored, wanted = encode_nested_keys(columns).to_pylist(), ranks(columns)
+    for left in range(len(stored)):
+        for right in range(left):
+            assert (stored[left] < stored[right]) == (wanted[left] < wanted[right])
+            assert (stored[left] == stored[right]) == (wanted[left] == wanted[right])
+
+
+@some
+@given(nested_keys())
+def test_no_nested_key_begins_another(columns):
+    """No key's bytes are the beginning of another one's."""
+    stored = sorted(set(encode_nested_keys(columns).to_pylist()))
+    assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
+
+
+@some
+@given(nested_keys())
+def test_nested_keys_come_back_from_what_is_stored(columns):
+    """Decoding gives the columns that were encoded, from slices and lists of bytes too."""
+    stored = encode_nested_keys(columns)
+    stored.validate(full=True)
+    decoded = decode_nested_keys(stored, types_of(columns))
+    for column in decoded:
+        column.validate(full=True)
+    assert types_of(decoded) == types_of(columns)
+    assert ranks(decoded) == ranks(columns)
+    assert ranks(decode_nested_keys(stored.to_pylist(), types_of(columns))) == ranks(columns)
+    assert ranks(decode_nested_keys(stored[1:], types_of(columns))) == ranks(columns)[1:]
+    assert encode_nested_keys([column[1:] for column in columns]).equals(stored[1:])
+
+
+@some
+@given(nested_keys())
+def test_a_nested_key_alone_is_encoded_as_its_column_is(columns):
+    """One key at a time gives the bytes that the columns give, structs being tuples or dictionaries."""
+    encode = KeyEncoder(types_of(columns))
+    rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    stored = encode_nested_keys(columns).to_pylist()
+    assert [encode(row) for row in rows] == stored
+    assert [encode(tuple(map(as_tuples, row))) for row in rows] == stored
+
+
+@some
+@given(nested_keys(), st.data())
+def test_damaged_nested_keys_raise_or_are_other_keys(columns, data):
+    """Bytes changed, cut off or added raise, or read as valid columns, not as what is beyond them."""
+    stored = [damaged(data, key) for key in encode_nested_keys(columns).to_pylist()]
+    try:
+        decoded = decode_nested_keys(stored, types_of(columns))
+    except CorruptStateError:
+        return
+    for column in decoded:
+        column.validate()
+        assert len(column) == len(stored)
+
+
+def test_nested_keys_are_the_documented_bytes():
+    """A struct is a tag and its fields; an array a tag, 01 before each element, and 00; a map sorted entries."""
+    kind = pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))])
+    keys = pa.array([(1, ["x", None]), (None, []), (2, None), None], kind)
+    assert [key.hex(" ") for key in encode_nested_keys([keys]).to_pylist()] == [
+        "01 01 81 01 01 01 78 00 00 01 00 00 00 00",
+        "01 00 00 01 00",
+        "01 01 82 00",
+        "00",
+    ]
+    entries = pa.array([[("b", 1), ("a", None)]], pa.map_(pa.string(), pa.int8()))
+    assert encode_nested_keys([entries])[0].as_py().hex(" ") == "01 01 01 01 61 00 00 00 00 01 01 01 62 00 00 01 81 00"
+
+
+AROUND = {
+    "alone": lambda kind: kind,
+    "list": pa.list_,
+    "struct": lambda kind: pa.struct([("f", kind)]),
+    "map": lambda kind: pa.map_(pa.string(), kind),
+}
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8(), 2), pa.time64("us"), pa.null()])
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_types_that_no_key_can_have_are_refused(kind, around):
+    """Wherever they are nested."""
+    with pytest.raises(ConfigError, match="cannot be of type"):
+        check_map_key_type("m", around(kind))
+
+
+def test_bytes_that_are_no_nested_key_are_refused():
+    """An unknown tag, an array without an end, and bytes after the end."""
+    kind = pa.list_(pa.int8())
+    for stored in (b"\x02", b"\x01", b"\x01\x01\x01\x80", b"\x01\x02", b"\x01\x00\x00", b""):
+        with pytest.raises(CorruptStateError):
+            decode_nested_keys([b"\x00", stored], [kind])

@@ -1,0 +1,178 @@
+"""The log of one query: one line of records (I3), whoever appends, whatever the store answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.manifest import Address, Entry, Manifest
+from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.state.drawn_records import PLAIN, ROOT, drafted, entry, grown, manifest, opened
+
+
+def test_an_empty_root_is_an_empty_log() -> None:
+    """Nothing is there, and nothing is an error."""
+    log = Log(MemoryStore(), ROOT)
+    assert log.open() is None
+    assert log.manifest == Manifest()
+    assert log.next_is_absent()
+
+
+def test_each_record_names_the_one_before_i3() -> None:
+    """I3: record n + 1 holds the digest of n, and numbers have no gap."""
+    store = MemoryStore()
+    grown(store, 40)
+    names = store.list(paths.LOG)
+    assert names == [paths.record(sequence) for sequence in range(40)]
+    datas = [store.get(name) or b"" for name in names]
+    previous = [decode(data, "").previous for data in datas]
+    assert previous == ["", *(digest(data) for data in datas[:-1])]
+
+
+def test_a_record_is_full_now_and_then_and_holds_changes_between() -> None:
+    """Every sixteenth record is full; the others hold what changed since the full one they name."""
+    store = MemoryStore()
+    log = grown(store, 40)
+    fulls = [s for s in range(40) if log.read(s).full == s]
+    assert fulls == [0, FULL_EVERY, 2 * FULL_EVERY]
+    assert len(log.read(FULL_EVERY + 3).entries) == 3
+    assert len(log.read(FULL_EVERY).entries) == 8
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 18, 33, 40])
+def test_a_reader_of_two_records_knows_everything(count: int) -> None:
+    """Whatever the newest record is, opening the log anew gives the writer's manifest with one list and three gets."""
+    store = MemoryStore()
+    log = grown(store, count)
+    before = dict(store.requests)
+    again = opened(store)
+    assert again.manifest == log.manifest
+    assert again.tail == log.tail
+    assert store.requests["list"] - before["list"] == 1
+    assert store.requests["get"] - before["get"] <= 3
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=3), min_size=1, max_size=40), st.data())
+@settings(deadline=None, max_examples=40)
+def test_any_record_says_what_its_writer_knew(history: list[dict[int, int]], data: st.DataObject) -> None:
+    """Over random changes and reopenings, each record read alone gives the manifest of its time."""
+    store = MemoryStore()
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    known = [Manifest()]
+    for version, changes in enumerate(history):
+        if data.draw(st.booleans()):
+            log = opened(store)
+        entries: dict[Address, Entry] = {("totals", kg): entry(rows) for kg, rows in changes.items()}
+        kind = data.draw(st.sampled_from(["batch", "batch", "batch", "rollback"]))
+        following = Manifest(entries) if kind == "rollback" else log.manifest.changed(entries)
+        known.append(following)
+        log.append(_rollback(version) if kind == "rollback" else drafted(f"c{version}", version), following)
+    assert [log.manifest_of(log.read(s)) for s in range(len(known))] == known
+
+
+def _rollback(version: int) -> Record:
+    return replace(drafted(f"c{version}", version), kind="rollback", target=0)
+
+
+def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
+    """The record arrived, the answer did not: reading it settles the append."""
+    store = FaultyStore(MemoryStore(), [Fault("answer_lost", "put", paths.LOG)])
+    log = opened(store)
+    assert log.append(PLAIN, Manifest()).sequence == 0
+    assert not log.unclear
+    assert [method for method, _ in store.calls] == ["list", "head", "list", "put", "put", "get", "put"]
+
+
+def test_a_lost_put_is_put_again() -> None:
+    """The request got lost: the same bytes are put again."""
+    store = FaultyStore(MemoryStore(), [Fault("request_lost", "put", paths.LOG, times=3)])
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    assert opened(store.inner).tail == log.tail
+
+
+@pytest.mark.parametrize("kind", ["answer_lost", "unavailable"])
+def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
+    """Bounded tries, then an error that says so; settling later commits the record exactly once."""
+    store = FaultyStore(MemoryStore())
+    log = grown(store, 3)
+    following = log.manifest.changed(manifest(kg0=(2,)).entries)
+    store.script(Fault(kind, "", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError, match="unclear whether record 3") as caught:
+        log.append(drafted("mine", 2), following)
+    assert caught.value.where == paths.record(3)
+    assert log.unclear
+    store.heal()
+    assert log.settle().commit_id == "mine"
+    assert not log.unclear
+    assert log.manifest == following
+    assert opened(store).tail == log.tail
+
+
+def test_nothing_else_is_appended_while_an_append_is_unclear() -> None:
+    """A second append before the first is settled is a bug of the caller's, and stops."""
+    store = FaultyStore(MemoryStore())
+    log = opened(store)
+    store.script(Fault("unavailable", name=paths.LOG + "0", times=None))
+    with pytest.raises(UnavailableError):
+        log.append(PLAIN, Manifest())
+    with pytest.raises(AssertionError, match="unclear"):
+        log.append(PLAIN, Manifest())
+
+
+def test_a_late_put_of_our_own_settles_as_ours() -> None:
+    """The bytes arrive only after the tries were used up: settling finds them."""
+    store = FaultyStore(MemoryStore(), [Fault("late", "put", paths.LOG), Fault("unavailable", "put", paths.LOG, 1, 9)])
+    log = opened(store)
+    with pytest.raises(UnavailableError):
+        log.append(PLAIN, Manifest())
+    assert store.land() == [True]
+    store.heal()
+    assert log.settle() == opened(store).tail
+
+
+def test_a_second_driver_fences_the_first_i4() -> None:
+    """I4: who finds another's record under its next number is fenced, and stays behind."""
+    store = MemoryStore()
+    first = grown(store, 3)
+    second = opened(store)
+    assert first.next_is_absent()
+    second.append(drafted("second", 2), second.manifest)
+    assert not first.next_is_absent()
+    with pytest.raises(FencedError, match="record 3"):
+        first.append(drafted("first", 2), first.manifest)
+    assert opened(store).tail == second.tail
+
+
+def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
+    """Our put was lost and another driver took the number: settling says fenced, and forgets our record."""
+    store = FaultyStore(MemoryStore())
+    first, second = grown(store, 2), opened(store)
+    store.script(Fault("request_lost", "put", paths.LOG, times=5))
+    with pytest.raises(UnavailableError):
+        first.append(drafted("first", 1), first.manifest)
+    second.append(drafted("second", 1), second.manifest)
+    with pytest.raises(FencedError):
+        first.settle()
+    assert not first.unclear
+
+
+def test_what_records_list_is_told_for_scans() -> None:
+    """All objects of all records from one on: of chains, snapshots and outputs, whatever the records are."""
+    store = MemoryStore()
+    log = grown(store, 40)
+    assert log.tail is not None
+    records = [log.read(sequence) for sequence in range(log.tail.sequence + 1)]
+    everything = log.listed_in(records, 0)
+    assert everything == {entry(version).chain[0].object for version in range(39)}
+    assert log.listed_in(records[39:], 0) == log.manifest.objects()
+    assert log.listed_in(records[1:], FULL_EVERY) == log.listed_in(records[FULL_EVERY:], 0)

@@ -1,0 +1,80 @@
+"""A log whose records are lost, damaged or not ours: refused by name, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.memory import MemoryStore
+from tests.kit.state.drawn_records import ROOT, grown, opened
+
+
+def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes]) -> None:
+    """Change the bytes of a record."""
+    name = paths.record(sequence)
+    data = store.get(name)
+    assert data is not None
+    store.delete([name])
+    store.put_if_absent(name, change(data))
+
+
+def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
+    """A gap between the full record and the newest is a lost record; told to go on, the log opens."""
+    store = MemoryStore()
+    grown(store, 6)
+    store.delete([paths.record(3), paths.record(4)])
+    with pytest.raises(ConflictError, match=r"has lost record 3 of its log and 1 more") as caught:
+        opened(store)
+    assert "riffle rollback" in caught.value.remedy
+    newest = Log(store, ROOT).open(broken=True)
+    assert newest is not None
+    assert newest.sequence == 5
+
+
+def test_a_lost_full_record_is_named() -> None:
+    """Without the full record the newest cannot be read; the error names it."""
+    store = MemoryStore()
+    grown(store, 20)
+    store.delete([paths.record(s) for s in range(17)])
+    with pytest.raises(CorruptStateError, match="missing") as caught:
+        opened(store)
+    assert caught.value.where == paths.record(16)
+
+
+def test_old_records_may_go() -> None:
+    """What retention removed from the beginning is no loss."""
+    store = MemoryStore()
+    log = grown(store, 20)
+    store.delete([paths.record(s) for s in range(10)])
+    again = opened(store)
+    assert again.first == 10
+    assert again.manifest == log.manifest
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b[: len(b) // 2], lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda _: b"", lambda b: b[40:]]
+)
+@pytest.mark.parametrize("sequence", [16, 19])
+def test_a_damaged_record_is_named(change: Callable[[bytes], bytes], sequence: int) -> None:
+    """The newest record or its full one, truncated, flipped or emptied: damage, by name."""
+    store = MemoryStore()
+    grown(store, 20)
+    altered(store, sequence, change)
+    with pytest.raises(CorruptStateError) as caught:
+        opened(store)
+    assert caught.value.where == paths.record(sequence)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["log/readme", "log/\u00b2" + "0" * 19, "photos/1", "delta/0/x"])
+def test_a_root_that_is_not_ours_is_refused(name: str) -> None:
+    """Objects that no riffle log explains: nothing is written among them."""
+    store = MemoryStore()
+    store.put_if_absent(name, b"mine")
+    with pytest.raises(ConfigError, match="not a riffle log") as caught:
+        opened(store)
+    assert "root" in caught.value.remedy

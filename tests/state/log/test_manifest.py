@@ -1,0 +1,94 @@
+"""Chains and snapshots: one attempt a version (I1), and snapshots that replace exactly what they hold (I3)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
+from tests.kit.state.drawn_records import attempt, entry, link
+
+VERSIONS = st.lists(st.integers(0, 30), unique=True, min_size=1, max_size=8).map(sorted)
+
+
+def snapshot_at(link: Link, number: int = 0) -> Snapshot:
+    """Return a snapshot whose head is that of a link."""
+    return Snapshot(paths.snapshot_id(link.head.version, attempt(number, 3)), link.head, 100, 1, 2)
+
+
+def test_the_head_is_the_last_link_else_the_snapshot_else_nothing() -> None:
+    """A head is a version and an attempt; two attempts of one version differ."""
+    snapped = Entry(snapshot_at(link(4)))
+    assert EMPTY.head == EMPTY_HEAD
+    assert entry(1, 2).head == Head(2, attempt())
+    assert snapped.head == Head(4, attempt())
+    assert snapped.extended(link(5)).head == Head(5, attempt())
+    assert link(5, 1).head != link(5, 2).head
+
+
+@given(VERSIONS, st.data())
+def test_what_leads_from_a_head_is_the_rest_of_the_chain(versions: list[int], data: st.DataObject) -> None:
+    """From any link's head: the links after it; from the base: all; from elsewhere: nothing is known."""
+    whole = entry(*versions)
+    place = data.draw(st.integers(0, len(versions) - 1))
+    assert whole.after(whole.chain[place].head) == whole.chain[place + 1 :]
+    assert whole.after(EMPTY_HEAD) == whole.chain
+    assert whole.after(Head(versions[place], attempt(9))) is None
+    assert whole.after(Head(31, attempt())) is None
+
+
+@given(VERSIONS, st.data())
+def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data: st.DataObject) -> None:
+    """The head stays, and what leads from the snapshot's head to it stays: restoring gives the same state."""
+    before = entry(*versions)
+    place = data.draw(st.integers(0, len(versions) - 1))
+    after = before.replaced(snapshot_at(before.chain[place]))
+    assert after is not None
+    assert after.head == before.head
+    assert after.chain == before.after(before.chain[place].head)
+    assert after.after(EMPTY_HEAD) is None
+
+
+@given(VERSIONS)
+def test_a_snapshot_whose_head_is_no_link_is_refused(versions: list[int]) -> None:
+    """Of another attempt, of a version not in the chain, or of the snapshot that is there already: refused."""
+    before = Entry(snapshot_at(link(0))).extended(link(versions[-1] + 1))
+    assert before.replaced(snapshot_at(link(versions[-1] + 1, 5))) is None
+    assert before.replaced(snapshot_at(link(99))) is None
+    assert before.replaced(snapshot_at(link(0), 1)) is None
+    assert EMPTY.replaced(snapshot_at(link(0))) is None
+
+
+def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
+    """Two snapshots taken at two heads: the newer one wins in whatever order they come."""
+    whole = entry(1, 2, 3)
+    newer = whole.replaced(snapshot_at(whole.chain[1]))
+    assert newer is not None
+    assert newer.replaced(snapshot_at(whole.chain[0])) is None
+    older = whole.replaced(snapshot_at(whole.chain[0]))
+    assert older is not None
+    assert older.replaced(snapshot_at(whole.chain[1])) == newer
+
+
+def test_a_manifest_lists_its_objects() -> None:
+    """Every delta and snapshot of every entry, each once."""
+    manifest = Manifest({("a", 1): Entry(snapshot_at(link(1)), (link(2), link(3))), ("b", 2): entry(3)})
+    assert manifest.objects() == {
+        paths.snapshot("a", 1, snapshot_at(link(1)).id), paths.delta(2, attempt()), paths.delta(3, attempt()),
+    }  # fmt: skip
+
+
+def test_a_changed_manifest_leaves_the_old_one_alone() -> None:
+    """Manifests are values."""
+    before = Manifest({("a", 1): entry(1)})
+    after = before.changed({("a", 1): entry(1, 2), ("a", 2): entry(2)})
+    assert before.entry("a", 1) == entry(1)
+    assert before.entry("a", 2) == EMPTY
+    assert after.entry("a", 1) == entry(1, 2)
+    assert before.changed({}) is before
+
+
+def test_a_snapshot_knows_its_epoch() -> None:
+    """The epoch of the driver that ordered it is in its id."""
+    assert snapshot_at(link(1)).epoch == 3

@@ -1,0 +1,151 @@
+"""Records as bytes: what goes in comes out, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import fields
+
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.log.record import Record, decode, digest, encode
+from tests.kit.state.drawn_records import PLAIN, RECORDS
+
+
+@given(RECORDS)
+@settings(deadline=None, max_examples=150)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    """Every field comes back equal, entries and outputs included, and equal records have equal bytes."""
+    assert decode(encode(record), "log/0") == record
+    assert encode(decode(encode(record), "log/0")) == encode(record)
+
+
+@given(RECORDS, st.data())
+@settings(deadline=None, max_examples=150)
+def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObject) -> None:
+    """A flipped bit is either told as damage or leaves the record as it was."""
+    good = encode(record)
+    place = data.draw(st.integers(0, len(good) - 1))
+    bad = good[:place] + bytes([good[place] ^ (1 << data.draw(st.integers(0, 7)))]) + good[place + 1 :]
+    with contextlib.suppress(CorruptStateError):
+        assert decode(bad, "log/0") == record
+
+
+@given(st.integers(0, 10_000))
+@settings(deadline=None, max_examples=60)
+def test_a_truncated_record_is_told(length: int) -> None:
+    """Whatever of the end is missing, it is damage."""
+    good = encode(PLAIN)
+    with pytest.raises(CorruptStateError, match=r"record.*log/0.*\n.*What to do"):
+        decode(good[: length % len(good)], "log/0")
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_foreign_bytes_are_no_record(data: bytes) -> None:
+    """Bytes that riffle did not write are refused as such."""
+    with pytest.raises(CorruptStateError, match="not a riffle log record"):
+        decode(data, "log/0")
+
+
+def packed(body: object, found: int = 2, **header: object) -> bytes:
+    """Return a record's bytes with any body, its checksum and length right unless said otherwise."""
+    plain = body if isinstance(body, bytes) else json.dumps(body).encode()
+    data = pa.compress(plain, codec="zstd", asbytes=True)
+    told = {"magic": "riffle-log", "format": found, "xxh3": f"{xxhash.xxh3_64_intdigest(data):016x}"}
+    told |= {"length": len(plain)} if found > 1 else {}
+    return json.dumps({**told, **header}).encode() + b"\n" + data
+
+
+def body_of(record: Record) -> dict[str, object]:
+    """Return the body that a record is written with."""
+    body: dict[str, object] = json.loads(
+        pa.input_stream(pa.BufferReader(encode(record).split(b"\n", 1)[1]), compression="zstd").read()
+    )
+    return body
+
+
+@pytest.mark.parametrize("found", [1, 2])
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"1", b'{"entries": 1}', b"\xff\xff"])
+def test_a_body_that_is_no_record_is_damage(body: bytes, found: int) -> None:
+    """A right checksum over a wrong body raises nothing but our error."""
+    with pytest.raises(CorruptStateError, match="cannot be read"):
+        decode(packed(body, found), "log/0")
+
+
+SINCE_2 = {"promised", "members", "weights", "watermarks", "orders"}
+WRONG = [True, 1, 1.5, "x", None, [1], [[1]], {"x": 1}, {"x": [1, "y"]}, {"x": {"y": 1}}]
+
+
+@pytest.mark.parametrize("name", sorted(field.name for field in fields(Record)))
+def test_a_field_of_another_type_is_damage_or_what_it_says(name: str) -> None:
+    """Whatever stands in a field, our error or a record that is written as it was read."""
+    body, refused = body_of(PLAIN), 0
+    for wrong in WRONG:
+        try:
+            read = decode(packed({**body, name: wrong}), "log/0")
+        except CorruptStateError:
+            refused += 1
+        else:
+            assert body_of(read) == {**body, name: wrong}
+    assert refused >= len(WRONG) - (3 if name in SINCE_2 | {"schemas"} else 2)
+
+
+def test_a_record_of_format_1_is_read() -> None:
+    """It promises no more than its records do, and knows nothing of what came later."""
+    record = PLAIN
+    older = {name: value for name, value in body_of(record).items() if name not in SINCE_2}
+    assert decode(packed(older, 1), "log/0") == record
+    for name in SINCE_2:
+        with pytest.raises(CorruptStateError, match=f"unknown fields {name}"):
+            decode(packed({**older, name: body_of(record)[name]}, 1), "log/0")
+
+
+def test_an_unknown_field_or_kind_is_named() -> None:
+    """What this version cannot keep it does not drop in silence, nor a key that it lacks."""
+    body = body_of(PLAIN)
+    with pytest.raises(CorruptStateError, match="unknown fields later"):
+        decode(packed({**body, "later": 1}), "log/0")
+    with pytest.raises(CorruptStateError, match="unknown kind 'later'"):
+        decode(packed({**body, "kind": "later"}), "log/0")
+    with pytest.raises(CorruptStateError, match=r"entries hold keys.*newer"):
+        decode(packed({**body, "entries": {"heads": [], "stores": {}, "keys": ["k1"]}}), "log/0")
+
+
+@pytest.mark.parametrize("length", [0, -1, 1, 10**6, 1 << 40, None, "7", True])
+def test_a_wrong_length_is_damage_before_anything_is_unpacked(length: object) -> None:
+    """The header bounds the memory that a body takes."""
+    with pytest.raises(CorruptStateError, match="cannot be read"):
+        decode(packed(body_of(PLAIN), length=length), "log/0")
+
+
+def test_a_header_of_nested_lists_is_no_record() -> None:
+    """JSON that is too deep to read is refused, not a crash."""
+    with pytest.raises(CorruptStateError, match="not a riffle log record"):
+        decode(b"[" * 200_000, "log/0")
+
+
+def test_a_newer_format_is_named_with_the_remedy() -> None:
+    """A record of a newer format says which version reads it."""
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":3', 1)
+    with pytest.raises(CorruptStateError, match="has format 3, this version reads 1 to 2") as caught:
+        decode(newer, "log/0")
+    assert "newer" in caught.value.remedy
+
+
+def test_a_record_from_before_initial_states_had_names_is_read() -> None:
+    """It lists none."""
+    body = body_of(PLAIN)
+    del body["initial_states"]
+    assert decode(packed({k: v for k, v in body.items() if k not in SINCE_2}, 1), "log/0") == PLAIN
+
+
+def test_a_digest_tells_records_apart() -> None:
+    """Different bytes have different digests of 32 hexadecimal digits."""
+    assert len(digest(b"")) == 32
+    assert digest(b"a") != digest(b"b")

@@ -1,0 +1,235 @@
+"""What every object store promises, on memory, on files and on a real S3 server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.servers.object_server import ObjectServer
+
+BODY = bytes(range(256))
+STRANGE_NAMES = ["a b/c+d", "a%20b", "key=ü&x/é", "<tag>/'quoted\"", "log;v/#1?x=y", "~/a\\b"]
+
+
+@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.cluster)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
+    """A function that opens the same, at first empty, root anew at each call."""
+    if request.param == "s3":
+        server = request.getfixturevalue("object_server")
+        url, options = server.new_root(), server.options
+    else:
+        url = f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"file://{tmp_path}/root"
+        options = StoreOptions()
+    return lambda: open_store(url, options)
+
+
+@pytest.fixture
+def store(opened: Callable[[], ObjectStore]) -> ObjectStore:
+    """A store on an empty root."""
+    return opened()
+
+
+def _refuse(_: bytes) -> None:
+    raise MemoryError
+
+
+class TestEveryStore:
+    """The contract of ``ObjectStore``."""
+
+    @pytest.mark.parametrize("size", [0, 1, 10_000_000])
+    def test_an_object_is_read_as_it_was_written(self, store: ObjectStore, size: int) -> None:
+        """Bytes come back whole, whether there are none or ten million."""
+        data = (BODY * (size // 256 + 1))[:size]
+        assert store.put_if_absent("log/1", data)
+        assert store.get("log/1") == data
+
+    def test_the_first_put_wins(self, opened: Callable[[], ObjectStore]) -> None:
+        """A second put of a name says so and changes nothing, whoever sends it."""
+        assert opened().put_if_absent("log/1", b"first")
+        assert not opened().put_if_absent("log/1", b"second")
+        assert opened().get("log/1") == b"first"
+
+    def test_a_missing_object_is_no_error(self, store: ObjectStore) -> None:
+        """On an empty root nothing is found, and nothing is raised."""
+        assert store.get("log/1") is None
+        assert store.get("log/1", 5, 0) is None
+        assert not store.exists("log/1")
+        assert store.list("") == []
+        store.delete(["log/1", "log/2"])
+        store.delete([])
+
+    @pytest.mark.parametrize(
+        ("start", "length"),
+        [(0, 1), (0, 256), (0, 999), (3, 4), (255, 1), (250, 99), (7, None), (256, None), (300, 5), (4, 0)],
+    )  # fmt: skip
+    def test_a_range_is_a_slice(self, store: ObjectStore, start: int, length: int | None) -> None:
+        """A ranged get returns what slicing the object would."""
+        store.put_if_absent("delta/1", BODY)
+        assert store.get("delta/1", start, length) == BODY[start : None if length is None else start + length]
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 700_000), (3, 300_000), (699_999, 5), (700_000, 1), (9, 0)])
+    def test_a_range_is_copied_in_pieces(self, store: ObjectStore, start: int, length: int) -> None:
+        """What is written piece by piece is what a get returns, and its length is told."""
+        data = (BODY * 2735)[:700_000]
+        store.put_if_absent("snap/1", data)
+        pieces: list[bytes] = []
+        wanted = data[start : start + length]
+        assert store.copy_to("snap/1", start, length, pieces.append) == len(wanted)
+        assert b"".join(pieces) == wanted
+
+    def test_a_copy_of_a_missing_object_writes_nothing(self, store: ObjectStore) -> None:
+        """As with a get, a missing object is no error."""
+        pieces: list[bytes] = []
+        assert store.copy_to("snap/1", 0, 9, pieces.append) is None
+        assert store.copy_to("snap/1", 0, 0, pieces.append) is None
+        assert pieces == []
+
+    def test_what_writing_raises_comes_out_of_a_copy(self, store: ObjectStore) -> None:
+        """A disk that refuses is no trouble of the store's: nothing is asked for again."""
+        store.put_if_absent("snap/1", BODY)
+        with pytest.raises(MemoryError):
+            store.copy_to("snap/1", 0, 256, _refuse)
+        assert store.requests["get"] == 1
+
+    def test_a_range_of_an_empty_object_is_empty(self, store: ObjectStore) -> None:
+        """An object without bytes is there, and has no bytes in any range."""
+        store.put_if_absent("delta/1", b"")
+        assert store.exists("delta/1")
+        assert [store.get("delta/1"), store.get("delta/1", 0, 9), store.get("delta/1", 9)] == [b"", b"", b""]
+
+    def test_list_returns_the_names_with_a_prefix_in_order(self, store: ObjectStore) -> None:
+        """A prefix may end anywhere; names come sorted as strings, not folder by folder."""
+        names = ["a", "ab/c", "ab/c-d", "ab-c", "b/1/2/3", "b/1/20", "b/10"]
+        for name in reversed(names):
+            store.put_if_absent(name, b"")
+        for prefix in ("", "a", "ab", "ab/", "ab/c", "b/1", "b/1/", "b/1/2", "b/1/2/", "c", "c/d"):
+            assert store.list(prefix) == sorted(name for name in names if name.startswith(prefix)), prefix
+
+    def test_names_may_hold_any_printable_character(self, store: ObjectStore) -> None:
+        """Signs that mean something in URLs or XML are only signs."""
+        for name in STRANGE_NAMES:
+            assert store.put_if_absent(name, name.encode())
+        assert store.list("") == sorted(STRANGE_NAMES)
+        assert [store.get(name) for name in STRANGE_NAMES] == [name.encode() for name in STRANGE_NAMES]
+        store.delete(STRANGE_NAMES)
+        assert store.list("") == []
+
+    def test_a_deleted_name_is_free(self, store: ObjectStore) -> None:
+        """Delete removes what is named and nothing else, and a put may then take the name."""
+        for name in ("log/1", "log/2", "log/20"):
+            store.put_if_absent(name, b"old")
+        store.delete(["log/2", "log/3", "log/2"])
+        assert store.list("") == ["log/1", "log/20"]
+        assert store.put_if_absent("log/2", b"new")
+        assert store.get("log/2") == b"new"
+
+    @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "..", "../a", "a/../../b", "a/.b", "a\nb", "a\0b"])
+    def test_a_name_that_could_leave_the_root_is_refused(self, store: ObjectStore, name: str) -> None:
+        """Every call checks names, and a refused call sends nothing."""
+        calls: list[Callable[[], object]] = [
+            lambda: store.put_if_absent(name, b""),
+            lambda: store.get(name),
+            lambda: store.exists(name),
+            lambda: store.delete(["fine", name]),
+            lambda: store.list(f"{name}/"),
+        ]
+        for call in calls:
+            with pytest.raises(ConfigError):
+                call()
+        assert not any(store.requests.values())
+
+    @pytest.mark.parametrize(("start", "length"), [(-1, None), (0, -1), (-1, 2)])
+    def test_a_negative_range_is_refused(self, store: ObjectStore, start: int, length: int | None) -> None:
+        """Ranges do not count from the end."""
+        with pytest.raises(ConfigError):
+            store.get("log/1", start, length)
+
+    def test_every_call_is_one_counted_request(self, store: ObjectStore) -> None:
+        """One call, found or not, is one request of its kind."""
+        for _ in range(2):
+            store.put_if_absent("log/1", b"abc")
+        for name in ("log/1", "log/2", "log/3"):
+            store.get(name, 1, 1)
+        for _ in range(4):
+            store.exists("log/1")
+        store.list("log/")
+        store.delete(["log/1", "log/2"])
+        assert store.requests == {"put": 2, "get": 3, "head": 4, "list": 1, "delete": 1}
+
+    def test_a_pickled_store_reaches_the_same_objects(self, store: ObjectStore) -> None:
+        """A pickle is small, is the same place elsewhere, and counts from zero."""
+        store.put_if_absent("log/1", b"abc")
+        pickled = pickle.dumps(store)
+        copy: ObjectStore = pickle.loads(pickled)
+        assert len(pickled) < 500
+        assert not any(copy.requests.values())
+        assert copy.get("log/1") == b"abc"
+        assert store.requests["get"] == 0
+
+    def test_threads_share_a_store(self, store: ObjectStore) -> None:
+        """Many threads at once lose no object and no count."""
+        names = [f"delta/{number}" for number in range(40)]
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(lambda name: store.put_if_absent(name, name.encode()), names))
+            assert list(pool.map(store.get, names)) == [name.encode() for name in names]
+        assert store.requests["put"] == store.requests["get"] == 40
+
+    def test_of_many_puts_at_once_one_wins(
+        self, opened: Callable[[], ObjectStore], request: pytest.FixtureRequest
+    ) -> None:
+        """One caller alone is told that it wrote, and its bytes are there."""
+        if "s3" in request.node.callspec.id:
+            pytest.skip("the test server looks and writes in two steps; S3 itself does it in one")
+        stores = [opened() for _ in range(8)]
+        for number in range(25):
+            name = f"log/{number}"
+            with ThreadPoolExecutor(8) as pool:
+                won = list(pool.map(lambda i, n=name: stores[i].put_if_absent(n, b"%d" % i), range(8)))
+            assert sum(won) == 1
+            assert stores[0].get(name) == b"%d" % won.index(True)
+
+
+@pytest.fixture
+def forked(opened: Callable[[], ObjectStore], request: pytest.FixtureRequest) -> ObjectStore:
+    """A store whose objects another process can see."""
+    if "memory" in request.node.callspec.id:
+        pytest.skip("memory is not shared between processes")
+    return opened()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_store_works_on_both_sides_of_a_fork(forked: ObjectStore) -> None:
+    """A child that inherits a used store can go on with it, and so can the parent at the same time."""
+    forked.put_if_absent("log/0", b"before")
+    child = os.fork()
+    if child == 0:
+        well = False
+        with contextlib.suppress(BaseException):
+            well = all(forked.put_if_absent(f"child/{n}", b"c") and forked.get("log/0") == b"before" for n in range(20))
+        os._exit(0 if well else 1)
+    assert all(forked.put_if_absent(f"parent/{n}", b"p") and forked.get("log/0") == b"before" for n in range(20))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(forked.list("")) == 41
+
+
+@pytest.mark.cluster
+def test_more_than_a_thousand_objects_are_listed_and_deleted_in_pages(object_server: ObjectServer) -> None:
+    """S3 gives and takes a thousand names at a time; two pages are two requests."""
+    store = open_store(object_server.new_root(), object_server.options)
+    names = sorted(f"delta/{number}" for number in range(1001))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda name: store.put_if_absent(name, b""), names))
+    assert store.list("delta/") == names
+    store.delete(names)
+    assert store.list("") == []
+    assert store.requests == {"put": 1001, "get": 0, "head": 0, "list": 3, "delete": 2}

@@ -1,0 +1,92 @@
+"""A store that overwrites is found out by whoever takes a log over: two drivers on it would undo each other's work."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Kind
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.servers.careless_proxy import careless_proxy
+from tests.kit.servers.object_server import ObjectServer
+
+FIRST = first_record("query", 8, "key_group", Stamp("c", 0))
+
+
+def claimed(store: ObjectStore, root: str) -> Log:
+    """Take over the log below a root."""
+    log = Log(store, root)
+    log.append(claim_record(log.open(), "query", 8, "key_group", Stamp(uuid.uuid4().hex, 0)), log.manifest)
+    return log
+
+
+@pytest.mark.cluster
+def test_an_s3_server_that_ignores_if_none_match_is_refused(object_server: ObjectServer) -> None:
+    """The first claim already says so, and where, and what to do; before the proxy the same root is taken."""
+    root = object_server.new_root()
+    with careless_proxy(object_server.endpoint) as endpoint:
+        store = open_store(root, replace(object_server.options, s3_endpoint=endpoint))
+        with pytest.raises(ConfigError, match="overwrites objects") as caught:
+            claimed(store, root)
+        assert endpoint in caught.value.problem
+        assert "If-None-Match" in caught.value.remedy
+        assert caught.value.where.startswith(root)
+        with pytest.raises(ConfigError, match="overwrites objects"):
+            claimed(store, root)
+    assert claimed(open_store(root, object_server.options), root).tail is not None
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", pytest.param("s3", marks=pytest.mark.cluster)])
+def test_stores_that_keep_their_promise_are_taken(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """One more put a claim finds nothing to say about them, and changes nothing."""
+    root, options = f"memory://{uuid.uuid4().hex}" if kind == "memory" else f"file://{tmp_path}", StoreOptions()
+    if kind == "s3":
+        server: ObjectServer = request.getfixturevalue("object_server")
+        root, options = server.new_root(), server.options
+    first = claimed(open_store(root, options), root)
+    second = claimed(open_store(root, options), root)
+    assert second.read(0) == first.tail
+    assert second.read(1) == second.tail
+
+
+@pytest.mark.parametrize("kind", ["claim", "rollback", "adopt", "dispatch"])
+def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
+    """Drivers and remedies alike; the record that is put twice is the same twice, so that no harm is done."""
+    store = FaultyStore(MemoryStore(), [Fault("overwrites", times=None)])
+    log = Log(store, "memory://x")
+    log.open()
+    with pytest.raises(ConfigError, match="overwrites objects"):
+        log.append(replace(FIRST, kind=kind), Manifest())
+    assert log.read(0).kind == kind
+    assert [name for method, name in store.calls if method == "put"] == [paths.record(0)] * 2
+
+
+def test_a_batch_costs_no_put_more() -> None:
+    """Only what takes the log over looks."""
+    store = FaultyStore(MemoryStore())
+    log = claimed(store, "memory://x")
+    store.calls.clear()
+    assert log.tail is not None
+    log.append(replace(log.tail, kind="batch", version=0), log.manifest)
+    assert store.calls == [("put", paths.record(1))]
+
+
+def test_a_store_that_does_not_answer_is_asked_again() -> None:
+    """A lost request or two are no answer; a store that stays away ends the start, for not knowing is no yes."""
+    store = FaultyStore(MemoryStore())
+    store.script(Fault("request_lost", "put", paths.record(0), skip=1, times=2))
+    claimed(store, "memory://x")
+    store.script(Fault("request_lost", "put", paths.record(1), skip=1, times=None))
+    with pytest.raises(UnavailableError):
+        claimed(store, "memory://x")

@@ -1,0 +1,211 @@
+"""What a user is told when S3 cannot be used: by a real server where it can be made to say so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import boto3
+import pytest
+
+from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from tests.kit.servers.object_server import ObjectServer, running_server
+from tests.kit.servers.s3_calls import CALLS, error_of
+from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
+
+pytestmark = pytest.mark.usefixtures("aws_environment")
+
+
+class TestNoAnswer:
+    """Servers that are not there or do not speak."""
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_an_unreachable_endpoint_is_named(self, call: str) -> None:
+        """Where nobody listens, the error names the endpoint after bounded attempts."""
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+            error = error_of(
+                lambda: CALLS[call](open_store("s3://riffle/a", StoreOptions(s3_endpoint=endpoint, s3_max_attempts=1)))
+            )
+        assert isinstance(error, UnavailableError)
+        assert endpoint in error.where
+        assert "1 attempt:" in error.problem
+
+    def test_a_silent_server_is_given_up_in_bounded_time(self, scripted: ScriptedServer) -> None:
+        """Two attempts of 0.3 s and the pause between them, not botocore's minute."""
+        store = scripted.store(Answer(200, silent_seconds=1.0))
+        began = time.monotonic()
+        error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
+        assert time.monotonic() - began < 30
+        assert isinstance(error, UnavailableError)
+        assert "ReadTimeoutError" in error.problem
+
+    def test_a_server_that_is_not_s3_is_a_wrong_endpoint(self, scripted: ScriptedServer) -> None:
+        """An answer that is no S3 answer names the settings to look at."""
+        error = error_of(lambda: scripted.store(Answer(405, b"<html>Not here</html>")).list(""))
+        assert isinstance(error, ConfigError)
+        assert "s3_endpoint" in error.remedy
+
+    @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"])
+    def test_a_server_that_quotes_credentials_is_not_repeated(self, scripted: ScriptedServer, code: str) -> None:
+        """What a refusal quotes of the request reaches neither the error nor its traceback."""
+        store = scripted.store(refusal(403, code, "AKIASECRET signed with hunter2"))
+        error = error_of(lambda: store.list(""))
+        shown = "".join(traceback.format_exception(error))
+        assert isinstance(error, ConfigError)
+        assert code in shown
+        assert "AKIASECRET" not in shown
+        assert "hunter2" not in shown
+
+    @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://", "http://me:hunter2@127.0.0.1:1"])
+    def test_an_endpoint_that_is_no_url_is_refused(self, endpoint: str) -> None:
+        """Nothing is sent, and a password in it is not repeated."""
+        error = error_of(lambda: open_store("s3://riffle/a", StoreOptions(s3_endpoint=endpoint)).list(""))
+        assert isinstance(error, ConfigError)
+        assert error.where == "s3_endpoint"
+        assert "hunter2" not in str(error)
+
+
+@pytest.mark.cluster
+class TestRealRefusals:
+    """What a real server refuses."""
+
+    @pytest.mark.parametrize("call", ["put", "get", "list", "delete"])
+    def test_a_missing_bucket_is_named(self, object_server: ObjectServer, call: str) -> None:
+        """The error names bucket and endpoint and says to create it."""
+        error = error_of(lambda: CALLS[call](open_store("s3://not-there/a", object_server.options)))
+        assert isinstance(error, ConfigError)
+        assert error.where == f"s3://not-there at {object_server.endpoint}"
+        assert "create the bucket" in error.remedy
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_wrong_credentials_are_refused_but_not_repeated(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        """An unknown key id: the error names bucket and endpoint, its traceback neither key nor secret."""
+        set_credentials(monkeypatch, "AKIAUNKNOWNUNKNOWN00", "hunter2")
+        with object_server.checking_credentials():
+            assert_credentials_error(object_server, call)
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_a_wrong_secret_is_refused_but_not_repeated(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, user: dict[str, str], call: str
+    ) -> None:
+        """A known key id with another secret: its signature does not match."""
+        set_credentials(monkeypatch, user["AccessKeyId"], "hunter2")
+        with object_server.checking_credentials():
+            assert_credentials_error(object_server, call)
+
+    def test_corrected_credentials_are_taken_up(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, user: dict[str, str]
+    ) -> None:
+        """The same store works once the environment is right: nothing has to be restarted."""
+        store = open_store(object_server.new_root(), one_attempt(object_server, "corrected"))
+        with object_server.checking_credentials():
+            set_credentials(monkeypatch, user["AccessKeyId"], "hunter2")
+            assert isinstance(error_of(lambda: store.list("")), ConfigError)
+            set_credentials(monkeypatch, user["AccessKeyId"], user["SecretAccessKey"])
+            assert store.put_if_absent("log/1", b"abc")
+            assert store.list("") == ["log/1"]
+
+    def test_a_user_without_rights_is_told_which_are_needed(
+        self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch, user: dict[str, str], iam: object
+    ) -> None:
+        """Credentials that are right but may not: the remedy lists the rights."""
+        iam.delete_user_policy(UserName="riffle", PolicyName="all")  # type: ignore[attr-defined]
+        set_credentials(monkeypatch, user["AccessKeyId"], user["SecretAccessKey"])
+        with object_server.checking_credentials():
+            error = error_of(
+                lambda: open_store(object_server.new_root(), one_attempt(object_server, "rights")).list("")
+            )
+        assert isinstance(error, ConfigError)
+        assert "s3:ListBucket" in error.remedy
+
+    def test_no_credentials_at_all_is_said(self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without any, nothing is sent and the error says where boto3 looks."""
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        store = open_store(object_server.new_root(), one_attempt(object_server, "none"))
+        error = error_of(lambda: store.list(""))
+        assert isinstance(error, ConfigError)
+        assert "environment" in error.remedy
+        assert object_server.endpoint in error.where
+        assert not any(store.requests.values())
+
+    def test_a_certificate_that_nobody_signed_is_refused(self, tmp_path: Path) -> None:
+        """TLS is verified, and the error says how to trust an authority of one's own."""
+        with running_server(tmp_path / "server.log", "https") as endpoint:
+            options = StoreOptions(s3_endpoint=endpoint, s3_region="us-east-1", s3_max_attempts=1)
+            error = error_of(lambda: open_store("s3://riffle/a", options).list(""))
+        assert isinstance(error, ConfigError)
+        assert "AWS_CA_BUNDLE" in error.remedy
+        assert endpoint in error.where
+
+    def test_a_region_need_not_be_given(self, object_server: ObjectServer) -> None:
+        """With an endpoint alone a store works."""
+        store = open_store(object_server.new_root(), replace(object_server.options, s3_region=None))
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.get("log/1") == b"abc"
+
+    def test_a_server_that_goes_away_is_unavailable(self, tmp_path: Path) -> None:
+        """A used connection whose server was stopped ends in the same error as one that never was."""
+        with running_server(tmp_path / "server.log") as endpoint:
+            boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(
+                Bucket="bk1"
+            )
+            store = open_store("s3://bk1/a", StoreOptions(s3_endpoint=endpoint, s3_max_attempts=2))
+            assert store.put_if_absent("log/1", b"abc")
+        error = error_of(lambda: store.put_if_absent("log/2", b"abc"))
+        assert isinstance(error, UnavailableError)
+        assert endpoint in error.where
+
+
+@pytest.fixture
+def iam(object_server: ObjectServer) -> object:
+    """A client of the server's user administration."""
+    return boto3.session.Session().client("iam", endpoint_url=object_server.endpoint, region_name="us-east-1")
+
+
+@pytest.fixture
+def user(object_server: ObjectServer, iam: object) -> Iterator[dict[str, str]]:
+    """The access key of a user who may do everything in S3."""
+    may_all = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    iam.create_user(UserName="riffle")  # type: ignore[attr-defined]
+    iam.put_user_policy(UserName="riffle", PolicyName="all", PolicyDocument=json.dumps(may_all))  # type: ignore[attr-defined]
+    key = iam.create_access_key(UserName="riffle")["AccessKey"]  # type: ignore[attr-defined]
+    yield key
+    iam.delete_access_key(UserName="riffle", AccessKeyId=key["AccessKeyId"])  # type: ignore[attr-defined]
+    with contextlib.suppress(iam.exceptions.NoSuchEntityException):  # type: ignore[attr-defined]
+        iam.delete_user_policy(UserName="riffle", PolicyName="all")  # type: ignore[attr-defined]
+    iam.delete_user(UserName="riffle")  # type: ignore[attr-defined]
+
+
+def set_credentials(patch: pytest.MonkeyPatch, key_id: str, secret: str) -> None:
+    """Put credentials where boto3 looks first."""
+    patch.setenv("AWS_ACCESS_KEY_ID", key_id)
+    patch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+
+
+def one_attempt(server: ObjectServer, test: str) -> StoreOptions:
+    """Return options that no other test shares, so that the client is new and takes the credentials of the moment."""
+    return replace(server.options, s3_max_attempts=1, s3_read_timeout_seconds=10 + len(test) / 100)
+
+
+def assert_credentials_error(server: ObjectServer, call: str) -> None:
+    """Check that a call is refused as it should be."""
+    store = open_store(server.new_root(), one_attempt(server, call + "credentials"))
+    error = error_of(lambda: CALLS[call](store))
+    assert isinstance(error, ConfigError)
+    assert error.where == f"s3://{server.bucket} at {server.endpoint}"
+    assert "credentials" in error.remedy
+    shown = "".join(traceback.format_exception(error))
+    assert "hunter2" not in shown
+    assert "AKIA" not in shown

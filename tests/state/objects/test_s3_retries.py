@@ -1,0 +1,153 @@
+"""What is sent to S3 again, what is counted, and where it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+
+from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.state.objects.store import PIECE_BYTES
+from tests.kit.servers.s3_calls import CALLS, error_of
+from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
+
+pytestmark = pytest.mark.usefixtures("aws_environment")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_makes_its_own_connections(scripted: ScriptedServer) -> None:
+    """A kept connection serves one process: a child that used its parent's would read the parent's answers."""
+    store = scripted.store(Answer(200))
+    store.put_if_absent("log/1", b"abc")
+    store.put_if_absent("log/2", b"abc")
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            store.put_if_absent("log/3", b"abc")
+        os._exit(0)
+    os.waitpid(child, 0)
+    store.put_if_absent("log/4", b"abc")
+    first, second, of_child, last = scripted.ports
+    assert first == second == last
+    assert of_child != first
+
+
+class TestSentAgain:
+    """Requests that are repeated, and how they are counted."""
+
+    @pytest.mark.parametrize("trouble", [refusal(500, "InternalError"), refusal(503, "SlowDown"), Answer(502)])
+    def test_a_failure_that_passes_is_not_seen(self, scripted: ScriptedServer, trouble: Answer) -> None:
+        """A call is repeated after a 5xx answer, and both requests are counted."""
+        store = scripted.store(trouble, Answer(200))
+        assert store.put_if_absent("log/1", b"abc")
+        assert store.requests["put"] == len(scripted.requests) == 2
+
+    @pytest.mark.parametrize("call", CALLS)
+    @pytest.mark.parametrize("trouble", [refusal(503, "SlowDown"), Answer(500), refusal(429, "TooManyRequests")])
+    def test_a_failure_that_stays_is_named(self, scripted: ScriptedServer, call: str, trouble: Answer) -> None:
+        """After its bounded attempts a call raises an error with endpoint, call and attempts; all requests count."""
+        store = scripted.store(trouble)
+        error = error_of(lambda: CALLS[call](store))
+        assert isinstance(error, UnavailableError)
+        assert scripted.endpoint in error.where
+        assert scripted.endpoint in error.remedy
+        assert "2 attempts" in error.problem
+        assert call in error.problem
+        assert {kind: count for kind, count in store.requests.items() if count} == {call: 2}
+        assert len(scripted.requests) == 2
+
+    def test_more_attempts_are_as_many_requests(self, scripted: ScriptedServer) -> None:
+        """The setting counts the first attempt too."""
+        store = scripted.store(Answer(500), attempts=3)
+        assert "3 attempts" in error_of(lambda: store.list("")).problem
+        assert store.requests["list"] == len(scripted.requests) == 3
+
+    def test_one_attempt_is_not_repeated(self, scripted: ScriptedServer) -> None:
+        """With a single attempt the first failure is the last."""
+        store = scripted.store(Answer(500), attempts=1)
+        assert "1 attempt:" in error_of(lambda: store.list("")).problem
+        assert len(scripted.requests) == 1
+
+    def test_every_put_is_conditional_and_a_repeated_one_may_meet_itself(self, scripted: ScriptedServer) -> None:
+        """A 412 after a lost answer reads as "not by this call": the caller has to look whose bytes are there."""
+        store = scripted.store(Answer(500), refusal(412, "PreconditionFailed"))
+        assert not store.put_if_absent("log/1", b"abc")
+        assert [headers["If-None-Match"] for _, _, headers in scripted.requests] == ["*", "*"]
+
+    def test_a_put_is_one_round_trip(self, scripted: ScriptedServer) -> None:
+        """The body goes with the headers, without waiting for leave to send it."""
+        scripted.store(Answer(200)).put_if_absent("log/1", b"abc")
+        assert "Expect" not in scripted.requests[0][2]
+
+    def test_a_put_that_meets_another_under_way_is_sent_again(self, scripted: ScriptedServer) -> None:
+        """409 is neither success nor failure."""
+        conflict = refusal(409, "ConditionalRequestConflict")
+        assert scripted.store(conflict, Answer(200)).put_if_absent("log/1", b"abc")
+        scripted.requests.clear()
+        assert not scripted.store(conflict, refusal(412, "PreconditionFailed")).put_if_absent("log/1", b"abc")
+
+    def test_a_put_that_never_gets_its_turn_is_unavailable(self, scripted: ScriptedServer) -> None:
+        """Conflicts are bounded like every other failure."""
+        store = scripted.store(refusal(409, "ConditionalRequestConflict"), attempts=3)
+        error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
+        assert isinstance(error, UnavailableError)
+        assert "3 attempts" in error.problem
+        assert len(scripted.requests) == 3
+
+    def test_a_body_that_breaks_off_is_read_again(self, scripted: ScriptedServer) -> None:
+        """Half an object is never returned."""
+        store = scripted.store(Answer(200, b"abc", broken=True), Answer(200, b"abcdef"))
+        assert store.get("log/1") == b"abcdef"
+        assert store.requests["get"] == 2
+
+    def test_a_copy_that_breaks_off_goes_on_from_there(self, scripted: ScriptedServer) -> None:
+        """What has been written is not asked for again, nor written twice."""
+        whole = bytes(range(256)) * 1100
+        store = scripted.store(Answer(206, whole[:270_000], broken=True), Answer(206, whole[PIECE_BYTES:]))
+        pieces: list[bytes] = []
+        assert store.copy_to("log/1", 10, len(whole), pieces.append) == len(whole)
+        assert b"".join(pieces) == whole
+        asked = [headers["Range"] for _, _, headers in scripted.requests]
+        assert asked == [f"bytes=10-{9 + len(whole)}", f"bytes={10 + PIECE_BYTES}-{9 + len(whole)}"]
+
+    def test_a_copy_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
+        """A copy is not tried for ever either."""
+        store = scripted.store(Answer(206, b"", broken=True))
+        error = error_of(lambda: store.copy_to("log/1", 0, 9, bytes))
+        assert isinstance(error, UnavailableError)
+        assert "broke off" in error.problem
+
+    def test_a_copy_from_a_server_that_knows_no_ranges_is_cut(self, scripted: ScriptedServer) -> None:
+        """A whole object in answer to a range is not taken for the range here either."""
+        pieces: list[bytes] = []
+        assert scripted.store(Answer(200, b"abcdef")).copy_to("log/1", 2, 3, pieces.append) == 3
+        assert pieces == [b"cde"]
+
+    def test_a_body_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
+        """Nor is it tried for ever."""
+        error = error_of(lambda: scripted.store(Answer(200, b"abc", broken=True)).get("log/1"))
+        assert isinstance(error, UnavailableError)
+        assert "broke off" in error.problem
+
+    def test_a_server_that_knows_no_ranges_is_cut_to_the_range(self, scripted: ScriptedServer) -> None:
+        """A whole object in answer to a range is not taken for the range."""
+        assert scripted.store(Answer(200, b"abcdef")).get("log/1", 2, 3) == b"cde"
+
+    def test_objects_that_a_bulk_delete_missed_are_sent_again(self, scripted: ScriptedServer) -> None:
+        """A success may hold failures; only what failed is repeated."""
+        missed = b"<DeleteResult><Error><Key>root/log/2</Key><Code>SlowDown</Code></Error></DeleteResult>"
+        store = scripted.store(Answer(200, missed), Answer(200, b"<DeleteResult></DeleteResult>"))
+        store.delete(["log/1", "log/2"])
+        assert store.requests["delete"] == 2
+        lengths = [int(headers["Content-Length"]) for _, _, headers in scripted.requests]
+        assert lengths[1] < lengths[0]
+        assert all("Content-MD5" in headers for _, _, headers in scripted.requests)
+
+    @pytest.mark.parametrize(("code", "kind"), [("SlowDown", UnavailableError), ("AccessDenied", ConfigError)])
+    def test_objects_that_stay_undeleted_are_an_error(
+        self, scripted: ScriptedServer, code: str, kind: type[RiffleError]
+    ) -> None:
+        """A success that deleted nothing is not one."""
+        missed = f"<DeleteResult><Error><Key>root/log/1</Key><Code>{code}</Code></Error></DeleteResult>"
+        assert isinstance(error_of(lambda: scripted.store(Answer(200, missed.encode())).delete(["log/1"])), kind)

@@ -1,0 +1,198 @@
+"""Bringing copies to the head that a driver names: by folding, by restoring, never beyond (I2)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import OutOfDate
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.log.manifest import EMPTY, Entry, Head
+from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.reader import Reader
+from tests.kit.state.drawn_records import attempt
+from tests.kit.state.members import SCHEMA, Place, held
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A member and an empty store."""
+    return Place(tmp_path / "member")
+
+
+def test_a_key_group_that_nobody_touched_has_no_copy(place: Place) -> None:
+    """Nothing is read, nothing is made."""
+    copies, brought = place.keeper().bring({3: EMPTY})
+    assert copies == {}
+    assert (brought.restores, brought.folds) == (0, 0)
+    assert place.store.calls == []
+
+
+def test_a_new_member_restores_and_then_folds(place: Place) -> None:
+    """The first bring fills a copy from the chain; later ones fold what came since, and then nothing."""
+    place.seal(0, {1: {"a": 1, "b": 2}, 2: {"c": 3}})
+    place.seal(1, {1: {"a": None, "d": 4}})
+    first = place.bring()
+    assert (first.restores, first.folds) == (2, 3)
+    place.seal(2, {1: {"a": 9}})
+    second = place.bring()
+    assert (second.restores, second.folds) == (0, 1)
+    assert place.bring().folds == 0
+
+
+def test_a_restore_reads_the_snapshot_and_the_chain_after_it(place: Place) -> None:
+    """One get a snapshot, and ranged gets of the deltas after it."""
+    place.seal(0, {1: {"a": 1}})
+    place.seal(1, {1: {"b": 2}})
+    place.snapshot(1)
+    place.seal(2, {1: {"a": None}})
+    place.store.calls.clear()
+    assert place.bring().restores == 1
+    assert sorted(name.split("/")[0] for _, name in place.store.calls) == ["delta", "totals"]
+
+
+def test_a_copy_behind_the_snapshot_is_restored(place: Place) -> None:
+    """A copy whose head is no longer on the chain cannot be folded on."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    place.seal(1, {1: {"a": 2}})
+    place.snapshot(1)
+    place.seal(2, {1: {"b": 1}})
+    assert place.bring().restores == 1
+    assert place.strays() == []
+
+
+def test_a_copy_at_the_snapshots_head_is_kept(place: Place) -> None:
+    """A snapshot that replaced links the copy has already folded changes nothing for it."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    place.snapshot(1)
+    assert place.bring().restores == 0
+
+
+def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
+    """A late attempt is told that it is out of date, and the copy stays where it is."""
+    place.seal(0, {1: {"a": 1}})
+    old = dict(place.entries)
+    place.seal(1, {1: {"a": 2}})
+    place.bring()
+    for entries in (old, {1: EMPTY}):
+        with pytest.raises(OutOfDate, match="version 1 of epoch 1") as caught:
+            place.bring(entries)
+        assert caught.value.where == "totals, key-group 1"
+    assert place.bring().restores == 0
+
+
+def test_an_attempt_of_a_fenced_driver_does_not_take_copies_back(place: Place) -> None:
+    """A copy that a newer epoch advanced is beyond whatever an older epoch names."""
+    place.seal(5, {1: {"a": 1}})
+    old = dict(place.entries)
+    place.seal(6, {1: {"a": 2}}, epoch=3)
+    place.bring(epoch=3)
+    with pytest.raises(OutOfDate):
+        place.bring(old, epoch=2)
+
+
+def test_a_copy_of_an_abandoned_line_is_restored(place: Place) -> None:
+    """After a rollback, under a higher epoch, a copy of what was rolled back is replaced, even by nothing."""
+    place.seal(0, {1: {"a": 1}})
+    back, before = dict(place.entries), {1: dict(place.wanted[1])}
+    place.seal(1, {1: {"a": 2}, 2: {"z": 1}})
+    place.bring()
+    place.entries, place.wanted = back, before
+    assert place.bring(epoch=2).restores == 1
+    assert place.bring({2: EMPTY}, epoch=2).restores == 0
+    assert place.folder.link("totals", 1).exists()
+    assert not place.folder.link("totals", 2).exists()
+
+
+def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> None:
+    """A copy that folded an attempt which did not get listed would be found; its head is not on the chain."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    current = place.folder.link("totals", 1).resolve()
+    with Copy(current) as copy:
+        rows = SCHEMA.encode(place.reader.links(place.entries[1].chain)[place.entries[1].chain[0]])
+        copy.fold(place.entries[1].head, Head(0, attempt(77)), rows)
+    place.seal(1, {1: {"a": 5}})
+    assert place.bring().restores == 1
+
+
+def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place: Place) -> None:
+    """While one plans, another folds further towards the same head: the first goes on from there."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    place.seal(1, {1: {"a": 2}})
+    place.seal(2, {1: {"a": 3}})
+
+    class Overtaken(Reader):
+        def links(self, links):  # type: ignore[no-untyped-def]
+            tables = super().links(links)
+            rows = {link: SCHEMA.encode(table) for link, table in tables.items()}
+            at = first.head
+            for link in sorted(rows, key=lambda link: link.head):
+                overtaken[0].fold(at, link.head, rows[link])
+                at = link.head
+            return tables
+
+    first = place.entries[1].chain[0]
+    overtaken: list[Copy] = []
+    keeper = Keeper(place.folder, SCHEMA, Overtaken(place.store, place.folder), 1)
+    original = keeper._plan
+
+    def planned(*given):  # type: ignore[no-untyped-def]
+        work = original(*given)
+        overtaken.append(given[2][1])
+        return work
+
+    keeper._plan = planned  # type: ignore[method-assign]
+    copies, _ = keeper.bring(place.entries)
+    with copies[1] as copy:
+        assert held(copy) == {"a": 3}
+
+
+KEYS = st.sampled_from("abcdef")
+DELTAS = st.dictionaries(
+    st.integers(0, 2), st.dictionaries(KEYS, st.none() | st.integers(0, 99), min_size=1), min_size=1
+)
+ACTS = st.sampled_from(["bring", "bring", "snapshot", "forget", "move", "nothing"])
+
+
+@given(st.lists(st.tuples(DELTAS, ACTS, st.booleans()), max_size=10))
+@settings(deadline=None, max_examples=30)
+def test_whatever_is_folded_or_restored_a_copy_equals_a_dictionary(
+    history: list[tuple[dict[int, dict[str, int | None]], str, bool]],
+) -> None:
+    """Over random deltas, snapshots, lost copies and other members, bringing always gives the committed state."""
+    with tempfile.TemporaryDirectory() as folder:
+        live_through(Place(Path(folder)), history)
+
+
+def live_through(place: Place, history: list[tuple[dict[int, dict[str, int | None]], str, bool]]) -> None:
+    """Seal each delta and do what comes with it; at the end every copy is whole and nothing else lies about."""
+    for version, (changes, act, kept) in enumerate(history):
+        place.seal(version, changes, kept=kept)
+        if act == "bring":
+            place.bring()
+        elif act == "snapshot":
+            place.snapshot(min(changes))
+        elif act == "forget":
+            place.keeper().forget(changes)
+        elif act == "move":
+            place.folder = claim(place.folder.path.parent, f"app/{version + 2}", ())
+    if place.entries:
+        place.bring()
+    assert place.strays() == []
+
+
+def test_an_entry_may_be_a_snapshot_alone(place: Place) -> None:
+    """A key-group that rests has no chain."""
+    place.seal(0, {1: {"a": 1}})
+    place.snapshot(1)
+    assert place.entries[1] == Entry(place.entries[1].snapshot)
+    assert place.bring().folds == 0

@@ -1,0 +1,86 @@
+"""Copies and objects that are damaged or gone while copies are brought: healed, or named; nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import CorruptStateError, UnavailableError
+from riffle_spark.state.copies import copy as copy_module
+from riffle_spark.state.log import paths
+from riffle_spark.testing.faulty_store import Fault
+from tests.kit.state.drawn_records import attempt
+from tests.kit.state.members import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A member and an empty store."""
+    return Place(tmp_path / "member")
+
+
+def test_a_copy_of_another_boot_is_restored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart of the machine every copy is fetched again."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    monkeypatch.setattr(copy_module, "boot_id", lambda: "another")
+    assert place.bring().restores == 1
+    assert place.bring().restores == 0
+    assert place.strays() == []
+
+
+@pytest.mark.parametrize("bytes_left", [b"", b"\xff" * 8192, None])
+def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None) -> None:
+    """Emptied, overwritten or cut in half: restored, and nobody is asked."""
+    place.seal(0, {1: {f"{n:04d}": n for n in range(2000)}, 2: {"x": 1}})
+    place.bring()
+    file = place.folder.link("totals", 1).resolve() / "data.mdb"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if bytes_left is None else bytes_left)
+    place.seal(1, {1: {"0000": None}})
+    assert place.bring().restores >= 1
+    assert place.bring().restores == 0
+    assert place.strays() == []
+
+
+def test_a_copy_whose_folder_vanished_is_restored(place: Place) -> None:
+    """A link that leads nowhere is no copy."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    for file in place.folder.link("totals", 1).resolve().iterdir():
+        file.unlink()
+    assert place.bring().restores == 1
+
+
+def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:
+    """A missing object ends the restore: half-filled copies go, and the next try starts clean."""
+    place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
+    place.seal(1, {2: {"b": 2}})
+    place.store.script(Fault("missing", name="delta/" + "0" * 19 + "1"))
+    with pytest.raises(CorruptStateError, match="missing") as caught:
+        place.bring()
+    assert caught.value.where == paths.delta(1, attempt(1))
+    assert place.strays() == []
+    assert place.bring().restores == 2
+
+
+def test_a_store_that_is_away_is_told(place: Place) -> None:
+    """No copy, no store: the error is the store's, and bringing works once it is back."""
+    place.seal(0, {1: {"a": 1}})
+    place.store.script(Fault("unavailable", "get", times=2))
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            place.bring()
+    assert place.bring().restores == 1
+
+
+@pytest.mark.parametrize("kind", ["truncated", "flipped"])
+def test_a_damaged_object_is_named_and_never_believed(place: Place, kind: str) -> None:
+    """A delta or snapshot with other bytes than were sealed: the error names the object, the copy does not move."""
+    place.seal(0, {1: {"a": 1}})
+    place.snapshot(1)
+    place.store.script(Fault(kind, name="totals/"))  # type: ignore[arg-type]
+    with pytest.raises(CorruptStateError, match="truncated or altered") as caught:
+        place.bring()
+    assert caught.value.where.startswith("totals/key_group=0001/snapshot/")
+    assert place.strays() == []
