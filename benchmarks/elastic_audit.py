@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 
 from benchmarks.elastic_query import STORE, Query
-from riffle_spark.protocol.upkeep.snapshots import Policy, due
+from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -41,7 +41,7 @@ class Audit:
         assert settings.root is not None
         self._log = Log(open_store(settings.root, options_of(settings)), settings.root)
         self._prefix = settings.root.split("/", 3)[3] + "/"
-        self._policy = Policy(
+        self._policy = SnapshotPolicy(
             settings.snapshot_chain_share, settings.snapshot_chain_links, max(2, settings.retained_versions)
         )
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
     from riffle_spark.process.blocks.arrow_function import arrow_function
     from riffle_spark.protocol.batch.batch_report import BatchReport
-    from riffle_spark.protocol.ownership.move_news import RebalanceListener
     from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
+    from riffle_spark.protocol.ownership.rebalance import RebalanceListener
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure
     from riffle_spark.spark.heartbeat import heartbeat
@@ -56,7 +56,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "process.blocks.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
     "process.blocks.arrow_function": ("arrow_function",),
-    "protocol.ownership.move_news": ("RebalanceListener",),
+    "protocol.ownership.rebalance": ("RebalanceListener",),
     "protocol.ownership.readiness": ("MemberState", "Readiness"),
     "offline.recovery": ("adopt", "rollback"),
     "protocol.batch.batch_report": ("BatchReport",),

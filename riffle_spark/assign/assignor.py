@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from riffle_spark.assign.baselines import hashed, sticky
+from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
 from riffle_spark.assign.board import Board, board_of
 from riffle_spark.assign.explain import Decided, told
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, Move, TaskId, View
@@ -48,7 +48,7 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
     if chosen == "high_availability":
         return high_availability(view, settings)
     if chosen in ("sticky", "hash"):
-        return (sticky if chosen == "sticky" else hashed)(view, settings)
+        return (sticky_assignor if chosen == "sticky" else hash_assignor)(view, settings)
     return _users(view, settings, load_assignor(chosen) if isinstance(chosen, str) else chosen)
 
 

@@ -15,10 +15,10 @@ from riffle_spark.assign.racks import racks_count
 from riffle_spark.assign.standby_racks import cheaper
 from riffle_spark.assign.standby_target import standby_target
 
-__all__ = ["hashed", "sticky"]
+__all__ = ["hash_assignor", "sticky_assignor"]
 
 
-def sticky(view: View, settings: AssignSettings) -> Assignment:
+def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
     """Keep every owner that may stay, place the rest on the least loaded, then level: nobody waits for a copy.
 
     These are the steps of Kafka's StickyAssignor. With a rack strategy the cost of not overlapping is counted against
@@ -32,7 +32,7 @@ def sticky(view: View, settings: AssignSettings) -> Assignment:
     return _placed(view, settings, board, _on_live(board, owners))
 
 
-def hashed(view: View, settings: AssignSettings) -> Assignment:
+def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
     """Place each task by a hash of its name over the slots: needs no history, and spares none."""
     board = board_of(view, view.tasks, settings)
     ring = [m for m, slots in enumerate(board.slots) for _ in range(slots) if board.live[m] and board.placeable[m]]

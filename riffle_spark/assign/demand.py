@@ -17,14 +17,14 @@ from riffle_spark.assign.board import NOBODY, Board, copies_that_fit
 from riffle_spark.assign.counts import Demand
 from riffle_spark.assign.model import AssignSettings
 
-__all__ = ["FreeSet", "Range", "Rows", "demand_of", "fair_range", "free_sets", "rows_of"]
+__all__ = ["AlikeTasks", "FreeSet", "Range", "demand_of", "fair_range", "free_sets", "rows_of"]
 
 FreeSet = tuple[int, ...] | None
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class AlikeTasks:
     """Each task's row, each row's group, and where each row may go; ``costs`` are the user's, by task and member."""
 
     of: tuple[int, ...]
@@ -33,7 +33,7 @@ class Rows:
     costs: tuple[tuple[int | None, ...], ...]
 
 
-def rows_of(board: Board, settings: AssignSettings) -> Rows:
+def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
     """Sort the tasks into rows; only a user's rule can split a group."""
     costs = _user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}
@@ -42,7 +42,7 @@ def rows_of(board: Board, settings: AssignSettings) -> Rows:
         allowed = _allowed(board, costs[t]) if costs else board.placeable
         of.append(keys.setdefault((task.id.group, allowed), len(keys)))
     matrix = np.array([allowed for _, allowed in keys], bool).reshape(len(keys), len(board.members))
-    return Rows(tuple(of), tuple(group for group, _ in keys), matrix, costs)
+    return AlikeTasks(tuple(of), tuple(group for group, _ in keys), matrix, costs)
 
 
 def _user_costs(board: Board, settings: AssignSettings) -> tuple[tuple[int | None, ...], ...]:
@@ -58,7 +58,7 @@ def _allowed(board: Board, costs: tuple[int | None, ...]) -> tuple[bool, ...]:
     return allowed if any(allowed) else board.placeable
 
 
-def free_sets(board: Board, rows: Rows) -> list[FreeSet]:
+def free_sets(board: Board, rows: AlikeTasks) -> list[FreeSet]:
     """Return the free set of every task."""
     everyone = [live and may for live, may in zip(board.live, board.placeable, strict=True)]
     single = {m: (m,) for m in range(len(board.members))}
@@ -82,14 +82,14 @@ def _may_stay(board: Board, task: int, home: int) -> bool:
     return all(rank >= own or not board.placeable[m] for m, rank in ranks.items())
 
 
-def _best_elsewhere(board: Board, task: int, everyone: list[bool], rows: Rows) -> FreeSet:
+def _best_elsewhere(board: Board, task: int, everyone: list[bool], rows: AlikeTasks) -> FreeSet:
     among = everyone
     if rows.costs:
         among = [may and bool(rows.allowed[rows.of[task], m]) for m, may in enumerate(everyone)]
     return board.most_caught_up(task, among) if any(among) else None
 
 
-def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, settings: AssignSettings) -> Demand:
+def demand_of(board: Board, rows: AlikeTasks, sets: list[FreeSet], base: Ints, settings: AssignSettings) -> Demand:
     """Count tasks by row and the member they would rather be on, and add the fair ranges.
 
     A task that has several such members is seated at one of them, and its set in ``sets`` narrowed to it.
@@ -129,7 +129,7 @@ def demand_of(board: Board, rows: Rows, sets: list[FreeSet], base: Ints, setting
 def _or_as_level_as_now(board: Board, base: Ints, slots: list[int], fair: Range) -> Range:
     """Return the fair range, or, where the present is at least as level per slot, the range that it spans.
 
-    With unequal capacities fair seats may lie further apart than tasks do now; then nothing needs to move.
+    With unequal capacities fair shares may lie further apart than tasks do now; then nothing needs to move.
     """
     able = [m for m, slot in enumerate(slots) if slot]
     now = base + np.bincount(np.array(board.homes, np.int64), minlength=len(slots))
@@ -143,7 +143,7 @@ def _or_as_level_as_now(board: Board, base: Ints, slots: list[int], fair: Range)
     return [math.ceil(least * slot) for slot in slots], [math.floor(most * slot) for slot in slots]
 
 
-def _seated(board: Board, rows: Rows, sets: list[FreeSet]) -> tuple[Ints, Ints, Ints]:
+def _seated(board: Board, rows: AlikeTasks, sets: list[FreeSet]) -> tuple[Ints, Ints, Ints]:
     """Count the tasks with one place to be, those of them that are pinned there, and those that may be anywhere."""
     owned = np.zeros(rows.allowed.shape, np.int64)
     held, free = np.zeros_like(owned), np.zeros(len(owned), np.int64)
@@ -157,7 +157,7 @@ def _seated(board: Board, rows: Rows, sets: list[FreeSet]) -> tuple[Ints, Ints, 
     return owned, held, free
 
 
-def _strays(board: Board, rows: Rows, sets: list[FreeSet], owned: Ints) -> Ints:
+def _strays(board: Board, rows: AlikeTasks, sets: list[FreeSet], owned: Ints) -> Ints:
     """Count the seated tasks that have no living owner."""
     strays = np.zeros_like(owned)
     for t, wanted in enumerate(sets):
@@ -167,7 +167,7 @@ def _strays(board: Board, rows: Rows, sets: list[FreeSet], owned: Ints) -> Ints:
 
 
 def _seat_several(
-    rows: Rows, sets: list[FreeSet], owned: Ints, limits: tuple[Ints, npt.NDArray[np.int64], list[int]]
+    rows: AlikeTasks, sets: list[FreeSet], owned: Ints, limits: tuple[Ints, npt.NDArray[np.int64], list[int]]
 ) -> None:
     """Seat the tasks with several places where there is room, those with the fewest places first."""
     high, member_high, slots = limits
@@ -182,7 +182,7 @@ def _seat_several(
         load[member] += 1
 
 
-def _row_ranges(rows: Rows, totals: Ints, slots: list[int], members: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+def _row_ranges(rows: AlikeTasks, totals: Ints, slots: list[int], members: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     """Return how many units of each row each member should have, wide enough for every fair total."""
     low, high = np.zeros(rows.allowed.shape, np.int64), np.zeros(rows.allowed.shape, np.int64)
     uniform = len({slot for slot in slots if slot}) == 1
@@ -218,11 +218,11 @@ def fair_range(count: int, slots: Sequence[int], most: Sequence[int] | None = No
     unit = lcm(*(slot for slot in slots if slot)) if any(slots) else 1
     step = [unit // slot if slot else 0 for slot in slots]
     total = sum(slots)
-    seats = [min(count * slot // total, cap[m]) if slot else 0 for m, slot in enumerate(slots)]
-    last = _fill(seats, cap, step, count)
+    shares = [min(count * slot // total, cap[m]) if slot else 0 for m, slot in enumerate(slots)]
+    last = _fill(shares, cap, step, count)
     if last == 0:
-        last = max((seats[m] * step[m] for m in range(len(slots)) if step[m] and seats[m] < cap[m]), default=0)
-        last = last or max((seats[m] * step[m] for m in range(len(slots))), default=0)
+        last = max((shares[m] * step[m] for m in range(len(slots)) if step[m] and shares[m] < cap[m]), default=0)
+        last = last or max((shares[m] * step[m] for m in range(len(slots))), default=0)
     fewest = [min(-(-last // step[m]) - 1, cap[m]) if step[m] else 0 for m in range(len(slots))]
     highest = [min(last // step[m], cap[m]) if step[m] else 0 for m in range(len(slots))]
     if sum(highest) <= count:
@@ -237,17 +237,17 @@ def _equal(count: int, slots: Sequence[int]) -> Range:
     return [low if slot else 0 for slot in slots], [high if slot else 0 for slot in slots]
 
 
-def _fill(seats: list[int], cap: Sequence[int], step: Sequence[int], count: int) -> int:
-    """Give out the seats that are left, one by one; return the load at which the last one went."""
-    heap = [((seats[m] + 1) * step[m], m) for m in range(len(seats)) if step[m] and seats[m] < cap[m]]
+def _fill(shares: list[int], cap: Sequence[int], step: Sequence[int], count: int) -> int:
+    """Give out the shares that are left, one by one; return the load at which the last one went."""
+    heap = [((shares[m] + 1) * step[m], m) for m in range(len(shares)) if step[m] and shares[m] < cap[m]]
     heapq.heapify(heap)
     last = 0
-    for _ in range(count - sum(seats)):
+    for _ in range(count - sum(shares)):
         if not heap:
             return last
         load, m = heapq.heappop(heap)
         last = max(last, load)
-        seats[m] += 1
-        if seats[m] < cap[m]:
+        shares[m] += 1
+        if shares[m] < cap[m]:
             heapq.heappush(heap, (load + step[m], m))
     return last

@@ -63,7 +63,7 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
 
 
 def _is_ordered(board: Board, settings: AssignSettings) -> bool:
-    """Tell whether more than balance asks for the target: a drain, a pin, a return, a rule, memory, exact seats."""
+    """Tell whether more than balance asks for the target: a drain, a pin, a return, a rule, memory, exact shares."""
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
     pinned = any(pin != NOBODY for pin in board.pins) or board.homes != board.owners
     small = any(member.memory_bytes is not None for member in board.members)

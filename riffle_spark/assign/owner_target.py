@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.counts import Demand, balanced_counts
-from riffle_spark.assign.demand import FreeSet, Rows, demand_of, free_sets, rows_of
+from riffle_spark.assign.demand import AlikeTasks, FreeSet, demand_of, free_sets, rows_of
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_weights import is_weighed, weighed_target
@@ -49,7 +49,7 @@ def owner_target(board: Board, base: Ints, settings: AssignSettings, *, racks: b
     return found
 
 
-def _still_good(board: Board, rows: Rows, bounds: _Bounds) -> list[int] | None:
+def _still_good(board: Board, rows: AlikeTasks, bounds: _Bounds) -> list[int] | None:
     """Return the last assignment's target if nothing speaks against it: then no plan is changed half-way."""
     counts = np.zeros(rows.allowed.shape, np.int64)
     for t, aim in enumerate(board.aims):
@@ -65,7 +65,7 @@ def _still_good(board: Board, rows: Rows, bounds: _Bounds) -> list[int] | None:
     return list(board.aims) if fair and apart else None
 
 
-def _read_cost(board: Board, rows: Rows, placed: list[int], settings: AssignSettings) -> int:
+def _read_cost(board: Board, rows: AlikeTasks, placed: list[int], settings: AssignSettings) -> int:
     """Return what a target costs but for the moves it takes."""
     weight, total = settings.rack_aware_assignment_traffic_cost, 0
     for t, m in enumerate(placed):
@@ -106,7 +106,9 @@ def _loosened(demand: Demand, low: Ints, high: Ints, count: int) -> tuple[Ints, 
     return np.minimum(low, least), np.maximum(high, (mean + 1) * demand.slots - demand.base)
 
 
-def _cheapest(board: Board, rows: Rows, sets: list[FreeSet], bounds: _Bounds, settings: AssignSettings) -> list[int]:
+def _cheapest(
+    board: Board, rows: AlikeTasks, sets: list[FreeSet], bounds: _Bounds, settings: AssignSettings
+) -> list[int]:
     zones = zones_of(board, single=bool(rows.costs))
     classes = _classes(board, rows, sets, zones, bounds, settings)
     network = Network(
@@ -129,7 +131,7 @@ def _cheapest(board: Board, rows: Rows, sets: list[FreeSet], bounds: _Bounds, se
 
 
 def _classes(
-    board: Board, rows: Rows, sets: list[FreeSet], zones: Zones, bounds: _Bounds, settings: AssignSettings
+    board: Board, rows: AlikeTasks, sets: list[FreeSet], zones: Zones, bounds: _Bounds, settings: AssignSettings
 ) -> list[tuple[TaskClass, list[int]]]:
     members: dict[TaskClass, list[int]] = defaultdict(list)
     scale = 2 * len(board.tasks) + 1
@@ -164,7 +166,9 @@ def _warm_members(board: Board, task: int) -> list[int]:
     return [m for m, rank in board.ranks[task].items() if rank == 0 and board.placeable[m]]
 
 
-def _zone_costs(board: Board, rows: Rows, task: int, zones: Zones, settings: AssignSettings) -> tuple[int | None, ...]:
+def _zone_costs(
+    board: Board, rows: AlikeTasks, task: int, zones: Zones, settings: AssignSettings
+) -> tuple[int | None, ...]:
     traffic = board.tasks[task].owner_traffic
     weight = settings.rack_aware_assignment_traffic_cost
     by_zone = [rack_cost(traffic, rack, weight) for rack in zones.racks]
@@ -232,7 +236,7 @@ def _spread_in_zone(board: Board, placed: list[int], tasks: list[int], room: dic
 
 
 def seat_tasks(
-    board: Board, rows: Rows, sets: list[FreeSet], counts: npt.NDArray[np.int64], *, strays_first: bool
+    board: Board, rows: AlikeTasks, sets: list[FreeSet], counts: npt.NDArray[np.int64], *, strays_first: bool
 ) -> list[int]:
     """Return a member for every task, so that each row has its counts; free sets are singletons or ``None`` here.
 
@@ -265,22 +269,22 @@ def _move(board: Board, placed: list[int], movable: list[int], change: dict[int,
             change[m] -= 1
             placed[t] = m
             left.remove(t)
-    seats = iter([m for m in sorted(change) for _ in range(change[m])])
+    shares = iter([m for m in sorted(change) for _ in range(change[m])])
     for t in movable:
         if t in left and change[placed[t]] < 0:
             change[placed[t]] += 1
-            placed[t] = next(seats)
+            placed[t] = next(shares)
             change[placed[t]] -= 1
 
 
-def with_copies_first(board: Board, tasks: Iterable[int], seats: dict[int, int]) -> list[tuple[int, int]]:
-    """Return (task, member) for every copy of a task at a member with a seat, closest to caught up first."""
-    if not seats:
+def with_copies_first(board: Board, tasks: Iterable[int], shares: dict[int, int]) -> list[tuple[int, int]]:
+    """Return (task, member) for every copy of a task at a member with a living, closest to caught up first."""
+    if not shares:
         return []
     found = []
     for t in tasks:
         for m, rank in board.ranks[t].items():
-            if m in seats and rank < max(board.absent[t], 1):
+            if m in shares and rank < max(board.absent[t], 1):
                 free = rank == 0 and board.homes[t] == NOBODY
                 found.append((not free, rank, m not in board.warmups[t], t, m))
     found.sort()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from riffle_spark.assign.board import NOBODY, Board
-from riffle_spark.assign.demand import FreeSet, Rows
+from riffle_spark.assign.demand import AlikeTasks, FreeSet
 
 __all__ = ["is_weighed", "weighed_target"]
 
@@ -20,7 +20,7 @@ def is_weighed(board: Board) -> bool:
     return any(task.weight is not None for task in board.tasks)
 
 
-def weighed_target(board: Board, rows: Rows, sets: Sequence[FreeSet], band: float) -> list[int]:
+def weighed_target(board: Board, rows: AlikeTasks, sets: Sequence[FreeSet], band: float) -> list[int]:
     """Return a member for every task; tasks that were not measured count as the mean."""
     known = [task.weight for task in board.tasks if task.weight is not None]
     mean = sum(known) / len(known)
@@ -36,7 +36,7 @@ def weighed_target(board: Board, rows: Rows, sets: Sequence[FreeSet], band: floa
 class _Scale:
     """Tasks on members while they are levelled."""
 
-    def __init__(self, board: Board, rows: Rows, weights: list[float]) -> None:
+    def __init__(self, board: Board, rows: AlikeTasks, weights: list[float]) -> None:
         self._board, self._rows, self.weights = board, rows, weights
         self._slots = [max(slots, 1) for slots in board.slots]
         self.able = tuple(m for m, may in enumerate(board.placeable) if may)

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.process.blocks.block import Compute, TimeMode
-from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.process.blocks.block import BlockComputation, TimeMode
+from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.objects.open import StoreOptions
-from riffle_spark.state.schemas.plain_columns import StoreSchema
-from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = [
     "ATTEMPT",
@@ -84,8 +84,8 @@ class Order:
     """
 
     home: Home
-    schema: StoreSchema | VariablesSchema
-    compute: Compute | Keyed
+    schema: PlainColumns | VariableColumns
+    compute: BlockComputation | ProcessorComputation
     output: pa.Schema
     rows: pa.Schema
     per_key_group: bool

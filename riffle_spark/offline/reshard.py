@@ -27,8 +27,8 @@ from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.whole import restored
-from riffle_spark.state.schemas.plain_columns import StoreSchema
-from riffle_spark.state.schemas.variables import DUE, VariablesSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import DUE, VariableColumns
 
 __all__ = ["Place", "SharedKey", "earliest_ms", "resharded", "state_of"]
 
@@ -94,7 +94,7 @@ def _sorted(schema: Columns, rows: pa.Table) -> pa.Table:
 
 
 def _stored_keys(schema: Columns, state: pa.Table) -> pa.Array:
-    if isinstance(schema, StoreSchema):
+    if isinstance(schema, PlainColumns):
         return local_key(schema.encoded(state))
     return pa.array(schema.encode(state).keys, pa.large_binary())
 
@@ -169,20 +169,20 @@ def _written(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
 
 def state_of(schema: Columns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     """Return one shard's whole state as a snapshot's table, in no particular order."""
-    if isinstance(schema, StoreSchema):
+    if isinstance(schema, PlainColumns):
         return _newest(schema, key_group, entry, reader)
     return _restored(schema, key_group, entry, reader)
 
 
 def earliest_ms(schema: Columns, rows: pa.Table) -> int | None:
     """Return when the first timer or element among rows of state is due (ms)."""
-    if isinstance(schema, StoreSchema):
+    if isinstance(schema, PlainColumns):
         return None
     earliest: int | None = pc.min(rows.column(DUE)).as_py()
     return earliest
 
 
-def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+def _newest(schema: PlainColumns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     wanted = schema.part_schema(delta=True)
     parts = reader.links(entry.chain)
     tables = [parts[link] for link in entry.chain]
@@ -198,7 +198,7 @@ def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -
     return state.filter(pc.invert(state.column(DELETED))).drop_columns([DELETED]).cast(schema.part_schema())
 
 
-def _restored(schema: VariablesSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+def _restored(schema: VariableColumns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     with tempfile.TemporaryDirectory(prefix="riffle-shard-") as place:
         found = restored(schema, {key_group: entry}, reader, Path(place))
         return found.get(key_group, schema.part_schema().empty_table())

@@ -37,7 +37,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = ["DISPATCHES", "PartitionOf", "switch_dispatch"]
 
@@ -125,7 +125,7 @@ class _Switch:
             schema = stored_schema(store, self.tail.schemas[store])
             new = self._moved(schema, mine, place)
             entries |= {(store, shard): entry for shard, entry in new.items()}
-            what = "keys" if isinstance(schema, StoreSchema) else "entries"
+            what = "keys" if isinstance(schema, PlainColumns) else "entries"
             taken = [entry.snapshot for entry in new.values() if entry.snapshot]
             steps.append(
                 f"write the state of store {store!r} anew: {sum(s.rows for s in taken)} {what}, "

@@ -11,12 +11,12 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
 from riffle_spark.process.blocks.aggregates import Aggregates
-from riffle_spark.process.blocks.block import Compute, Declared
-from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.process.blocks.block import BlockComputation, Declared
+from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.state.schemas.plain_columns import StoreSchema
-from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["Operator", "operator_of", "with_watermark"]
 
@@ -32,8 +32,8 @@ class Operator:
     that a processor sees, where they are not simply all.
     """
 
-    schema: StoreSchema | VariablesSchema
-    compute: Compute | Keyed
+    schema: PlainColumns | VariableColumns
+    compute: BlockComputation | ProcessorComputation
     declared: Declared
     order_by: tuple[str, ...]
     input: pa.Schema
@@ -62,8 +62,8 @@ class Operator:
 
 
 def operator_of(
-    store: str, key: Sequence[str], compute: Compute | Keyed, order_by: Sequence[str], rows: pa.Schema, *,
-    case_sensitive: bool = False,
+    store: str, key: Sequence[str], compute: BlockComputation | ProcessorComputation, order_by: Sequence[str],
+    rows: pa.Schema, *, case_sensitive: bool = False,
 ) -> Operator:  # fmt: skip
     """Return the operator for input of schema ``rows``. Raises ``ConfigError`` for missing or unsupported columns."""
     check_store_name(store)
@@ -84,8 +84,8 @@ def operator_of(
 
 
 def _on_columns(
-    compute: Compute | Keyed, rows: pa.Schema, store: str, *, case_sensitive: bool
-) -> tuple[Compute | Keyed, list[Column]]:
+    compute: BlockComputation | ProcessorComputation, rows: pa.Schema, store: str, *, case_sensitive: bool
+) -> tuple[BlockComputation | ProcessorComputation, list[Column]]:
     """Return aggregates of the columns that are meant, and these; what is not found ``declare`` refuses."""
     if not isinstance(compute, Aggregates):
         return compute, []
@@ -105,10 +105,10 @@ def _check_names(store: str, declared: Declared, rows: pa.Schema) -> None:
         )
 
 
-def _columns(store: str, key: pa.Schema, declared: Declared) -> StoreSchema | VariablesSchema:
+def _columns(store: str, key: pa.Schema, declared: Declared) -> PlainColumns | VariableColumns:
     if declared.variables is None:
-        return StoreSchema(store, key, declared.state)
-    return VariablesSchema(store, key, declared.variables, indexed=declared.time_mode != "None")
+        return PlainColumns(store, key, declared.state)
+    return VariableColumns(store, key, declared.variables, indexed=declared.time_mode != "None")
 
 
 def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:

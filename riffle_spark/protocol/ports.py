@@ -21,8 +21,8 @@ __all__ = [
     "Cluster",
     "Delivery",
     "Executor",
-    "Incoming",
-    "Layout",
+    "IncomingBatch",
+    "SlotLayout",
     "SlotPlace",
     "StaleRows",
     "WatermarkPolicy",
@@ -43,7 +43,7 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class IncomingBatch:
     """What Spark hands over with a micro-batch.
 
     ``offsets`` is Spark's offset-log entry as text, ``input_digest`` a digest of the rows where that log cannot be
@@ -76,7 +76,7 @@ class SlotPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SlotLayout:
     """The slots of one assignment, in the order of their partitions.
 
     ``shards`` says what their key-groups stand for where dispatch is by partition; ``None``: parts of the key space.
@@ -123,7 +123,7 @@ class Work(Protocol):
         """Return the newest event time (ms) of each timestamp column that has any. Reads the input."""
         ...
 
-    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+    def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         ...
 

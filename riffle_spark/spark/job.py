@@ -14,17 +14,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Home, Watermark
-from riffle_spark.process.blocks.block import Compute
-from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.process.blocks.block import BlockComputation
+from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.driver import Driver, Surroundings
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import WatermarkPolicy
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, routing
-from riffle_spark.spark.engine.background import SystemClock, Worker
+from riffle_spark.spark.engine.background import BackgroundThread, SystemClock
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.event_time import policy_in, watermark_in
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
@@ -34,7 +34,7 @@ from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.worker.member_folders import options_of
 
-__all__ = ["Part", "Running"]
+__all__ = ["JobOperator", "RunningJob"]
 
 _logger = logging.getLogger("riffle_spark")
 _TOML = Path("conf/riffle.toml")
@@ -44,12 +44,12 @@ _PARTITION = "partition"
 
 
 @dataclass(frozen=True)
-class Part:
+class JobOperator:
     """One operator of a job as its user declared it, and where its rows go."""
 
     store: str
     key: tuple[str, ...]
-    compute: Compute | Keyed
+    compute: BlockComputation | ProcessorComputation
     order_by: tuple[str, ...]
     durable: bool
     sink: Sink
@@ -58,11 +58,15 @@ class Part:
     initial_name: str = USUAL_INITIAL
 
 
-class Running:
+class RunningJob:
     """One job's driver, and what is kept between its batches."""
 
     def __init__(
-        self, parts: Sequence[Part], settings: Settings | None, spark: SparkSession, reached: Callable[[str], None]
+        self,
+        parts: Sequence[JobOperator],
+        settings: Settings | None,
+        spark: SparkSession,
+        reached: Callable[[str], None],
     ) -> None:
         self._parts = parts
         self._settings = settings_of(spark, settings)
@@ -79,14 +83,14 @@ class Running:
         self._policy: WatermarkPolicy = "min"
         self._query_id = inventory.DIRECT
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
-        self._background = Worker()
+        self._background = BackgroundThread()
         topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)
         objects, beside = (open_store(self._home.root, self._home.options) for _ in range(2))
-        surroundings = Surroundings(
+        ports = DriverPorts(
             objects, self._cluster, self._clock, self._background, reached=reached, upkeep_objects=beside,
             racks_of=topology.racks,
         )  # fmt: skip
-        self.driver = Driver(self._settings, self._home, surroundings)
+        self.driver = Driver(self._settings, self._home, ports)
 
     def is_of(self, spark: SparkSession) -> bool:
         """Tell whether this belongs to the session's application: a process may stop one and start another."""
@@ -132,7 +136,7 @@ class Running:
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":
             kafka = kafka_of(batch)
-            self.driver.seating.reads(partition_racks(*kafka) if kafka else {})
+            self.driver.ownership.reads(partition_racks(*kafka) if kafka else {})
             self._operators = None
 
     def _operators_for(self, batch: DataFrame) -> list[Operator]:
@@ -147,7 +151,7 @@ class Running:
 
     def _read_by(self, rows: pa.Schema) -> str | None:
         """Return the column by which slots count where rows came from, where that makes a difference."""
-        counts = self.driver.seating.reads_racks and self._settings.dispatch == "key_group"
+        counts = self.driver.ownership.reads_racks and self._settings.dispatch == "key_group"
         return _PARTITION if counts and _PARTITION in rows.names else None
 
     def _tell(self, report: BatchReport) -> None:
@@ -162,7 +166,7 @@ class Running:
             _logger.warning("the report is not in report_file, and the query goes on: %s", error)
 
 
-def _operator(part: Part, batch: DataFrame, rows: pa.Schema) -> Operator:
+def _operator(part: JobOperator, batch: DataFrame, rows: pa.Schema) -> Operator:
     """Return a part's operator. Where its timers go by event time and it names no watermark, it is the batch's own."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(part.store, part.key, part.compute, part.order_by, rows, case_sensitive=case_sensitive)

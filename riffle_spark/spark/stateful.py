@@ -13,23 +13,23 @@ from pyspark.sql import DataFrame
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
 from riffle_spark.names import keywords_told
-from riffle_spark.process.blocks.block import Compute
-from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.process.blocks.block import BlockComputation
+from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver
-from riffle_spark.protocol.ownership.move_news import RebalanceListener
 from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
+from riffle_spark.protocol.ownership.rebalance import RebalanceListener
 from riffle_spark.settings import Settings, hasty
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
 from riffle_spark.spark.engine.intervals import interval_ms
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.spark_batch import Sink, arity
-from riffle_spark.spark.job import Part, Running
+from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
 
 __all__ = [
-    "Operated",
+    "JobOperations",
     "Stateful",
     "StatefulJob",
     "check_compute",
@@ -61,7 +61,7 @@ class Stateful:
 
     @keywords_told
     def __init__(  # noqa: PLR0913 - all that an operator can be told
-        self, store: str, key: str | Sequence[str], compute: Compute | Keyed, *,
+        self, store: str, key: str | Sequence[str], compute: BlockComputation | ProcessorComputation, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
         watermark: tuple[str, str] | None = None, initial_state: DataFrame | None = None,
         initial_state_name: str = USUAL_INITIAL,
@@ -109,7 +109,7 @@ def together(*jobs: StatefulJob, settings: Settings | None = None) -> StatefulJo
     return StatefulJob([part for job in jobs for part in job.parts], settings or next(iter(own), None))
 
 
-class Operated:
+class JobOperations:
     """The part of a job that is there to be operated. Every method may be called from any thread, and again; what
     cannot work raises ``ConfigError`` with the reason. Members are named by their id or their executor's.
     """
@@ -128,7 +128,7 @@ class Operated:
     def listener(self, listener: RebalanceListener | None) -> None:
         self._listener = listener
         if self._driver is not None:
-            self._driver.seating.listener = listener
+            self._driver.ownership.listener = listener
 
     def pause(self) -> None:
         """Consume nothing more after the batch that is under way: the query stays alive and keeps its assignment."""
@@ -199,7 +199,7 @@ class Operated:
 
     def readiness(self) -> tuple[Readiness, ...]:
         """Return how near every standby and warm-up is to the head of its key-group, as of the last batch."""
-        return self._driver.seating.readiness if self._driver else ()
+        return self._driver.ownership.readiness if self._driver else ()
 
     def _running_driver(self) -> Driver:
         if self._driver is None:
@@ -207,7 +207,7 @@ class Operated:
         return self._driver
 
 
-class StatefulJob(Operated):
+class StatefulJob(JobOperations):
     """The function for ``foreachBatch``: one query's operators, its settings and its reports.
 
     ``reports`` holds the last batches' ``BatchReport``; ``on_report`` is called with each, and what it raises is
@@ -221,7 +221,7 @@ class StatefulJob(Operated):
         self.reports: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
         self.on_report: Callable[[BatchReport], object] | None = None
         self._reached: Callable[[str], None] = lambda step: None  # noqa: ARG005 - tests listen to the steps
-        self._running: Running | None = None
+        self._running: RunningJob | None = None
         names = [operator.store for operator, _ in self.parts]
         for name in names:
             if names.count(name) > 1:
@@ -240,9 +240,9 @@ class StatefulJob(Operated):
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Run one micro-batch. Called by Spark."""
         if self._running is None or not self._running.is_of(batch.sparkSession):
-            self._running = Running(self._declared(), self.settings, batch.sparkSession, self._reached)
+            self._running = RunningJob(self._declared(), self.settings, batch.sparkSession, self._reached)
             self._driver = self._running.driver
-            self._driver.seating.listener = self.listener
+            self._driver.ownership.listener = self.listener
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
                 report = self._running.process(batch, batch_id)
@@ -255,7 +255,7 @@ class StatefulJob(Operated):
         self.reports.append(report)
         self._hand_over(report)
 
-    def _declared(self) -> list[Part]:
+    def _declared(self) -> list[JobOperator]:
         return [_part(operator, sink) for operator, sink in self.parts]
 
     def _stopped(self) -> None:
@@ -274,8 +274,8 @@ class StatefulJob(Operated):
             _logger.exception("on_report failed; the batch is committed, and the query goes on")
 
 
-def _part(o: Stateful, sink: Sink) -> Part:
-    return Part(
+def _part(o: Stateful, sink: Sink) -> JobOperator:
+    return JobOperator(
         o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark, o.initial_state, o.initial_state_name
     )
 

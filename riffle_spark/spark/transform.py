@@ -27,9 +27,9 @@ from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stateful import Stateful
-from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["ProcessorCompute", "transform_with_state", "transform_with_state_in_pandas"]
+__all__ = ["TransformWithState", "transform_with_state", "transform_with_state_in_pandas"]
 
 OutputType: TypeAlias = str | DataType | pa.Schema
 _STORE: Final = "transform_with_state"
@@ -39,7 +39,7 @@ _TIME_MODES: Final[dict[str, TimeMode]] = {mode.lower(): mode for mode in get_ar
 
 
 @dataclass(frozen=True)
-class ProcessorCompute:
+class TransformWithState:
     """A ``Keyed`` computation of a user's ``StatefulProcessor``; made by ``transform_with_state``.
 
     ``pandas`` is what Spark's configuration says of conversions, and ``None`` for the form of rows.
@@ -57,12 +57,12 @@ class ProcessorCompute:
             pa.schema([]), self.output, columns=None, per_key_group=False, time_mode=self.time_mode, variables=variables
         )
 
-    def processing(self, schema: VariablesSchema, times: Times, where: str) -> Processing:
+    def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
         """See ``Keyed``."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(), times, where=where)
 
-    def with_conf(self, conf: Mapping[str, str]) -> ProcessorCompute:
+    def with_conf(self, conf: Mapping[str, str]) -> TransformWithState:
         """Return the same under other settings of Spark's; those that are not given are as Spark has them."""
         return self if self.pandas is None else replace(self, pandas=pandas_options(conf))
 
@@ -94,7 +94,7 @@ def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an opera
     >>> visits = transform_with_state(Visits(), key="user", output="user string, visits long")  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(visits.into(write)).start()  # doctest: +SKIP
     """
-    compute = ProcessorCompute(_processor(processor), _columns(output), _checked(output_mode, time_mode))
+    compute = TransformWithState(_processor(processor), _columns(output), _checked(output_mode, time_mode))
     return Stateful(
         store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
         initial_state_name=initial_state_name,
@@ -114,7 +114,7 @@ def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
     are when this is called.
     """
     mode = _checked(output_mode, time_mode)
-    compute = ProcessorCompute(_processor(processor), _columns(output), mode, _pandas_settings())
+    compute = TransformWithState(_processor(processor), _columns(output), mode, _pandas_settings())
     return Stateful(
         store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
         initial_state_name=initial_state_name,

@@ -14,8 +14,8 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.whole import restored
-from riffle_spark.state.schemas.plain_columns import StoreSchema
-from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE, VariablesSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE, VariableColumns
 
 __all__ = ["Contents", "Key"]
 
@@ -49,7 +49,7 @@ class Contents:
     def columns(self) -> dict[Key, dict[str, object]]:
         """Return a block's state columns by key."""
         schema = self.operator.schema
-        if not isinstance(schema, StoreSchema):
+        if not isinstance(schema, PlainColumns):
             raise ConfigError(
                 "the operator has state variables, not columns", remedy="name the variable: state('visits')"
             )
@@ -84,7 +84,7 @@ class Contents:
         rows = [row for row in self.table().to_pylist() if row[VARIABLE] == name]
         return [(tuple(row[key] for key in keys), row) for row in rows]
 
-    def _variables(self) -> VariablesSchema:
-        if not isinstance(self.operator.schema, VariablesSchema):
+    def _variables(self) -> VariableColumns:
+        if not isinstance(self.operator.schema, VariableColumns):
             raise ConfigError("the operator has columns, not state variables", remedy="look at state() or table()")
         return self.operator.schema

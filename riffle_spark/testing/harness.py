@@ -24,14 +24,14 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
-from riffle_spark.process.blocks.block import Compute
-from riffle_spark.process.processors.processing import Keyed
+from riffle_spark.process.blocks.block import BlockComputation
+from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.driver import Driver, Surroundings
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.batch.records import Stamp, claim_record
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
-from riffle_spark.protocol.ports import Delivery, Incoming
+from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing.contents import Contents, Key
@@ -50,7 +50,7 @@ class Declared(Protocol):
 
     store: str
     key: tuple[str, ...]
-    compute: Compute | Keyed
+    compute: BlockComputation | ProcessorComputation
     order_by: tuple[str, ...]
     watermark: Watermark | None
     durable: bool
@@ -60,7 +60,7 @@ class Declared(Protocol):
 class Configured(Protocol):
     """What goes by settings of Spark's."""
 
-    def with_conf(self, conf: Mapping[str, str]) -> Compute | Keyed:
+    def with_conf(self, conf: Mapping[str, str]) -> BlockComputation | ProcessorComputation:
         """Return the same under these settings."""
         ...
 
@@ -188,10 +188,10 @@ class Harness:
             self._initial = {self._operator.store: initial}
         self._runs += 1
         self._settings = self._settings.but(**settings)
-        surroundings = Surroundings(
+        ports = DriverPorts(
             self._store, self._cluster, ManualClock(self.now_ms), InlineBackground(), reached=self._faults.reached
         )
-        self._driver = Driver(self._settings, self._cluster.home, surroundings)
+        self._driver = Driver(self._settings, self._cluster.home, ports)
 
     @property
     def watermark_ms(self) -> int | None:
@@ -226,8 +226,8 @@ class Harness:
     def _contents(self) -> Contents:
         return Contents(self._operator, self._store, self.root, self._folder)
 
-    def _incoming(self) -> Incoming:
-        return Incoming(
+    def _incoming(self) -> IncomingBatch:
+        return IncomingBatch(
             self._version, _QUERY, f"run-{self._runs}", f"offsets-{self._version}", None, self.now_ms, None,
             available_now=self.available_now,
         )  # fmt: skip
@@ -237,7 +237,9 @@ class Harness:
         self._delivered = rows.to_pylist()
 
 
-def _under(conf: Mapping[str, str] | None, compute: Compute | Keyed) -> Compute | Keyed:
+def _under(
+    conf: Mapping[str, str] | None, compute: BlockComputation | ProcessorComputation
+) -> BlockComputation | ProcessorComputation:
     """Return what is computed under these settings of Spark's, where it goes by any."""
     if conf is None or not isinstance(compute, Configured):
         return compute

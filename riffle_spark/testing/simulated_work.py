@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from riffle_spark import keygroups
 from riffle_spark.messages.slot_orders import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.restore.reader import Reader
@@ -151,7 +151,7 @@ class SimWork:
         found = {name: newest_ms(self._rows.column(name)) for name in columns}
         return {name: ms for name, ms in found.items() if ms is not None}
 
-    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+    def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         executor_of = {place.number: place.executor for place in layout.slots}
         receipts: list[Receipt] = []

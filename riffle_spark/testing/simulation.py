@@ -5,7 +5,7 @@ where, which attempt runs when, and whose answer counts (``simulated_work``).
 
     cluster = SimCluster(home_of("memory://mine", folder), store)
     cluster.add("1")
-    driver = Driver(settings, cluster.home, Surroundings(store, cluster, ManualClock(), InlineBackground()))
+    driver = Driver(settings, cluster.home, DriverPorts(store, cluster, ManualClock(), InlineBackground()))
     driver.process(incoming, [operator], SimWork(cluster, rows, {"totals": SimSink()}))
 """
 

@@ -18,15 +18,15 @@ from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import Entry
-from riffle_spark.state.schemas.plain_columns import StoreSchema, shortened
+from riffle_spark.state.schemas.plain_columns import PlainColumns, shortened
 
-__all__ = ["Touched", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch"]
+__all__ = ["TouchedKeys", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch"]
 
 _CHECKED_KEYS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class TouchedKeys:
     """Distinct keys in key-group order. ``spans`` holds (key-group, first key, end) and ``codes`` each row's key."""
 
     keys: pa.Table
@@ -36,7 +36,7 @@ class Touched:
     spans: tuple[tuple[int, int, int], ...]
 
 
-def touch(order: Order, slot: int, rows: pa.Table) -> Touched:
+def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     """Return what ``rows`` touch. Raises ``ConfigError`` if a row is of a key-group that is not this slot's."""
     of_row = rows.column(KEY_GROUP).to_numpy()
     _check_own(order, slot, of_row)
@@ -50,7 +50,7 @@ def touch(order: Order, slot: int, rows: pa.Table) -> Touched:
     keys = rows.select(order.schema.key.names).take(first)
     if order.by_key:
         _check_hash(order, keys, of_key)
-    return Touched(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans_of(of_key))
+    return TouchedKeys(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans_of(of_key))
 
 
 def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ...]:
@@ -86,7 +86,7 @@ def _check_hash(order: Order, keys: pa.Table, of_key: npt.NDArray[np.int32]) -> 
 
 
 def read_state(
-    schema: StoreSchema, touched: Touched, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
+    schema: PlainColumns, touched: TouchedKeys, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Return the touched keys' state, row for row (nulls where there is none), and which keys have any."""
     found = np.zeros(len(touched.local_keys), dtype=bool)

@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Order
-from riffle_spark.process.blocks.block import Batch, BoolArray, Compute, Update
-from riffle_spark.state.schemas.plain_columns import StoreSchema
-from riffle_spark.worker.input import Touched, spans_of
+from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, Update
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.worker.input import TouchedKeys, spans_of
 
-__all__ = ["Changes", "Result", "as_declared", "changes_of", "in_declared_order", "run"]
+__all__ = ["CallResult", "StateChanges", "as_declared", "changes_of", "in_declared_order", "run"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """What the calls of one slot gave: output rows, and the new state of keys by their index in the slot's touched
     keys.
     """
@@ -48,7 +48,7 @@ def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
     return rows.sort_by(by)
 
 
-def run(order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: BoolArray) -> Result:
+def run(order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, found: BoolArray) -> CallResult:
     """Call the user's computation once, or once a key-group if it asks for that, and join what it returns."""
     rows = rows.drop_columns([SLOT, KEY_GROUP])
     calls = (
@@ -56,20 +56,20 @@ def run(order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: 
         if order.per_key_group
         else _at_once(order, rows, touched, state, found)
     )
-    compute = cast(Compute, order.compute)
+    compute = cast(BlockComputation, order.compute)
     updates = [(start, compute(batch)) for start, batch in calls]
     return _join(order, state.schema, updates)
 
 
 def _at_once(
-    order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: BoolArray
+    order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, found: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
     if rows.num_rows:
         yield 0, _batch(order, rows, touched.codes, touched.keys, state, found, None)
 
 
 def _by_key_group(
-    order: Order, rows: pa.Table, touched: Touched, state: pa.Table, found: BoolArray
+    order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, found: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
     by_group = np.argsort(touched.key_groups[touched.codes], kind="stable")
     rows, codes = rows.take(by_group), touched.codes[by_group]
@@ -89,19 +89,19 @@ def _batch(
     )
 
 
-def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> Result:
+def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
     nothing = np.empty(0, dtype=np.int64)
     if not updates:
-        return Result(order.output.empty_table(), nothing, state_schema.empty_table(), nothing)
+        return CallResult(order.output.empty_table(), nothing, state_schema.empty_table(), nothing)
     output = pa.concat_tables([update.output.select(order.output.names) for _, update in updates])
     changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
     state = pa.concat_tables([update.state.select(state_schema.names) for _, update in updates])
     deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
-    return Result(output, changed, state, deleted)
+    return CallResult(output, changed, state, deleted)
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class StateChanges:
     """Rows of a delta in key-group order, and the key-group of each; ``timers`` says when a key-group's earliest timer
     is due from now on (ms).
     """
@@ -116,7 +116,7 @@ class Changes:
             yield key_group, self.table.slice(start, end - start)
 
 
-def changes_of(schema: StoreSchema, touched: Touched, result: Result) -> Changes:
+def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
     """Return key columns, new state and the deleted mark of every changed key, by key-group."""
     indices = np.concatenate([result.changed, result.deleted])
     state = result.state
@@ -133,4 +133,4 @@ def changes_of(schema: StoreSchema, touched: Touched, result: Result) -> Changes
     keys = touched.keys if len(indices) == touched.keys.num_rows else touched.keys.take(indices)
     columns = [*keys.columns, *state.columns, pa.array(mark)]
     table = pa.table(columns, schema=schema.part_schema(delta=True)).combine_chunks()
-    return Changes(table, touched.key_groups[indices])
+    return StateChanges(table, touched.key_groups[indices])

@@ -12,36 +12,36 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import INITIAL, Order
-from riffle_spark.process.processors.processing import Keyed, Outcome, Times
-from riffle_spark.process.processors.processor import Grouped
+from riffle_spark.process.processors.processing import Outcome, ProcessorComputation, Times
+from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.reading import EMPTY_READING
 from riffle_spark.state.log.manifest import EMPTY, Entry
-from riffle_spark.state.schemas.variables import VariablesSchema
-from riffle_spark.worker.input import Touched
-from riffle_spark.worker.run_block import Changes
+from riffle_spark.state.schemas.variables import VariableColumns
+from riffle_spark.worker.input import TouchedKeys
+from riffle_spark.worker.run_block import StateChanges
 
-__all__ = ["Computed", "due_key_groups", "now_ms", "run_keyed"]
+__all__ = ["ProcessorResult", "due_key_groups", "now_ms", "run_keyed"]
 
 
-class Computed(NamedTuple):
+class ProcessorResult(NamedTuple):
     """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
 
     output: pa.Table
-    changes: Changes
+    changes: StateChanges
     timers_fired: int = 0
     expired: int = 0
 
 
 def run_keyed(
-    order: Order, rows: pa.Table, touched: Touched, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
-) -> Computed:
+    order: Order, rows: pa.Table, touched: TouchedKeys, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
+) -> ProcessorResult:
     """Run the processor over the touched key-groups and those of ``entries`` that have something due.
 
     Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
     """
-    assert isinstance(order.schema, VariablesSchema)
-    compute = cast(Keyed, order.compute)
+    assert isinstance(order.schema, VariableColumns)
+    compute = cast(ProcessorComputation, order.compute)
     times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
     processing = compute.processing(order.schema, times, f"store {order.schema.store!r}")
     processing.begin(_grouped(order, rows, touched))
@@ -55,27 +55,27 @@ def run_keyed(
     processing.end()
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
     expired = sum(outcome.expired for outcome in outcomes.values())
-    return Computed(output, _changes(order.schema, outcomes), fired, expired)
+    return ProcessorResult(output, _changes(order.schema, outcomes), fired, expired)
 
 
-def _grouped(order: Order, rows: pa.Table, touched: Touched) -> Grouped:
+def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
     """Return rows, and rows of initial state, by key."""
     shown = order.shown or {name: name for name in order.rows.names}
     data, codes = rows.select(list(shown)).rename_columns(list(shown.values())), touched.codes
     if order.initial is None:
-        return Grouped.of(touched.keys, data, codes)
+        return InputByKey.of(touched.keys, data, codes)
     given = rows.column(INITIAL).combine_chunks()
     is_initial = given.is_valid().to_numpy(zero_copy_only=False)
     states = pa.Table.from_batches([pa.RecordBatch.from_struct_array(given.filter(pa.array(is_initial)))])
-    grouped = Grouped.of(touched.keys, data.filter(pa.array(~is_initial)), codes[~is_initial])
+    grouped = InputByKey.of(touched.keys, data.filter(pa.array(~is_initial)), codes[~is_initial])
     return grouped.with_states(states, codes[is_initial])
 
 
-def _changes(schema: VariablesSchema, outcomes: Mapping[int, Outcome]) -> Changes:
+def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateChanges:
     tables: Sequence[pa.Table] = [outcome.changes for outcome in outcomes.values()]
     table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
     key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
-    return Changes(table, key_groups, {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()})
+    return StateChanges(table, key_groups, {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()})
 
 
 def now_ms(order: Order) -> int | None:

@@ -12,15 +12,15 @@ from riffle_spark.messages.slot_orders import Order, Part
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.worker.run_block import Changes
+from riffle_spark.worker.run_block import StateChanges
 
-__all__ = ["Sealed", "seal"]
+__all__ = ["SealedDelta", "seal"]
 
 _OUTPUT_PART = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedDelta:
     """The bytes of one delta and where its parts lie in them. Empty if nothing changed: then nothing is put."""
 
     name: str
@@ -34,7 +34,7 @@ class Sealed:
             objects.put_if_absent(self.name, self.data)
 
 
-def seal(order: Order, changes: Changes, output: pa.Table, attempt: str) -> Sealed:
+def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str) -> SealedDelta:
     """Return the delta of one attempt, output rows last if they are to be sealed too.
 
     Parts that one member will read lie together, else key-groups ascend: one ranged get takes all, and little else.
@@ -52,4 +52,4 @@ def seal(order: Order, changes: Changes, output: pa.Table, attempt: str) -> Seal
         chunks.append(data)
         start += len(data)
     output = parts.pop() if parts and parts[-1].key_group == _OUTPUT_PART else None
-    return Sealed(paths.delta(order.version, attempt), b"".join(chunks), tuple(parts), output)
+    return SealedDelta(paths.delta(order.version, attempt), b"".join(chunks), tuple(parts), output)

@@ -23,15 +23,15 @@ from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
-from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.cache_stores import settle
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.worker import run_block
-from riffle_spark.worker.input import Touched, counted, on_time, read_state, touch
+from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 from riffle_spark.worker.run_block import changes_of
-from riffle_spark.worker.run_processor import Computed, due_key_groups, run_keyed
+from riffle_spark.worker.run_processor import ProcessorResult, due_key_groups, run_keyed
 from riffle_spark.worker.seal import seal
 
 __all__ = ["run_slot"]
@@ -87,7 +87,7 @@ class _Attempt:
         )  # fmt: skip
         return output
 
-    def _compute(self, slot: int, rows: pa.Table, touched: Touched) -> Computed:
+    def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> ProcessorResult:
         order = self.order
         visited = {key_group for key_group, _, _ in touched.spans}.union(due_key_groups(order, slot))
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in visited}
@@ -95,26 +95,28 @@ class _Attempt:
             self._check_placed(entries)
         else:
             settle(self.folder, order.schema, entries)
-        keeper = Keeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
+        keeper = CopyKeeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
         try:
             return self._computed(keeper, rows, touched, entries)
         except DamagedCopy:
             keeper.forget(entries)
             return self._computed(keeper, rows, touched, entries)
 
-    def _computed(self, keeper: Keeper, rows: pa.Table, touched: Touched, entries: dict[int, Entry]) -> Computed:
+    def _computed(
+        self, keeper: CopyKeeper, rows: pa.Table, touched: TouchedKeys, entries: dict[int, Entry]
+    ) -> ProcessorResult:
         order = self.order
-        if isinstance(order.schema, StoreSchema):
+        if isinstance(order.schema, PlainColumns):
             with self._brought(keeper, entries) as copies, self.step("read"):
                 state, found = read_state(order.schema, touched, copies, entries)
             with self.step("compute"):
                 result = run_block.run(order, rows, touched, state, found)
-                return Computed(result.output, changes_of(order.schema, touched, result))
+                return ProcessorResult(result.output, changes_of(order.schema, touched, result))
         with self._brought(keeper, entries) as copies, self.step("compute"):
             return run_keyed(order, rows, touched, copies, entries)
 
     @contextmanager
-    def _brought(self, keeper: Keeper, entries: dict[int, Entry]) -> Iterator[dict[int, Copy]]:
+    def _brought(self, keeper: CopyKeeper, entries: dict[int, Entry]) -> Iterator[dict[int, Copy]]:
         """Bring copies to the base, and close them in the end."""
         with self.step("fold"):
             copies, brought = keeper.bring(entries)

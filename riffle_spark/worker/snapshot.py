@@ -18,9 +18,9 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
-from riffle_spark.state.restore.bring import Keeper, not_cut
+from riffle_spark.state.restore.bring import CopyKeeper, not_cut
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import Stored
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 from riffle_spark.worker.member_folders import folder_of, store_of
 
 __all__ = ["SnapshotOrder", "SnapshotReceipt", "take_snapshot", "take_snapshots"]
@@ -31,7 +31,7 @@ class SnapshotOrder:
     """One key-group of one store to snapshot, at its entry's head or, if its copy is already further on, there."""
 
     home: Home
-    schema: Stored
+    schema: StoreSchema
     key_group: int
     entry: Entry
     epoch: int
@@ -85,7 +85,7 @@ def take_snapshot(
 
     A copy that is damaged, or not there, is restored first. Raises what the store and the disk raise.
     """
-    keeper = Keeper(folder, order.schema, Reader(objects, folder), order.epoch, whole)
+    keeper = CopyKeeper(folder, order.schema, Reader(objects, folder), order.epoch, whole)
     try:
         head, table = _scanned(order, keeper)
     except DamagedCopy:
@@ -97,7 +97,7 @@ def take_snapshot(
     return Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), table.num_rows)
 
 
-def _scanned(order: SnapshotOrder, keeper: Keeper) -> tuple[Head, pa.Table]:
+def _scanned(order: SnapshotOrder, keeper: CopyKeeper) -> tuple[Head, pa.Table]:
     with keeper.bring_or_beyond(order.key_group, order.entry) as copy:
         head, pairs, longs = copy.scan()
     try:

@@ -17,9 +17,9 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.state.restore.bring import head_of
 from riffle_spark.state.restore.follow import Follower
-from riffle_spark.state.restore.incoming import Incoming
+from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget
-from riffle_spark.state.schemas.plain_columns import Stored
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
 
@@ -63,7 +63,7 @@ class UpkeepOrder:
     member: str
     epoch: int
     sequence: int
-    schemas: Mapping[str, Stored]
+    schemas: Mapping[str, StoreSchema]
     drops: tuple[Drop, ...] = ()
     follows: tuple[Follow, ...] = ()
     snapshots: tuple[SnapshotOrder, ...] = ()
@@ -172,7 +172,7 @@ class _Piece:
             self._snapshot(folder)
 
     def _drop(self, folder: Folder) -> None:
-        incoming = Incoming(folder.path)
+        incoming = IncomingSnapshots(folder.path)
         for at, drop in enumerate(self._order.drops):
             address = (drop.store, drop.key_group)
             if not self._budget.allows():

@@ -134,7 +134,7 @@ def test_a_class_that_cannot_be_made_is_a_wrong_setting() -> None:
 
 def test_a_users_assignor_by_path_is_used() -> None:
     """A dotted path names a function; a wrong one is an error."""
-    path = "riffle_spark.assign.baselines.hashed"
+    path = "riffle_spark.assign.baselines.hash_assignor"
     hashed = assign(view("a:0-7 b:"), replace(SETTINGS, assignor="hash"))
     assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
     with pytest.raises(ConfigError, match="no assignor is found"):

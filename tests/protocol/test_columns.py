@@ -10,7 +10,7 @@ from riffle_spark.messages.slot_orders import Watermark
 from riffle_spark.process.blocks.aggregates import aggregate, count, max_, min_, sum_
 from riffle_spark.protocol.input_columns import Column, column_of, input_of
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 STRUCT = pa.struct([("x", pa.string()), ("At", pa.timestamp("us", "UTC")), ("in", pa.struct([("y", pa.int64())]))])
 ROWS = pa.schema([("User", pa.string()), ("v", pa.int64()), ("s", STRUCT), ("a.b", pa.int64())])
@@ -107,7 +107,7 @@ def test_an_aggregate_goes_by_the_columns_of_its_input(name: str, inside: str, p
     assert operator.fields == ((Column(inside, path),) if path[1:] else ())
     assert operator.rows.names == ["User", inside]
     assert operator.declared.output.names == ["User", "total", "n"]
-    assert isinstance(operator.schema, StoreSchema)
+    assert isinstance(operator.schema, PlainColumns)
     assert operator.schema.state.names == ["total", "n"]
 
 

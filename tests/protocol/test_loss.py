@@ -63,7 +63,7 @@ def test_without_standbys_survivors_share_what_has_to_be_fetched(tmp_path: Path)
     world.cluster.lose("1", disk=True)
     report = world.feed()
     assert report.restores == len(lost)
-    assert len({world.seating.owners[group] for group in lost}) == 2
+    assert len({world.ownership.owners[group] for group in lost}) == 2
     world.check_state()
 
 
@@ -132,7 +132,7 @@ def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: 
     assert fetched(report) == (0, 0, 0)
     world.settle()
     world.check_state()
-    assert len(world.seating.members.live) == 3
+    assert len(world.ownership.members.live) == 3
 
 
 def test_a_live_members_lost_disk_without_standbys_is_restored(tmp_path: Path) -> None:
@@ -155,5 +155,5 @@ def test_a_standbys_lost_disk_is_found_by_upkeep(tmp_path: Path) -> None:
     shutil.rmtree(world.folder_of("2"))
     world.feed(2, keys=world.of_groups(world.owned("1")))
     assert world.member("2") != before
-    assert before not in world.seating.copies._heads
+    assert before not in world.ownership.copies._heads
     world.check_state()

@@ -13,9 +13,9 @@ from riffle_spark.protocol.batch import driver
 from riffle_spark.protocol.batch.enter import Decision
 from riffle_spark.protocol.ownership import cleaner, ownership
 from riffle_spark.protocol.ownership.cleaner import Cleaner
-from riffle_spark.protocol.ownership.known_copies import Copies
-from riffle_spark.protocol.ownership.members import Seat
-from riffle_spark.protocol.ports import Layout
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
+from riffle_spark.protocol.ownership.members import LiveMember
+from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.protocol.upkeep import scan
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.state.copies.copy import Copy
@@ -117,7 +117,7 @@ def clean_up_before_the_answer(patch: pytest.MonkeyPatch) -> None:
     """The cleaner counts copies as idle as soon as they are reported."""
     original = Cleaner.due
 
-    def due(self: Cleaner, copies: Copies, live: Collection[str], *times: float) -> object:
+    def due(self: Cleaner, copies: KnownCopies, live: Collection[str], *times: float) -> object:
         self._idle.update({(member, address): 0.0 for member in live for address in copies.of(member)})
         return original(self, copies, live, *times)
 
@@ -126,23 +126,23 @@ def clean_up_before_the_answer(patch: pytest.MonkeyPatch) -> None:
 
 def take_a_foreign_head_for_the_base(patch: pytest.MonkeyPatch) -> None:
     """A copy that is on no chain is told to fold the chain."""
-    original = Copies._way
+    original = KnownCopies._way
 
-    def way(self: Copies, address: Address, entry: Entry, head: Head) -> tuple[Link, ...]:
+    def way(self: KnownCopies, address: Address, entry: Entry, head: Head) -> tuple[Link, ...]:
         found = original(self, address, entry, head)
         return entry.chain if found is None else found
 
-    patch.setattr(Copies, "_way", way)
+    patch.setattr(KnownCopies, "_way", way)
 
 
 def own_twice(patch: pytest.MonkeyPatch) -> None:
     """A task that moves is served by its old owner, too."""
     original = ownership.laid_out
 
-    def twice(members: Mapping[str, Seat], owners: Mapping[int, str], most: int | None = None) -> Layout:
+    def twice(members: Mapping[str, LiveMember], owners: Mapping[int, str], most: int | None = None) -> SlotLayout:
         first, *rest = original(members, owners, most).slots
         also = tuple(sorted({*first.key_groups, *(rest[0].key_groups if rest else ())}))
-        return Layout((replace(first, key_groups=also), *rest))
+        return SlotLayout((replace(first, key_groups=also), *rest))
 
     patch.setattr(ownership, "laid_out", twice)
 

@@ -18,11 +18,11 @@ from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks import folding
 from riffle_spark.process.blocks.block import BoolArray, IndexArray
 
-__all__ = ["Accumulator", "Count", "First", "Groups", "Last", "Max", "Mean", "Min", "Sum"]
+__all__ = ["Accumulator", "Count", "First", "KeyedValues", "Last", "Max", "Mean", "Min", "Sum"]
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class KeyedValues:
     """Whose values are folded: per row the index of its key; the keys; which of them have state."""
 
     codes: IndexArray
@@ -58,10 +58,10 @@ class Accumulator(ABC):
         return self.state(type)[""]
 
     @abstractmethod
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Merge a batch's values into the old state, one row a key."""
 
-    def finish(self, state: Sequence[pa.Array], type: pa.DataType, groups: Groups) -> pa.Array:  # noqa: ARG002
+    def finish(self, state: Sequence[pa.Array], type: pa.DataType, groups: KeyedValues) -> pa.Array:  # noqa: ARG002
         """Turn the state into the result for a column of this type."""
         return state[0]
 
@@ -77,7 +77,7 @@ class Count(Accumulator):
         """Keep one int64."""
         return {"": pa.int64()}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Add the number of values; of a column that was not counted before as well."""
         codes, _ = groups.present(values)
         before = pc.fill_null(old[0], 0).to_numpy()
@@ -99,7 +99,7 @@ class Sum(Accumulator):
             return {"": pa.float64()}
         return {"": _wider(type, digits=10)} if types.is_decimal128(type) else {}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Add the values."""
         return [_add(self, values, old[0], groups)]
 
@@ -120,11 +120,11 @@ class Mean(Accumulator):
         """Return double, or the decimal's type with four more digits before and after the point."""
         return _wider(type, digits=4, scale=4) if types.is_decimal(type) else pa.float64()
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Add and count the values."""
         return [_add(self, values, old[0], groups), *Count(self.column).fold(values, old[1:], groups)]
 
-    def finish(self, state: Sequence[pa.Array], type: pa.DataType, groups: Groups) -> pa.Array:
+    def finish(self, state: Sequence[pa.Array], type: pa.DataType, groups: KeyedValues) -> pa.Array:
         """Divide; decimals are rounded half up."""
         total, count = state
         if not types.is_decimal(type):
@@ -136,7 +136,7 @@ class Mean(Accumulator):
         return rounded.cast(result)
 
 
-def _add(accumulator: Accumulator, values: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+def _add(accumulator: Accumulator, values: pa.Array, old: pa.Array, groups: KeyedValues) -> pa.Array:
     codes, present = groups.present(values)
     if types.is_floating(old.type):
         return folding.add_floats(old, codes, present.cast(old.type, safe=False))
@@ -145,7 +145,7 @@ def _add(accumulator: Accumulator, values: pa.Array, old: pa.Array, groups: Grou
     return sums
 
 
-def _refuse(accumulator: Accumulator, type: pa.DataType, beyond: BoolArray, groups: Groups) -> None:
+def _refuse(accumulator: Accumulator, type: pa.DataType, beyond: BoolArray, groups: KeyedValues) -> None:
     if not beyond.any():
         return
     raise UserFunctionError(
@@ -175,7 +175,7 @@ class _Extreme(Accumulator):
         """Keep the value."""
         return {"": type} if _is_plain(type) or _is_sortable(type) else {}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Keep the old value or take a new one."""
         codes, present = groups.present(values)
         if not _is_plain(values.type):
@@ -213,7 +213,7 @@ class First(Accumulator):
         """Keep the value."""
         return {"": type}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Keep the old value where there is one."""
         codes, seen = groups.present(values) if self.ignore_nulls else (groups.codes, values)
         settled = old[0].is_valid().to_numpy(zero_copy_only=False) if self.ignore_nulls else groups.found
@@ -233,7 +233,7 @@ class Last(Accumulator):
         """Keep the value."""
         return {"": type}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Take the new value where there is one."""
         codes, seen = groups.present(values) if self.ignore_nulls else (groups.codes, values)
         rows = folding.last_rows(codes, len(old[0]))

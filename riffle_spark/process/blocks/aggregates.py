@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.accumulators import Accumulator, Count, First, Groups, Last, Max, Mean, Min, Sum
+from riffle_spark.process.blocks.accumulators import Accumulator, Count, First, KeyedValues, Last, Max, Mean, Min, Sum
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 
 __all__ = ["Aggregates", "aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"]
@@ -101,7 +101,7 @@ class Aggregates:
 
     def __call__(self, batch: Batch) -> Update:
         """Fold the batch's rows into the state of their keys."""
-        groups = Groups(batch.codes, batch.keys, batch.found, batch.store)
+        groups = KeyedValues(batch.codes, batch.keys, batch.found, batch.store)
         state: dict[str, pa.Array] = {}
         output = batch.keys
         for name, accumulator in self.columns:

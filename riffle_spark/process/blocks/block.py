@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from riffle_spark.state.schemas.variable_kinds import Variable
 
-__all__ = ["Batch", "BoolArray", "Compute", "Declared", "IndexArray", "TimeMode", "Update"]
+__all__ = ["Batch", "BlockComputation", "BoolArray", "Declared", "IndexArray", "TimeMode", "Update"]
 
 IndexArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -75,7 +75,7 @@ class Update:
     deleted: IndexArray
 
 
-class Compute(Protocol):
+class BlockComputation(Protocol):
     """A stateful computation on Arrow. A plain picklable object, made on the driver and called on executors."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:

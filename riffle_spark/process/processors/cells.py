@@ -15,14 +15,14 @@ from riffle_spark.process.types.converters import RecordMaker
 from riffle_spark.process.types.fields import Fields, plain_records
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.schemas.variable_keys import due_of
-from riffle_spark.state.schemas.variables import NO_DUE, Variable, VariablesSchema
+from riffle_spark.state.schemas.variables import NO_DUE, Variable, VariableColumns
 
 __all__ = [
     "ELEMENTS_MAX",
-    "Ahead",
     "DeclaredVariable",
-    "Found",
-    "Piece",
+    "DeltaRows",
+    "FoundElements",
+    "ReadAhead",
     "Scope",
     "declare_all",
     "last_are_deleted",
@@ -38,7 +38,7 @@ class DeclaredVariable(NamedTuple):
     key: Fields | None
 
 
-def declare_all(schema: VariablesSchema, record: RecordMaker = plain_records) -> tuple[DeclaredVariable, ...]:
+def declare_all(schema: VariableColumns, record: RecordMaker = plain_records) -> tuple[DeclaredVariable, ...]:
     """Return the variables of a schema with their converters."""
     return tuple(
         DeclaredVariable(one, Fields(one.value, record), None if one.key is None else Fields(one.key, record))
@@ -50,7 +50,7 @@ def declare_all(schema: VariablesSchema, record: RecordMaker = plain_records) ->
 class Scope:
     """One key-group in one batch: its copy, its keys by number, the batch's time, and the key ``at`` work."""
 
-    schema: VariablesSchema
+    schema: VariableColumns
     reading: Reading
     now_ms: int
     group_keys: list[bytes] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Scope:
         return due_ms != NO_DUE and due_ms <= self.now_ms
 
 
-class Piece(NamedTuple):
+class DeltaRows(NamedTuple):
     """Rows of a delta, all of one variable: the number of each one's key, which are deleted, and what they hold.
 
     A deleted row of no element (no index, no struct) clears the variable of its key.
@@ -101,7 +101,7 @@ KEYS_MAX: Final = 8192
 _Element = TypeVar("_Element")
 
 
-class Found(NamedTuple):
+class FoundElements(NamedTuple):
     """Elements as they are stored: whole stored keys, what of them names the element, and values."""
 
     keys: list[bytes]
@@ -117,12 +117,14 @@ class Found(NamedTuple):
         return len(self.keys)
 
 
-class Ahead(Generic[_Element]):
+class ReadAhead(Generic[_Element]):
     """Reads elements of a variable. ``decode`` returns one element, or ``None`` for one that is expired, for each that
     it gets.
     """
 
-    def __init__(self, scope: Scope, variable: str, decode: Callable[[Found], Iterable[_Element | None]]) -> None:
+    def __init__(
+        self, scope: Scope, variable: str, decode: Callable[[FoundElements], Iterable[_Element | None]]
+    ) -> None:
         self._scope = scope
         self._variable = variable
         self._decode = decode
@@ -146,7 +148,7 @@ class Ahead(Generic[_Element]):
     def _read(self, number: int) -> Iterable[_Element]:
         follows = 0 <= number - self._next <= self._keys_at_once
         self._keys_at_once = min(self._keys_at_once * 2, KEYS_MAX) if follows else 1
-        found, ends = Found([], [], []), [0]
+        found, ends = FoundElements([], [], []), [0]
         for following in range(number, min(number + self._keys_at_once, len(self._scope.group_keys))):
             prefix = self._scope.prefix(self._variable, following)
             stored = self._scope.reading.under(prefix)
@@ -160,14 +162,16 @@ class Ahead(Generic[_Element]):
         self._known = self._cut(number, found, ends)
         return self._known[number]
 
-    def _cut(self, number: int, found: Found, ends: list[int]) -> dict[int, list[_Element]]:
-        whole = Found(*(column[: ends[-1]] for column in found))
+    def _cut(self, number: int, found: FoundElements, ends: list[int]) -> dict[int, list[_Element]]:
+        whole = FoundElements(*(column[: ends[-1]] for column in found))
         elements = list(self._decode(whole)) if whole.keys else []
         spans = enumerate(pairwise(ends), number)
         return {key: [one for one in elements[start:end] if one is not None] for key, (start, end) in spans}
 
-    def _pieces(self, found: Found, rest: Iterator[tuple[bytes, bytes]], prefix_bytes: int) -> Iterator[_Element]:
+    def _pieces(
+        self, found: FoundElements, rest: Iterator[tuple[bytes, bytes]], prefix_bytes: int
+    ) -> Iterator[_Element]:
         while found.keys:
             yield from (element for element in self._decode(found) if element is not None)
-            found = Found([], [], [])
+            found = FoundElements([], [], [])
             found.take(rest, prefix_bytes, ELEMENTS_MAX)

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import Piece, Scope
+from riffle_spark.process.processors.cells import DeltaRows, Scope
 from riffle_spark.process.processors.timer_cells import Timers
 from riffle_spark.state.schemas.variable_keys import index_of
 from riffle_spark.state.schemas.variables import TIMER, Variable
 
-__all__ = ["Due", "Expired"]
+__all__ = ["DueTimers", "Expired"]
 
 _EVER: Final = 2**62
 _PEEKED: Final = 64
@@ -36,7 +36,7 @@ class Replaceable(Protocol):
 class Expired(NamedTuple):
     """Elements that are removed because their time to live is over."""
 
-    pieces: list[Piece]
+    pieces: list[DeltaRows]
     removed: int
 
 
@@ -58,7 +58,7 @@ class _Entries(NamedTuple):
     keys: pa.Table
 
 
-class Due:
+class DueTimers:
     """Looks for what is due. ``add_keys`` is told of keys that the scope does not have yet, and adds them to it."""
 
     def __init__(self, scope: Scope, timers: Timers, add_keys: Callable[[pa.Table, list[bytes]], None]) -> None:
@@ -155,13 +155,13 @@ class Due:
             known = self._known_numbers()
         return [known[entry.group_key] for entry in entries]
 
-    def _piece(self, name: str, expired: list[tuple[int, _Entry]]) -> Piece:
+    def _piece(self, name: str, expired: list[tuple[int, _Entry]]) -> DeltaRows:
         """Return the rows that remove elements of one variable."""
         variable, numbers = self._scope.schema.variable(name), [number for number, _ in expired]
         indexes = [index_of(entry.element) for _, entry in expired] if variable.kind == "list" else None
         structs = self._removed_keys(variable, [entry.stored for _, entry in expired])
         deleted = np.ones(len(expired), dtype=np.bool_)
-        return Piece(name, numbers, deleted, structs, None if indexes is None else pa.array(indexes, pa.int64()))
+        return DeltaRows(name, numbers, deleted, structs, None if indexes is None else pa.array(indexes, pa.int64()))
 
     def _removed_keys(self, variable: Variable, stored: list[bytes]) -> pa.StructArray | None:
         """Return entries of a map without values; nothing for other variables."""

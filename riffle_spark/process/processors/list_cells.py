@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.process.processors.cells import (
-    Ahead,
     DeclaredVariable,
-    Found,
-    Piece,
+    DeltaRows,
+    FoundElements,
+    ReadAhead,
     Scope,
     last_are_deleted,
     visible,
@@ -34,7 +34,7 @@ class ListCells:
         self._scope = scope
         self._variable = declared.variable
         self._fields = declared.value
-        self._stored: Ahead[Values] = Ahead(scope, declared.variable.name, self._decoded)
+        self._stored: ReadAhead[Values] = ReadAhead(scope, declared.variable.name, self._decoded)
         self._added: dict[int, list[Values]] = {}
         self._cleared: set[int] = set()
 
@@ -82,7 +82,7 @@ class ListCells:
         """Return when the first of what was written expires."""
         return self._scope.due_ms(self._variable.ttl_ms) if any(self._added.values()) else None
 
-    def changes(self) -> list[Piece]:
+    def changes(self) -> list[DeltaRows]:
         """Return what was written."""
         numbers: list[int] = []
         indexes: list[int | None] = []
@@ -102,7 +102,7 @@ class ListCells:
         dues = None if due is None else pa.array(np.full(count, due))
         elements = pa.array(indexes + [None] * len(cleared), pa.int64())
         deleted = last_are_deleted(count, len(cleared))
-        return [Piece(self._variable.name, numbers + cleared, deleted, structs, elements, dues)]
+        return [DeltaRows(self._variable.name, numbers + cleared, deleted, structs, elements, dues)]
 
     def _next_index(self, number: int) -> int:
         if number in self._cleared:
@@ -110,7 +110,7 @@ class ListCells:
         last = self._scope.reading.last_under(self._scope.prefix(self._variable.name, number))
         return 0 if last is None else index_of(last) + 1
 
-    def _decoded(self, found: Found) -> Iterable[Values | None]:
+    def _decoded(self, found: FoundElements) -> Iterable[Values | None]:
         dues, table = self._scope.schema.values(self._variable.name, found.values)
         are_visible = visible(dues, self._scope.now_ms).tolist()
         rows = zip(self._fields.tuples(table), are_visible, strict=True)

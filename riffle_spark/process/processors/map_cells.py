@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.process.processors.cells import (
-    Ahead,
     DeclaredVariable,
-    Found,
-    Piece,
+    DeltaRows,
+    FoundElements,
+    ReadAhead,
     Scope,
     last_are_deleted,
     visible,
@@ -43,7 +43,7 @@ class MapCells:
         self._variable = declared.variable
         self._fields = declared.value
         self._keys = declared.key
-        self._stored: Ahead[_Entry] = Ahead(scope, declared.variable.name, self._decoded)
+        self._stored: ReadAhead[_Entry] = ReadAhead(scope, declared.variable.name, self._decoded)
         self._written: dict[int, dict[bytes, _Entry]] = {}
         self._cleared: set[int] = set()
 
@@ -105,7 +105,7 @@ class MapCells:
         is_due = any(entry.value is not None for written in self._written.values() for entry in written.values())
         return self._scope.due_ms(self._variable.ttl_ms) if is_due else None
 
-    def changes(self) -> list[Piece]:
+    def changes(self) -> list[DeltaRows]:
         """Return what was written."""
         written = [(number, entry) for number, entries in sorted(self._written.items()) for entry in entries.values()]
         put = [(number, entry) for number, entry in written if entry.value is not None]
@@ -120,7 +120,7 @@ class MapCells:
         due = self._scope.due_ms(self._variable.ttl_ms)
         dues = None if due is None else pa.array(np.full(count, due))
         deleted = last_are_deleted(count, len(removed) + len(cleared))
-        return [Piece(self._variable.name, numbers, deleted, structs, dues=dues)]
+        return [DeltaRows(self._variable.name, numbers, deleted, structs, dues=dues)]
 
     def entries(self, put: list[_Entry], removed: list[_Entry]) -> pa.StructArray:
         """Return entries as structs of key and value; removed ones have no value."""
@@ -151,7 +151,7 @@ class MapCells:
         put = sorted((entry for entry in written.values() if entry.value is not None), key=lambda entry: entry.element)
         return heapq.merge(kept, put, key=lambda entry: entry.element)
 
-    def _decoded(self, found: Found) -> Iterable[_Entry | None]:
+    def _decoded(self, found: FoundElements) -> Iterable[_Entry | None]:
         scope, name = self._scope, self._variable.name
         dues, table = scope.schema.values(name, found.values)
         keys = self._keys.tuples(scope.schema.map_keys(name, found.keys, scope.reading.longs(found.keys)))

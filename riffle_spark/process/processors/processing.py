@@ -19,13 +19,13 @@ import pyarrow as pa
 from riffle_spark.errors import RiffleError, UserFunctionError
 from riffle_spark.process.blocks.block import Declared, TimeMode
 from riffle_spark.process.processors.cells import DeclaredVariable
-from riffle_spark.process.processors.processor import Form, Grouped, Processor
+from riffle_spark.process.processors.processor import Form, InputByKey, Processor
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import EMPTY_READING, Reading
-from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Keyed", "Outcome", "Processing", "Times"]
+__all__ = ["Outcome", "Processing", "ProcessorComputation", "Times"]
 
 _Result = TypeVar("_Result")
 _COLLECTED_EVERY: Final = 10_000
@@ -67,7 +67,7 @@ class Processing:
     """Runs a processor over one slot's input. ``where`` is told with what the processor raises."""
 
     def __init__(
-        self, schema: VariablesSchema, declared: Sequence[DeclaredVariable], processor: Processor, form: Form,
+        self, schema: VariableColumns, declared: Sequence[DeclaredVariable], processor: Processor, form: Form,
         times: Times, *, where: str = "",
     ) -> None:  # fmt: skip
         self._schema = schema
@@ -78,7 +78,7 @@ class Processing:
         self._where = where
         self._next = 0
 
-    def begin(self, grouped: Grouped) -> None:
+    def begin(self, grouped: InputByKey) -> None:
         """Begin with this input."""
         self._told(self._processor.begin, "init")
         self._grouped = grouped
@@ -181,13 +181,13 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class Keyed(Protocol):
+class ProcessorComputation(Protocol):
     """A processor's computation. A plain picklable object, made on the driver and called on executors."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare variables and output for these key and input columns; ``ConfigError`` if they do not fit."""
         ...
 
-    def processing(self, schema: VariablesSchema, times: Times, where: str) -> Processing:
+    def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
         """Return the processing of one slot in one batch; ``where`` is told with what the processor raises."""
         ...

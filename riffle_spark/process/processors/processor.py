@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from riffle_spark.process.processors.session import Session
 
-__all__ = ["Form", "Grouped", "Key", "Processor", "windows"]
+__all__ = ["Form", "InputByKey", "Key", "Processor", "windows"]
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -77,7 +77,7 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class InputByKey:
     """A slot's input: each key once, those of a key-group together; rows sorted by key, and where each key's begin.
 
     ``positions`` has one more element than there are keys. ``states`` are initial states in the same way.
@@ -90,15 +90,15 @@ class Grouped:
     state_positions: Sequence[int] = ()
 
     @classmethod
-    def of(cls, keys: pa.Table, rows: pa.Table, codes: npt.NDArray[np.integer]) -> Grouped:
+    def of(cls, keys: pa.Table, rows: pa.Table, codes: npt.NDArray[np.integer]) -> InputByKey:
         """Sort rows by the numbers of their keys; rows of a key keep their order."""
         taken, positions = _by_key(rows, codes, keys.num_rows)
         return cls(keys, taken, positions)
 
-    def with_states(self, states: pa.Table, codes: npt.NDArray[np.integer]) -> Grouped:
+    def with_states(self, states: pa.Table, codes: npt.NDArray[np.integer]) -> InputByKey:
         """Return the same with initial states, given with the numbers of their keys."""
         taken, positions = _by_key(states, codes, self.keys.num_rows)
-        return Grouped(self.keys, self.rows, self.positions, taken, positions)
+        return InputByKey(self.keys, self.rows, self.positions, taken, positions)
 
 
 def _by_key(rows: pa.Table, codes: npt.NDArray[np.integer], keys: int) -> tuple[pa.Table, list[int]]:

@@ -13,15 +13,15 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import DeclaredVariable, Piece, Scope
-from riffle_spark.process.processors.due_timers import Due, Expired
+from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope
+from riffle_spark.process.processors.due_timers import DueTimers, Expired
 from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.timer_cells import Timers
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.formats.part_codec import DELETED
-from riffle_spark.state.schemas.variables import DUE, INDEX, VARIABLE, VariablesSchema
+from riffle_spark.state.schemas.variables import DUE, INDEX, VARIABLE, VariableColumns
 
 __all__ = ["Cells", "Session"]
 
@@ -42,7 +42,7 @@ class Session:
 
     def __init__(
         self,
-        schema: VariablesSchema,
+        schema: VariableColumns,
         declared: Sequence[DeclaredVariable],
         reading: Reading,
         keys: pa.Table,
@@ -54,7 +54,7 @@ class Session:
             one.variable.name: _CELLS[one.variable.kind](self._scope, one) for one in declared
         }
         self.timers = Timers(self._scope)
-        self._due = Due(self._scope, self.timers, self._add_keys)
+        self._due = DueTimers(self._scope, self.timers, self._add_keys)
         self._expired: Expired | None = None
 
     def at(self, number: int) -> None:
@@ -99,7 +99,7 @@ class Session:
         self._scope.group_keys += group_keys
 
 
-def _rows(piece: Piece, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+def _rows(piece: DeltaRows, keys: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a piece as rows of the delta's schema."""
     count = len(piece.numbers)
     columns = dict(zip(keys.column_names, keys.take(pa.array(piece.numbers, pa.int64())).columns, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import Piece, Scope
+from riffle_spark.process.processors.cells import DeltaRows, Scope
 from riffle_spark.state.schemas.variable_keys import due_of
 from riffle_spark.state.schemas.variables import TIMER
 
@@ -55,7 +55,7 @@ class Timers:
         """Return when the first of what was registered is due."""
         return min((due_ms for due_ms, _ in self.registered()), default=None)
 
-    def changes(self) -> Iterable[Piece]:
+    def changes(self) -> Iterable[DeltaRows]:
         """Return what was registered and deleted."""
         rows = [
             (number, due_ms, not is_registered)
@@ -65,4 +65,4 @@ class Timers:
         if not rows:
             return []
         numbers, dues, deleted = zip(*rows, strict=True)
-        return [Piece(TIMER, numbers, np.array(deleted), dues=pa.array(dues, pa.int64()))]
+        return [DeltaRows(TIMER, numbers, np.array(deleted), dues=pa.array(dues, pa.int64()))]

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import DeclaredVariable, Piece, Scope, last_are_deleted, visible
+from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, last_are_deleted, visible
 from riffle_spark.process.types.fields import Values
 
 __all__ = ["ValueCells"]
@@ -60,7 +60,7 @@ class ValueCells:
         is_due = any(self._values[number] is not None for number in self._changed)
         return self._scope.due_ms(self._variable.ttl_ms) if is_due else None
 
-    def changes(self) -> list[Piece]:
+    def changes(self) -> list[DeltaRows]:
         """Return what was written."""
         changed = sorted(self._changed)
         rows = [(number, self._values[number]) for number in changed]
@@ -72,7 +72,7 @@ class ValueCells:
         due = self._scope.due_ms(self._variable.ttl_ms)
         dues = None if due is None else pa.array(np.full(len(rows), due))
         deleted = last_are_deleted(len(rows), len(removed))
-        return [Piece(self._variable.name, numbers + removed, deleted, structs, dues=dues)] if rows else []
+        return [DeltaRows(self._variable.name, numbers + removed, deleted, structs, dues=dues)] if rows else []
 
     def _read(self, at: int) -> Values | None:
         """Read a window of keys that are not known yet, this one and those after it."""

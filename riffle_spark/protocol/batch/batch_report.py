@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from riffle_spark.messages.slot_orders import Receipt
-from riffle_spark.protocol.ownership.ownership import Seating
-from riffle_spark.protocol.ports import Clock, Incoming, Layout
-from riffle_spark.protocol.upkeep.upkeep import Facts
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import Clock, IncomingBatch, SlotLayout
+from riffle_spark.protocol.upkeep.upkeep import UpkeepFacts
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 
-__all__ = ["BatchReport", "Measured", "Placed", "add_up"]
+__all__ = ["BatchMeasures", "BatchReport", "SlotPlacement", "add_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +116,30 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The slots of a batch, whether they were placed by name, and the seats they were placed on."""
+class SlotPlacement:
+    """The slots of a batch, whether they were placed by name, and the living members they were placed on."""
 
-    layout: Layout
+    layout: SlotLayout
     by_name: bool
-    seating: Seating
+    ownership: Ownership
 
     def facts(self) -> dict[str, object]:
         """Return the fields of a report that tell of members and what was changed for them."""
-        seating, news = self.seating, self.seating.take_news()
-        names = {name: seat.executor.id for name, seat in seating.members.live.items()}
-        present, probes = seating.present, seating.probes.take()
+        ownership, rebalance = self.ownership, self.ownership.take_rebalance()
+        names = {name: living.executor.id for name, living in ownership.members.live.items()}
+        present, probes = ownership.present, ownership.probes.take()
 
         def by_executor(groups: Iterable[Iterable[str]]) -> dict[str, int]:
             return dict(Counter(names[member] for members in groups for member in members if member in names))
 
         return {
-            "members": names, "moves": news.moves, "probes_run": probes[0], "probes_skipped": probes[1],
+            "members": names, "moves": rebalance.moves, "probes_run": probes[0], "probes_skipped": probes[1],
             "standbys": by_executor(present.standbys.values()), "warmups": by_executor(present.warmups.values()),
-            "warnings": news.warnings,
+            "warnings": rebalance.warnings,
         }  # fmt: skip
 
 
-class Measured:
+class BatchMeasures:
     """Seconds by phase and requests of one batch."""
 
     def __init__(self, clock: Clock, objects: ObjectStore) -> None:
@@ -162,7 +162,7 @@ class Measured:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
 
-    def repeated(self, incoming: Incoming, epoch: int) -> BatchReport:
+    def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
         """Return the report of a batch that was skipped."""
         return BatchReport(
             incoming.version,
@@ -175,7 +175,12 @@ class Measured:
         )
 
     def ran(
-        self, incoming: Incoming, record: Record, receipts: Sequence[Receipt], where: Placed, upkeep: Facts
+        self,
+        incoming: IncomingBatch,
+        record: Record,
+        receipts: Sequence[Receipt],
+        where: SlotPlacement,
+        upkeep: UpkeepFacts,
     ) -> BatchReport:
         """Return the report of a batch that was run and committed."""
         slots = where.layout.slots

@@ -11,52 +11,52 @@ from dataclasses import replace
 
 from riffle_spark.errors import FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
-from riffle_spark.protocol.batch.batch_report import BatchReport, Measured, Placed
-from riffle_spark.protocol.batch.driver_ports import Surroundings
+from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
+from riffle_spark.protocol.batch.driver_ports import DriverPorts
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, shards_of
-from riffle_spark.protocol.batch.orders import Caches, Run, order_for
+from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record
 from riffle_spark.protocol.batch.watermark import with_last_pass
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.arrivals import Muster
+from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.operations import Operations
-from riffle_spark.protocol.ownership.ownership import Seating
-from riffle_spark.protocol.ports import Delivery, Executor, Incoming, Layout, StaleRows, Work
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import Delivery, Executor, IncomingBatch, SlotLayout, StaleRows, Work
 from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts, lost_place
 from riffle_spark.protocol.upkeep.rounds import Rounds
-from riffle_spark.protocol.upkeep.upkeep import Place, Upkeep
+from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.worker.upkeep_piece import UpkeepOrder
 
-__all__ = ["Driver", "Surroundings"]
+__all__ = ["Driver", "DriverPorts"]
 
 
 class Driver:
     """Runs one query's micro-batches, one at a time."""
 
-    def __init__(self, settings: Settings, home: Home, surroundings: Surroundings) -> None:
+    def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
         self._settings = settings
         self._home = home
-        self._objects = surroundings.objects
-        self._clock = surroundings.clock
-        self._reached = surroundings.reached
-        self._new_id = surroundings.new_id
-        self._log = Log(surroundings.objects, home.root)
-        around = surroundings
+        self._objects = ports.objects
+        self._clock = ports.clock
+        self._reached = ports.reached
+        self._new_id = ports.new_id
+        self._log = Log(ports.objects, home.root)
+        around = ports
         self._rounds = Rounds(around.cluster, around.background, around.clock)
         upkeep_objects = around.upkeep_objects or around.objects
         self._upkeep = Upkeep(settings, upkeep_objects, around.background, self._rounds, around.clock)
         self._run_id: str | None = None
         self.operations = Operations(settings.key_groups, settings.dispatch)
-        muster = Muster(settings, around.cluster, around.background, around.racks_of)
-        self.seating = Seating(settings, muster, self.operations)
+        arrivals = Arrivals(settings, around.cluster, around.background, around.racks_of)
+        self.ownership = Ownership(settings, arrivals, self.operations)
         self._fenced: FencedError | None = None
-        self._caches = Caches()
+        self._caches = CacheEntries()
         self._requests_obeyed = 0
 
-    def process(self, incoming: Incoming, operators: Sequence[Operator], work: Work) -> BatchReport:
+    def process(self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> BatchReport:
         """Run one micro-batch to its commit, or skip it if it was committed before; return what was done.
 
         Raises ``ConflictError`` with the remedy if the batch does not fit the log, ``FencedError`` if a newer driver
@@ -65,7 +65,7 @@ class Driver:
         """
         if self._fenced and self._run_id == incoming.run_id:
             raise self._fenced
-        batch = Measured(self._clock, self._objects)
+        batch = BatchMeasures(self._clock, self._objects)
         self._rounds.in_batch = True
         self._obey()
         try:
@@ -91,12 +91,12 @@ class Driver:
 
         Raises ``UnavailableError`` if a member does not come to it.
         """
-        live = self.seating.members.live
+        live = self.ownership.members.live
         order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout_seconds=self._settings.upkeep_timeout)
-        self._rounds.at_once({seat.executor.id: order for seat in live.values()})
-        self._upkeep.gather(self.seating)
+        self._rounds.at_once({living.executor.id: order for living in live.values()})
+        self._upkeep.gather(self.ownership)
         for member in live:
-            self.seating.copies.wiped(member)
+            self.ownership.copies.wiped(member)
 
     def _obey(self) -> None:
         """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
@@ -108,10 +108,10 @@ class Driver:
             self._rounds.setbacks.start_over()
         if changed is not None and changed is not self._settings:
             self._settings = changed
-            self.seating.obey(changed)
+            self.ownership.obey(changed)
             self._upkeep.obey(changed)
 
-    def _enter(self, incoming: Incoming, operators: Sequence[Operator]) -> Decision:
+    def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
         fresh = self._run_id != incoming.run_id
         if self._log.unclear:
             self._settle(fresh)
@@ -133,7 +133,7 @@ class Driver:
         """
         self._rounds.forget()
         self._caches.forget()
-        self.seating.begin(tail)
+        self.ownership.begin(tail)
 
     def _settle(self, fresh: bool) -> None:
         """Find out what became of an unclear append. A query that was started again takes over from whoever won."""
@@ -146,7 +146,7 @@ class Driver:
             self._caches.forget()  # the batch that was found to be committed told them nothing
             self._upkeep.start(self._log.first, tail, self._log.manifest)
 
-    def _claim(self, incoming: Incoming) -> None:
+    def _claim(self, incoming: IncomingBatch) -> None:
         stamp, before = Stamp(self._new_id(), self._clock.wall_ms()), self._log.tail
         draft = claim_record(before, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
         promised = self._upkeep.promise_after(self._log.first, before) if before else 0
@@ -154,7 +154,7 @@ class Driver:
         after_claims = before is not None and before.kind == "claim"
         self._upkeep.start(self._log.first, tail, self._log.manifest, after_claims=after_claims)
 
-    def _repeat(self, incoming: Incoming, batch: Measured, work: Work) -> BatchReport:
+    def _repeat(self, incoming: IncomingBatch, batch: BatchMeasures, work: Work) -> BatchReport:
         with batch.phase("deliver"):
             work.drain()
             self._deliver_sealed(work)
@@ -171,11 +171,13 @@ class Driver:
         assert self._log.tail is not None
         return self._log.tail.epoch
 
-    def _run(self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured) -> BatchReport:
+    def _run(
+        self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
+    ) -> BatchReport:
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None
-            self.seating.shards = shards_of(self._log.tail, incoming, work)
+            self.ownership.shards = shards_of(self._log.tail, incoming, work)
             incoming = with_last_pass(self._log.tail, incoming, operators, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
         with batch.phase("commit"):
@@ -186,17 +188,17 @@ class Driver:
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
             self._upkeep.plan(self._place(operators), self._clock.seconds())
-        placed = Placed(layout, work.placed(), self.seating)
+        placed = SlotPlacement(layout, work.placed(), self.ownership)
         return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
 
-    def _place(self, operators: Sequence[Operator]) -> Place:
+    def _place(self, operators: Sequence[Operator]) -> UpkeepInput:
         tail, durable = self._log.tail, [operator for operator in operators if operator.durable]
         assert tail is not None
-        return Place(tail, self._log.manifest, durable, self.seating, self._order_home())
+        return UpkeepInput(tail, self._log.manifest, durable, self.ownership, self._order_home())
 
     def _run_and_deliver(
-        self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
-    ) -> tuple[Layout, Sequence[Receipt]]:
+        self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
+    ) -> tuple[SlotLayout, Sequence[Receipt]]:
         """Steps 1 to 6, again if slots were misplaced, an executor's disk refused or a block was lost; the sink then
         sees the same batch id again.
         """
@@ -208,9 +210,9 @@ class Driver:
             except (StaleRows, Misplaced, OutOfDate, LocalDiskError) as error:
                 work.release()
                 batch.misplaced += isinstance(error, Misplaced)
-                self.seating.forget_layout()
+                self.ownership.forget_layout()
                 self._check_not_fenced()
-                ran_on |= {executor.id for executor in self.seating.executors}
+                ran_on |= {executor.id for executor in self.ownership.executors}
                 if isinstance(error, LocalDiskError):
                     self._check_others_are_left(error)
                     if last == 1:
@@ -222,7 +224,7 @@ class Driver:
 
     def _check_others_are_left(self, error: LocalDiskError) -> None:
         """Raise the error of a disk that refused if there is no other executor to run the batch on."""
-        if not self.seating.others_are_left(self._clock.seconds()):
+        if not self.ownership.others_are_left(self._clock.seconds()):
             raise LocalDiskError(
                 f"no executor is left whose local disk does not refuse: {error.problem}",
                 remedy=f"{error.remedy}; or add an executor. Then start the query again, nothing was committed",
@@ -230,8 +232,8 @@ class Driver:
             ) from error
 
     def _run_once(
-        self, incoming: Incoming, operators: Sequence[Operator], work: Work, batch: Measured
-    ) -> tuple[Layout, Sequence[Receipt]]:
+        self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
+    ) -> tuple[SlotLayout, Sequence[Receipt]]:
         with batch.phase("assign"):
             layout = self._layout(work.executors(), operators)
             run = self._base(incoming, batch.runs)
@@ -240,7 +242,7 @@ class Driver:
             self._upkeep.catch_up(self._place(operators))
         with batch.phase("run"):
             receipts = work.run(layout, orders)
-            self.seating.answered(receipts, self._clock.seconds())
+            self.ownership.answered(receipts, self._clock.seconds())
             check_receipts(receipts, orders)
             check_counts(receipts, work)
         self._reached("after seal")
@@ -251,11 +253,11 @@ class Driver:
             self._reached("after sink")
         return layout, receipts
 
-    def _layout(self, executors: Sequence[Executor], operators: Sequence[Operator]) -> Layout:
-        self._upkeep.gather(self.seating)
+    def _layout(self, executors: Sequence[Executor], operators: Sequence[Operator]) -> SlotLayout:
+        self._upkeep.gather(self.ownership)
         durable = tuple(operator.store for operator in operators if operator.durable)
         home, now = self._home_for(executors), self._clock.seconds()
-        return self.seating.layout_for(executors, self._log.manifest, durable, home, now)
+        return self.ownership.layout_for(executors, self._log.manifest, durable, home, now)
 
     def _check_not_fenced(self) -> None:
         if not self._log.next_is_absent():
@@ -270,26 +272,26 @@ class Driver:
         return self._log.tail.rollbacks if self._log.tail else 0
 
     def _order_home(self) -> Home:
-        return self._home_for(self.seating.executors)
+        return self._home_for(self.ownership.executors)
 
     def _home_for(self, executors: Sequence[Executor]) -> Home:
         live = frozenset(f"{self._home.application}/{executor.id}" for executor in executors)
         tail = self._log.tail
         return replace(self._home, live=live, log_id=tail.log_id if tail else "")
 
-    def _base(self, incoming: Incoming, number: int) -> Run:
+    def _base(self, incoming: IncomingBatch, number: int) -> BatchRun:
         tail = self._log.tail
         assert tail is not None
-        return Run(
+        return BatchRun(
             incoming, number, self._settings, self._order_home(), tail, self._log.manifest, self._caches.entries,
-            self.seating,
+            self.ownership,
         )  # fmt: skip
 
     def _commit(
-        self, incoming: Incoming, operators: Sequence[Operator], receipts: Sequence[Receipt], batch: Measured
+        self, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Sequence[Receipt], batch: BatchMeasures
     ) -> Record:
         before, caches = self._log.manifest, {operator.store for operator in operators if not operator.durable}
-        snapshots = self._upkeep.snapshots(before, self.seating)
+        snapshots = self._upkeep.snapshots(before, self.ownership)
         durable = [receipt for receipt in receipts if receipt.store not in caches]
         changes = changes_of(before.changed(snapshots), durable)
         changes = {**snapshots, **changes}
@@ -298,11 +300,11 @@ class Driver:
         assert tail is not None
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
         after = self._settings.deliver_after_commit
-        draft = batch_record(tail, incoming, operators, receipts, self.seating, stamp, after_commit=after)
+        draft = batch_record(tail, incoming, operators, receipts, self.ownership, stamp, after_commit=after)
         promised = self._upkeep.promise(tail.sequence + 1)
         record = self._log.append(replace(draft, promised=promised), manifest)
         self._upkeep.committed(record, before, changes)
-        self.seating.committed(record, before, changes, durable)
+        self.ownership.committed(record, before, changes, durable)
         self._caches.committed(receipt for receipt in receipts if receipt.store in caches)
         batch.snapshots = len(snapshots)
         return record

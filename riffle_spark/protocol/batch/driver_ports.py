@@ -10,11 +10,11 @@ from riffle_spark.protocol.ownership.arrivals import RacksOf
 from riffle_spark.protocol.ports import Background, Clock, Cluster
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Surroundings"]
+__all__ = ["DriverPorts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DriverPorts:
     """What a driver is given: store, cluster, clock, background, random hexadecimal ids; ``reached`` hears of each
     step.
     """

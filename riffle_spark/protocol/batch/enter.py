@@ -11,7 +11,7 @@ from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.batch.initial import check_initial
 from riffle_spark.protocol.batch.stored_schemas import check_schemas
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Incoming, Work
+from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
@@ -26,7 +26,7 @@ class Decision(Enum):
     REPEAT = "repeat"
 
 
-def decide(tail: Record | None, incoming: Incoming, root: str) -> Decision:
+def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
     """Check what Spark hands us against the log's newest record.
 
     The next id runs. The head's own id with the same query and the same input is a repeat. Everything else raises
@@ -55,13 +55,13 @@ def decide(tail: Record | None, incoming: Incoming, root: str) -> Decision:
     raise _conflict(tail, incoming, root)
 
 
-def _same_input(tail: Record, incoming: Incoming) -> bool:
+def _same_input(tail: Record, incoming: IncomingBatch) -> bool:
     if tail.offsets is not None and incoming.offsets is not None:
         return tail.offsets == incoming.offsets
     return tail.input_digest is not None and tail.input_digest == incoming.input_digest
 
 
-def _conflict(tail: Record, incoming: Incoming, root: str) -> ConflictError:
+def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
     command = f"riffle rollback --root {root} --checkpoint CHECKPOINT --execute --to"
     if incoming.version > tail.version:
         return ConflictError(
@@ -109,7 +109,7 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
     check_schemas(tail.schemas, operators)
 
 
-def shards_of(tail: Record, incoming: Incoming, work: Work) -> Shards | None:
+def shards_of(tail: Record, incoming: IncomingBatch, work: Work) -> Shards | None:
     """Return the registry with the batch's partitions, new ones appended; ``None`` where keys are dispatched.
 
     Where Spark's offsets do not tell the partitions, the rows are asked, with one job.

@@ -10,40 +10,40 @@ from dataclasses import dataclass
 from riffle_spark.messages.slot_orders import Home, Order, Receipt
 from riffle_spark.protocol.batch.initial import is_due
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.ownership import Seating
-from riffle_spark.protocol.ports import Incoming, Layout
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import IncomingBatch, SlotLayout
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Caches", "Run", "order_for"]
+__all__ = ["BatchRun", "CacheEntries", "order_for"]
 
 _LINKS_TOLD = 2
 """An owner misses one link, two if a batch came between; with more, the record costs less than telling all slots."""
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchRun:
     """What all orders of one run of a batch share: ``number`` is 1 for the first, ``caches`` are the entries of stores
     that are not durable.
     """
 
-    incoming: Incoming
+    incoming: IncomingBatch
     number: int
     settings: Settings
     home: Home
     tail: Record
     manifest: Manifest
     caches: Mapping[Address, Entry]
-    seating: Seating
+    ownership: Ownership
 
 
-def order_for(run: Run, operator: Operator, layout: Layout) -> Order:
+def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
     """Return an operator's order. In the last run that there may be, slots fetch what they do not find."""
     incoming, settings, tail, mine = run.incoming, run.settings, run.tail, operator.store
     by_event_time = operator.declared.time_mode == "EventTime"
     last = run.number == settings.batch_attempts
-    standbys = {} if last else run.seating.standing_by(run.manifest, (mine,))
+    standbys = {} if last else run.ownership.standing_by(run.manifest, (mine,))
     told = run.manifest.entries if operator.durable else run.caches
     entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in told.items() if store == mine}
     return Order(
@@ -52,14 +52,14 @@ def order_for(run: Run, operator: Operator, layout: Layout) -> Order:
         total=settings.key_groups, epoch=tail.epoch, version=incoming.version, time_ms=incoming.time_ms,
         watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=tail.sequence,
         seal_output=settings.deliver_after_commit, newest=run.number > 1, standbys=standbys,
-        followed_by=run.seating.followed_by(), durable=operator.durable, read_by=operator.read_by,
+        followed_by=run.ownership.followed_by(), durable=operator.durable, read_by=operator.read_by,
         by_key=layout.shards is None, time_mode=operator.declared.time_mode, watermark=operator.watermark,
         late_watermark_ms=tail.late_watermark_ms, last_pass_ms=incoming.last_pass_ms if by_event_time else None,
         initial=operator.initial if is_due(tail, operator) else None, shown=operator.shown,
     )  # fmt: skip
 
 
-class Caches:
+class CacheEntries:
     """The entries of all caches, each cut to its last link."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ from riffle_spark.protocol.batch.initial import loaded
 from riffle_spark.protocol.batch.stored_schemas import kept
 from riffle_spark.protocol.batch.watermark import committed
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.ownership import Seating
-from riffle_spark.protocol.ports import Incoming
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
 
@@ -44,11 +44,11 @@ def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, 
 
 
 def batch_record(
-    tail: Record, incoming: Incoming, operators: Sequence[Operator], receipts: Sequence[Receipt],
-    seating: Seating, stamp: Stamp, *, after_commit: bool,
+    tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Sequence[Receipt],
+    ownership: Ownership, stamp: Stamp, *, after_commit: bool,
 ) -> Record:  # fmt: skip
     """Return the draft that commits a batch. Schemas of stores that are not run now are kept."""
-    present, shards = seating.present, seating.shards
+    present, shards = ownership.present, ownership.shards
     owners = {str(t.key_group): owner for t, owner in present.owners.items()}
     standbys = {str(t.key_group): members for t, members in present.standbys.items()}
     schemas = {**tail.schemas, **{operator.store: kept(operator.schema) for operator in operators if operator.durable}}
@@ -56,7 +56,7 @@ def batch_record(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
         time_ms=incoming.time_ms, schemas=schemas, owners=owners, standbys=standbys,
-        members=tuple(seat.recorded() for _, seat in sorted(seating.members.live.items())),
+        members=tuple(living.recorded() for _, living in sorted(ownership.members.live.items())),
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
         initial_states=loaded(tail, operators), **committed(tail, incoming, operators, receipts),
     )  # fmt: skip

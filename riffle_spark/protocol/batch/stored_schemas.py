@@ -14,17 +14,17 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.conform import widens
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.state.schemas.plain_columns import StoreSchema
-from riffle_spark.state.schemas.variables import Variable, VariablesSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
 
 __all__ = ["Columns", "can_become", "check_schemas", "kept", "stored_schema"]
 
-Columns: TypeAlias = StoreSchema | VariablesSchema
+Columns: TypeAlias = PlainColumns | VariableColumns
 
 
 def kept(schema: Columns) -> dict[str, str]:
     """Return a store's schemas as a record keeps them."""
-    if isinstance(schema, StoreSchema):
+    if isinstance(schema, PlainColumns):
         text = f"{_text(schema.key)} | {_text(schema.state)}"
         return {"key": _packed(schema.key), "state": _packed(schema.state), "text": text}
     variables = ", ".join(map(_described, schema.variables))
@@ -39,9 +39,9 @@ def kept(schema: Columns) -> dict[str, str]:
 def stored_schema(store: str, stored: Mapping[str, str]) -> Columns:
     """Return a store's schema from what ``kept`` gave a record."""
     if "variables" not in stored:
-        return StoreSchema(store, _unpacked(stored["key"]), _unpacked(stored["state"]))
+        return PlainColumns(store, _unpacked(stored["key"]), _unpacked(stored["state"]))
     variables = tuple(_variable_from_json(row) for row in json.loads(stored["variables"]))
-    return VariablesSchema(store, _unpacked(stored["key"]), variables, indexed=json.loads(stored["indexed"]))
+    return VariableColumns(store, _unpacked(stored["key"]), variables, indexed=json.loads(stored["indexed"]))
 
 
 def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:
@@ -89,13 +89,13 @@ def _text(schema: pa.Schema) -> str:
 _UNITS = ("s", "ms", "us", "ns")
 
 
-def can_become(before: StoreSchema | VariablesSchema, now: StoreSchema | VariablesSchema) -> bool:
+def can_become(before: PlainColumns | VariableColumns, now: PlainColumns | VariableColumns) -> bool:
     """Tell whether state that was written with ``before`` can be read with ``now``."""
     if before.key != now.key:
         return False
-    if isinstance(before, StoreSchema) and isinstance(now, StoreSchema):
+    if isinstance(before, PlainColumns) and isinstance(now, PlainColumns):
         return _fields_can(before.state, now.state)
-    if isinstance(before, VariablesSchema) and isinstance(now, VariablesSchema):
+    if isinstance(before, VariableColumns) and isinstance(now, VariableColumns):
         known = {variable.name: variable for variable in before.variables}
         both = [(known[one.name], one) for one in now.variables if one.name in known]
         return before.indexed <= now.indexed and all(_variable_can(old, new) for old, new in both)

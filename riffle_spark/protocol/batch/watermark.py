@@ -16,13 +16,13 @@ from dataclasses import replace
 
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Incoming, Work
+from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.state.log.record import Record
 
 __all__ = ["committed", "with_last_pass"]
 
 
-def with_last_pass(tail: Record, incoming: Incoming, operators: Sequence[Operator], work: Work) -> Incoming:
+def with_last_pass(tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> IncomingBatch:
     """Return the batch with the watermark that its own rows make, where no batch may follow and timers go by it.
 
     That takes one job over the input.
@@ -36,7 +36,7 @@ def with_last_pass(tail: Record, incoming: Incoming, operators: Sequence[Operato
 
 
 def committed(
-    tail: Record, incoming: Incoming, operators: Sequence[Operator], receipts: Iterable[Receipt]
+    tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Iterable[Receipt]
 ) -> dict[str, object]:
     """Return what a batch's record says of event time. Without any operator's watermark it is Spark's own, if any."""
     if not any(operator.watermark for operator in operators):
@@ -52,7 +52,7 @@ def committed(
 
 
 def _watermark(
-    tail: Record, incoming: Incoming, operators: Sequence[Operator], event_times: Mapping[str, int]
+    tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], event_times: Mapping[str, int]
 ) -> int:  # fmt: skip
     timed = [(operator.store, operator.watermark.delay_ms) for operator in operators if operator.watermark]
     own = [event_times[store] - delay_ms if store in event_times else 0 for store, delay_ms in timed]

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.delays import Delays
-from riffle_spark.protocol.ownership.known_copies import Copies
-from riffle_spark.protocol.ownership.members import Changes, Members
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
+from riffle_spark.protocol.ownership.members import MemberChanges, Members
 from riffle_spark.protocol.ports import Background, Cluster, Executor
 from riffle_spark.settings import Settings
 from riffle_spark.worker.census import Census, CensusOrder
 
-__all__ = ["Muster", "RacksOf", "Roll"]
+__all__ = ["Arrivals", "CensusCalls", "RacksOf"]
 
 _ASIDE_SECONDS = 10.0
 _LONGEST_ASIDE_SECONDS = 600.0
@@ -25,14 +25,14 @@ RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str 
 """From (member, host, rack by its own account) of each to the rack of each member."""
 
 
-class Muster:
+class Arrivals:
     """Takes in who left, joined and returned."""
 
     def __init__(self, settings: Settings, cluster: Cluster, background: Background, racks_of: RacksOf) -> None:
         self._settings = settings
         self._cluster = cluster
         self._background = background
-        self._roll = Roll(cluster, background)
+        self._census_calls = CensusCalls(cluster, background)
         self._racks_of = racks_of
         self._warnings: dict[str, str] = {}
         self._answerable = True
@@ -59,27 +59,27 @@ class Muster:
         """Take no answer to what was asked before: one that comes late would stand for all there are. Forget who
         failed: the next try is a fresh one.
         """
-        self._roll = Roll(self._cluster, self._background)
+        self._census_calls = CensusCalls(self._cluster, self._background)
         self._answerable = True
         self._aside.clear()
         self._unanswered.clear()
 
     def look(
-        self, executors: Sequence[Executor], members: Members, copies: Copies, home: Home, now: float
-    ) -> list[Changes]:
+        self, executors: Sequence[Executor], members: Members, copies: KnownCopies, home: Home, now: float
+    ) -> list[MemberChanges]:
         """Bring members and copies up to date; return what changed, in order."""
         handed_on = members.hand_on(executors)
         gone = members.departed(executors)
-        planned = self._cluster.planned([seat.executor.id for seat in gone]) if gone else frozenset()
+        planned = self._cluster.planned([living.executor.id for living in gone]) if gone else frozenset()
         here = {executor.id for executor in executors}
         for delays in (self._aside, self._unanswered):
             delays.forget_but(lambda executor: executor in here)
-        shut = [seat for seat in members.live.values() if self._aside.holds(seat.executor.id, now)]
-        left = members.leave([*gone, *(seat for seat in shut if seat not in gone)], now, planned)
+        shut = [living for living in members.live.values() if self._aside.holds(living.executor.id, now)]
+        left = members.leave([*gone, *(living for living in shut if living not in gone)], now, planned)
         for name in left.left:
             copies.wiped(name)
         order = self._order(home)
-        found = [handed_on, left, self._take(self._roll.answers(), executors, members, copies, now)]
+        found = [handed_on, left, self._take(self._census_calls.answers(), executors, members, copies, now)]
         if not members.live:
             able = [executor for executor in executors if not self._aside.holds(executor.id, now)] or executors
             found.append(self._take(self._ask_now(able, order), executors, members, copies, now))
@@ -87,8 +87,8 @@ class Muster:
                 found.append(members.stand_in(able))
         if self._answerable:
             strangers = [executor for executor in members.strangers(executors) if not self._waits(executor.id, now)]
-            self._roll.ask(strangers, order)
-            found.append(self._take(self._roll.answers(), executors, members, copies, now))
+            self._census_calls.ask(strangers, order)
+            found.append(self._take(self._census_calls.answers(), executors, members, copies, now))
         return found
 
     def _order(self, home: Home) -> CensusOrder:
@@ -114,8 +114,13 @@ class Muster:
         return answers
 
     def _take(
-        self, censuses: Sequence[Census], executors: Sequence[Executor], members: Members, copies: Copies, now: float
-    ) -> Changes:
+        self,
+        censuses: Sequence[Census],
+        executors: Sequence[Executor],
+        members: Members,
+        copies: KnownCopies,
+        now: float,
+    ) -> MemberChanges:
         """Take in the members that were counted."""
         hosts = {executor.id: executor.host for executor in executors}
         named = [census for census in censuses if census.member and census.executor in hosts]
@@ -144,7 +149,7 @@ class Muster:
         return told
 
 
-class Roll:
+class CensusCalls:
     """Asks executors beside the batches, each once at a time."""
 
     def __init__(self, cluster: Cluster, background: Background) -> None:

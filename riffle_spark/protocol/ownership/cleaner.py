@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from riffle_spark.assign.model import Assignment, MemberId
-from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.state.log.manifest import Address
@@ -27,7 +27,9 @@ class Cleaner:
     def __init__(self) -> None:
         self._idle: dict[tuple[MemberId, Address], float] = {}
 
-    def assigned(self, assignment: Assignment, copies: Copies, members: Members, now: float, *, pointers: bool) -> None:
+    def assigned(
+        self, assignment: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool
+    ) -> None:
         """Take an assignment: it has answered all copies that are known now. Pointer standbys need no copy."""
         idle: dict[tuple[MemberId, Address], float] = {}
         for member in sorted(members.live):
@@ -36,7 +38,9 @@ class Cleaner:
                     idle[member, address] = self._idle.get((member, address), now)
         self._idle = idle
 
-    def due(self, copies: Copies, live: Collection[MemberId], now: float, delay: float) -> dict[MemberId, list[Drop]]:
+    def due(
+        self, copies: KnownCopies, live: Collection[MemberId], now: float, delay: float
+    ) -> dict[MemberId, list[Drop]]:
         """Return the copies to remove now, by member; they are forgotten."""
         drops: dict[MemberId, list[Drop]] = {}
         for (member, address), since in sorted(self._idle.items()):

@@ -19,26 +19,26 @@ from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Link, Manifest
 from riffle_spark.worker.census import Census
 
-__all__ = ["Behind", "Copies", "whole"]
+__all__ = ["CopyLag", "KnownCopies", "whole"]
 
 _SEALED_REMEMBERED = 256
 
 
-class Behind(NamedTuple):
+class CopyLag(NamedTuple):
     """What a copy lacks: changed records and bytes of the store."""
 
     records: int
     bytes: int
 
 
-LEVEL = Behind(0, 0)
+LEVEL = CopyLag(0, 0)
 
 
-def whole(entry: Entry) -> Behind:
+def whole(entry: Entry) -> CopyLag:
     """Return what a member without a copy lacks."""
     taken = entry.snapshot
     records = (taken.rows if taken else 0) + sum(link.rows for link in entry.chain)
-    return Behind(records, (taken.length if taken else 0) + entry.chain_bytes)
+    return CopyLag(records, (taken.length if taken else 0) + entry.chain_bytes)
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Trail:
     links: list[tuple[int, Link]]
 
 
-class Copies:
+class KnownCopies:
     """The heads of all reported copies, by member."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Copies:
         old = Entry(None, tuple(link for _, link in trail.links), cut=trail.base).after(head)
         return None if old is None else (*old, *entry.chain)
 
-    def lag(self, member: str, address: Address, entry: Entry) -> Behind:
+    def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:
         """Return what a member's copy lacks; without a copy, or with one off the chain, the whole state."""
         links = self.missing(member, address, entry)
         if links is None:
@@ -156,7 +156,7 @@ class Copies:
             return LEVEL
         sealed = self._sealed.get(member, ())
         lacking = [link for link in links if link.head.attempt not in sealed]
-        return Behind(sum(link.rows for link in lacking), sum(link.length for link in lacking))
+        return CopyLag(sum(link.rows for link in lacking), sum(link.length for link in lacking))
 
     def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry:
         """Return the entry by which a member's copy gets to its head: cut where the copy is, unless fetching it whole

@@ -18,11 +18,11 @@ from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.record import RecordedMember
 from riffle_spark.worker.census import Census
 
-__all__ = ["Changes", "Lost", "Members", "Seat"]
+__all__ = ["LiveMember", "LostMember", "MemberChanges", "Members"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class LiveMember:
     """A live member: its folder's name, the executor that holds it, and where it stands."""
 
     id: str
@@ -44,16 +44,16 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostMember:
     """A member that left at ``since`` (seconds of the driver's clock); ``planned`` if it was taken away on purpose."""
 
-    seat: Seat
+    living: LiveMember
     since: float
     planned: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class MemberChanges:
     """Members that joined, left or returned since the last look."""
 
     joined: tuple[str, ...] = ()
@@ -68,21 +68,21 @@ class Members:
     """The live members by id, and the lost ones that are remembered."""
 
     def __init__(self) -> None:
-        self.live: dict[str, Seat] = {}
-        self.lost: dict[str, Lost] = {}
+        self.live: dict[str, LiveMember] = {}
+        self.lost: dict[str, LostMember] = {}
         self._heirs: dict[str, str] = {}
 
-    def of_executor(self, executor: str) -> Seat | None:
+    def of_executor(self, executor: str) -> LiveMember | None:
         """Return the member that an executor holds."""
-        return next((seat for seat in self.live.values() if seat.executor.id == executor), None)
+        return next((living for living in self.live.values() if living.executor.id == executor), None)
 
     def works_in(self, executor: str, member: str) -> None:
         """Note that an executor was seen at work in a member's folder: it may have taken it over from a dead one."""
-        seat = self.live.get(member)
-        if seat is not None and seat.executor.id != executor:
+        living = self.live.get(member)
+        if living is not None and living.executor.id != executor:
             self._heirs[member] = executor
 
-    def hand_on(self, executors: Sequence[Executor]) -> Changes:
+    def hand_on(self, executors: Sequence[Executor]) -> MemberChanges:
         """Give the members whose executor is gone to the one that works in their folder already: nobody left."""
         here = {executor.id: executor for executor in executors}
         heirs = {member: here[heir] for member, heir in self._heirs.items() if heir in here and member in self.live}
@@ -90,30 +90,30 @@ class Members:
         for member in returned:
             self.live[member] = replace(self.live[member], executor=heirs[member])
         self._heirs.clear()
-        return Changes(returned=tuple(returned))
+        return MemberChanges(returned=tuple(returned))
 
     def strangers(self, executors: Iterable[Executor]) -> list[Executor]:
         """Return the executors that are not members yet, those that stand for themselves included."""
-        known = {seat.executor.id for seat in self.live.values() if seat.counted}
+        known = {living.executor.id for living in self.live.values() if living.counted}
         return [executor for executor in executors if executor.id not in known]
 
-    def departed(self, executors: Sequence[Executor]) -> list[Seat]:
+    def departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
         """Return the members whose executor is not among the live ones."""
         here = {executor.id for executor in executors}
-        return [seat for _, seat in sorted(self.live.items()) if seat.executor.id not in here]
+        return [living for _, living in sorted(self.live.items()) if living.executor.id not in here]
 
-    def leave(self, seats: Iterable[Seat], now: float, planned: frozenset[str]) -> Changes:
+    def leave(self, living_members: Iterable[LiveMember], now: float, planned: frozenset[str]) -> MemberChanges:
         """Take these out of the live ones; ``planned`` are executors that were taken away on purpose."""
-        gone = list(seats)
-        for seat in gone:
-            del self.live[seat.id]
-            if seat.counted:
-                self.lost[seat.id] = Lost(seat, now, seat.executor.id in planned)
-        return Changes(left=tuple(seat.id for seat in gone))
+        gone = list(living_members)
+        for living in gone:
+            del self.live[living.id]
+            if living.counted:
+                self.lost[living.id] = LostMember(living, now, living.executor.id in planned)
+        return MemberChanges(left=tuple(living.id for living in gone))
 
     def enter(
         self, censuses: Iterable[Census], executors: Sequence[Executor], racks: Mapping[str, str | None]
-    ) -> Changes:
+    ) -> MemberChanges:
         """Take in the members that censuses of live executors name; ``racks`` by member."""
         here = {executor.id: executor for executor in executors}
         joined: list[str] = []
@@ -125,27 +125,27 @@ class Members:
             if present is not None:
                 del self.live[present.id]
             before = self.lost.pop(census.member, None)
-            self.live[census.member] = Seat(
+            self.live[census.member] = LiveMember(
                 census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
             )
             (joined if before is None else returned).append(census.member)
-        return Changes(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
+        return MemberChanges(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
 
-    def stand_in(self, executors: Iterable[Executor]) -> Changes:
+    def stand_in(self, executors: Iterable[Executor]) -> MemberChanges:
         """Let executors that cannot be asked stand for themselves."""
         named = list(executors)
         for executor in named:
-            self.live[executor.id] = Seat(executor.id, executor, counted=False)
-        return Changes(joined=tuple(executor.id for executor in named))
+            self.live[executor.id] = LiveMember(executor.id, executor, counted=False)
+        return MemberChanges(joined=tuple(executor.id for executor in named))
 
     def forget_lost(self, now: float, delay: float) -> None:
         """Forget the lost members that are waited for no longer, and those that were taken away as long ago."""
         self.lost = {name: lost for name, lost in self.lost.items() if now - lost.since < delay}
 
-    def awaited(self, now: float, delay: float) -> dict[str, Seat]:
+    def awaited(self, now: float, delay: float) -> dict[str, LiveMember]:
         """Return the lost members that are still waited for."""
         waiting = {name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay}
-        return {name: lost.seat for name, lost in sorted(waiting.items())}
+        return {name: lost.living for name, lost in sorted(waiting.items())}
 
     def forget(self) -> None:
         """Forget all: another driver may have been at work."""

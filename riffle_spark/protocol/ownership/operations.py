@@ -12,11 +12,11 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.settings import LIVE, Settings, check_names
 
-__all__ = ["Operations", "Orders"]
+__all__ = ["Operations", "OperatorOrders"]
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class OperatorOrders:
     """What stands asked for: pins by key-group, drained members, slots an executor at most, live settings, and a count
     of the requests that want an assignment.
     """
@@ -35,7 +35,7 @@ class Operations:
         self._key_groups = key_groups
         self._dispatch = dispatch
         self._lock = threading.Lock()
-        self.orders = Orders()
+        self.orders = OperatorOrders()
         self.members: tuple[MemberState, ...] = ()
 
     def saw(self, members: tuple[MemberState, ...]) -> None:
@@ -125,7 +125,7 @@ class Operations:
         if not self.members:
             raise _refused("the query has not run a batch yet", "ask again once it has")
 
-    def _change(self, change: Callable[[Orders], Orders]) -> None:
+    def _change(self, change: Callable[[OperatorOrders], OperatorOrders]) -> None:
         with self._lock:
             self.orders = replace(change(self.orders), requests=self.orders.requests + 1)
 

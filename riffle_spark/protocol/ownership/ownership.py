@@ -14,36 +14,36 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.messages.slot_orders import Home, Receipt
-from riffle_spark.protocol.ownership.arrivals import Muster
+from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.cleaner import Cleaner
-from riffle_spark.protocol.ownership.known_copies import Copies
-from riffle_spark.protocol.ownership.members import Changes, Members, Seat
-from riffle_spark.protocol.ownership.move_news import News, RebalanceListener, moves_of, tell
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
+from riffle_spark.protocol.ownership.members import LiveMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.readiness import Readiness, member_states, readiness_of, standing_by
+from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, tell
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
 from riffle_spark.protocol.ownership.triggers import Patience, Probes, Weights, outside_band
 from riffle_spark.protocol.ownership.view import GROUP, Situation, assign_settings, task, view_of
-from riffle_spark.protocol.ports import Executor, Layout
+from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Seating"]
+__all__ = ["Ownership"]
 
 
-class Seating:
+class Ownership:
     """Keeps the assignment and its layout; assigns anew on a trigger."""
 
-    def __init__(self, settings: Settings, muster: Muster, operations: Operations) -> None:
+    def __init__(self, settings: Settings, arrivals: Arrivals, operations: Operations) -> None:
         self._settings = settings
-        self._muster = muster
+        self._arrivals = arrivals
         self._operations = operations
         self._obeyed = operations.orders
-        self._news = News()
-        self._layout: Layout | None = None
+        self._rebalance = Rebalance()
+        self._layout: SlotLayout | None = None
         self._homes: dict[TaskId, MemberId] = {}
         self._kept: dict[TaskId, MemberId] = {}
         self._patience = Patience()
@@ -51,7 +51,7 @@ class Seating:
         self._awaited: frozenset[MemberId] = frozenset()
         self.executors: tuple[Executor, ...] = ()
         self.members = Members()
-        self.copies = Copies()
+        self.copies = KnownCopies()
         self.cleaner = Cleaner()
         self.probes = Probes()
         self.present = Assignment({})
@@ -72,7 +72,7 @@ class Seating:
 
     def begin(self, tail: Record | None) -> None:
         """Begin with what the newest record says of owners and standbys; another driver may have been at work."""
-        self._muster.forget()
+        self._arrivals.forget()
         self.members.forget()
         self.copies.forget()
         self.cleaner.forget()
@@ -94,12 +94,12 @@ class Seating:
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
         self._settings = settings
-        self._muster.obey(settings)
+        self._arrivals.obey(settings)
         self._layout = None
 
     def layout_for(
         self, executors: Sequence[Executor], manifest: Manifest, stores: tuple[str, ...], home: Home, now: float
-    ) -> Layout:
+    ) -> SlotLayout:
         """Return the slots for these live executors: the same object as long as nothing has to change."""
         self.executors = tuple(executors)
         changes = self._look(home, now)
@@ -111,10 +111,10 @@ class Seating:
         assert self._layout is not None
         return self._layout
 
-    def _look(self, home: Home, now: float) -> list[Changes]:
+    def _look(self, home: Home, now: float) -> list[MemberChanges]:
         """Take in who left, joined and returned."""
         self.members.forget_lost(now, self._settings.scheduled_rebalance_max_delay)
-        found = self._muster.look(self.executors, self.members, self.copies, home, now)
+        found = self._arrivals.look(self.executors, self.members, self.copies, home, now)
         self.copies.only_of(self.members.live)
         for changes in found:
             self._remember_homes(changes.left, now)
@@ -150,7 +150,7 @@ class Seating:
         fired.append(self.probes.due(present, warming, patience, situation.now))
         kept = {(task(r.key_group), r.member): r.lag_records for r in self.readiness if r.role == "standby"}
         fired.append(not self.points and self._patience.standby_falls_behind(kept))
-        slots = {name: seat.executor.cores for name, seat in self.members.live.items()}
+        slots = {name: living.executor.cores for name, living in self.members.live.items()}
         outside = not present.warmups and outside_band(
             self._weights.measured, self.owners, slots, settings.balance_band
         )
@@ -190,7 +190,7 @@ class Seating:
         few = few_key_groups_warning(self._settings.key_groups, len(self._layout.slots)) if self.shards is None else ""
         moves = moves_of(before.owners, self.present, self._executors())
         heard = tell(self.listener, moves, self.members.live) if self.listener else []
-        self._news = self._news.and_(moves, [*self.present.warnings, *([few] if few else []), *heard])
+        self._rebalance = self._rebalance.and_(moves, [*self.present.warnings, *([few] if few else []), *heard])
         self._show(replace(situation, present=self.present))
 
     def _assigned(self, situation: Situation) -> Assignment:
@@ -201,7 +201,7 @@ class Seating:
         view = view_of(replace(situation, traffic=traffic), self._settings)
         return assign(view, assign_settings(self._settings, situation.drained))
 
-    def _laid_out(self, situation: Situation) -> Layout:
+    def _laid_out(self, situation: Situation) -> SlotLayout:
         if self._settings.dispatch == "hashed" and self.shards is not None:
             return hashed_layout(self.members.live, self.shards, situation.drained, self._obeyed.slots)
         return laid_out(self.members.live, self.owners, self._obeyed.slots, self.shards)
@@ -213,14 +213,17 @@ class Seating:
         self._operations.saw(member_states(situation, awaited))
 
     def _executors(self) -> dict[MemberId, str]:
-        seats: list[Seat] = [*(lost.seat for lost in self.members.lost.values()), *self.members.live.values()]
-        return {seat.id: seat.executor.id for seat in seats}
+        living_members: list[LiveMember] = [
+            *(lost.living for lost in self.members.lost.values()),
+            *self.members.live.values(),
+        ]
+        return {living.id: living.executor.id for living in living_members}
 
     def others_are_left(self, now: float) -> bool:
         """Tell whether somebody's disk has not refused; if nobody is left, forget it: the next try is a fresh one."""
-        left = self._muster.are_left(self.executors, now)
+        left = self._arrivals.are_left(self.executors, now)
         if not left:
-            self._muster.forget()
+            self._arrivals.forget()
         return left
 
     def forget_layout(self) -> None:
@@ -231,7 +234,7 @@ class Seating:
         """Note in which folders slots ran, which copies they did not find there, and whose disks refused."""
         for receipt in receipts:
             if is_refused(receipt):
-                self._muster.refused(receipt.executor, str(error_of(receipt)), now)
+                self._arrivals.refused(receipt.executor, str(error_of(receipt)), now)
             self.works_in(receipt.executor, receipt.member)
             for key_group in receipt.missing:
                 self.copies.gone(receipt.member, (receipt.store, key_group))
@@ -239,10 +242,10 @@ class Seating:
     def works_in(self, executor: str, folder: str) -> None:
         """Note in which folder an executor works: if it is not its member's, that one is gone, and its copies are."""
         self.members.works_in(executor, folder)
-        seat = self.members.of_executor(executor)
-        if folder and seat is not None and seat.counted and seat.id != folder:
-            self.members.leave([seat], 0.0, frozenset({executor}))
-            self.copies.wiped(seat.id)
+        living = self.members.of_executor(executor)
+        if folder and living is not None and living.counted and living.id != folder:
+            self.members.leave([living], 0.0, frozenset({executor}))
+            self.copies.wiped(living.id)
             self._layout = None
 
     def committed(
@@ -269,10 +272,10 @@ class Seating:
         named = {t.key_group: tuple(filter(None, members)) for t, members in every.items()}
         return {key_group: members for key_group, members in named.items() if members}
 
-    def take_news(self) -> News:
+    def take_rebalance(self) -> Rebalance:
         """Return what changed since the last call."""
-        news, self._news = self._news.and_((), self._muster.take_warnings()), News()
-        return news
+        rebalance, self._rebalance = self._rebalance.and_((), self._arrivals.take_warnings()), Rebalance()
+        return rebalance
 
 
 def _recorded(tail: Record) -> Assignment:

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from riffle_spark.assign.model import MemberId, TaskId
-from riffle_spark.protocol.ownership.known_copies import LEVEL, Behind
-from riffle_spark.protocol.ownership.members import Seat
+from riffle_spark.protocol.ownership.known_copies import LEVEL, CopyLag
+from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ownership.view import Situation
 
 __all__ = ["MemberState", "Readiness", "member_states", "readiness_of", "standing_by"]
@@ -90,11 +90,11 @@ def _could_take_over(situation: Situation, member: MemberId, key_group: int, acc
     return has and situation.lag(member, key_group) <= acceptable
 
 
-def _behind(situation: Situation, member: MemberId, key_group: int) -> Behind:
+def _behind(situation: Situation, member: MemberId, key_group: int) -> CopyLag:
     total = LEVEL
     for store, entry in zip(situation.stores, situation.entries(key_group), strict=True):
         behind = situation.copies.lag(member, (store, key_group), entry)
-        total = Behind(total.records + behind.records, total.bytes + behind.bytes)
+        total = CopyLag(total.records + behind.records, total.bytes + behind.bytes)
     return total
 
 
@@ -108,7 +108,7 @@ def _pointers(situation: Situation, member: MemberId, key_group: int) -> tuple[t
     )
 
 
-def member_states(situation: Situation, awaited: Mapping[MemberId, Seat]) -> tuple[MemberState, ...]:
+def member_states(situation: Situation, awaited: Mapping[MemberId, LiveMember]) -> tuple[MemberState, ...]:
     """Return all live and awaited members, sorted by id."""
     present = situation.present
     owned, kept, warming = (
@@ -117,12 +117,12 @@ def member_states(situation: Situation, awaited: Mapping[MemberId, Seat]) -> tup
         _counted(present.warmups.values()),
     )
     states = []
-    for name, seat in sorted({**awaited, **situation.members.live}.items()):
+    for name, living in sorted({**awaited, **situation.members.live}.items()):
         draining = "draining" if name in situation.drained else "live"
         state = draining if name in situation.members.live else "awaited"
         counts = (owned.get(name, 0), kept.get(name, 0), warming.get(name, 0))
         states.append(
-            MemberState(name, seat.executor.id, seat.executor.host, seat.executor.cores, seat.rack, seat.tags,
+            MemberState(name, living.executor.id, living.executor.host, living.executor.cores, living.rack, living.tags,
                         state, *counts)  # type: ignore[arg-type]
         )  # fmt: skip
     return tuple(states)

@@ -9,43 +9,43 @@ from typing import TypeAlias
 
 from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
 from riffle_spark.keygroups import slot_numbers
-from riffle_spark.protocol.ownership.members import Seat
+from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ownership.view import task
-from riffle_spark.protocol.ports import Layout, SlotPlace
+from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import Settings
 
 __all__ = ["Cut", "cut_into_slots", "hands_of", "hashed_assignment", "hashed_layout", "laid_out", "without_effect"]
 
-Cut: TypeAlias = tuple[Seat, tuple[int, ...]]
+Cut: TypeAlias = tuple[LiveMember, tuple[int, ...]]
 """A slot to be: its member, and the key-groups it serves."""
 
 
 def laid_out(
-    members: Mapping[str, Seat], owners: Mapping[int, str], most: int | None = None, shards: Shards | None = None
-) -> Layout:
+    members: Mapping[str, LiveMember], owners: Mapping[int, str], most: int | None = None, shards: Shards | None = None
+) -> SlotLayout:
     """Return slots for the owners' key-groups: no more on an executor than it has cores, or key-groups, or ``most``."""
     owned: dict[str, list[int]] = {}
     for key_group, owner in sorted(owners.items()):
         owned.setdefault(owner, []).append(key_group)
-    parts = ((seat, _dealt(owned.get(seat.id, []), hands_of(seat, most))) for seat in members.values())
-    return cut_into_slots(members, ((seat, part) for seat, mine in parts for part in mine), shards)
+    parts = ((living, _dealt(owned.get(living.id, []), hands_of(living, most))) for living in members.values())
+    return cut_into_slots(members, ((living, part) for living, mine in parts for part in mine), shards)
 
 
-def cut_into_slots(members: Mapping[str, Seat], cuts: Iterable[Cut], shards: Shards | None) -> Layout:
+def cut_into_slots(members: Mapping[str, LiveMember], cuts: Iterable[Cut], shards: Shards | None) -> SlotLayout:
     """Return the layout of those that serve something; where nothing is served, of one slot."""
-    serving = [(seat, part) for seat, part in cuts if part]
+    serving = [(living, part) for living, part in cuts if part]
     if not serving:
-        serving = [(min(members.values(), key=lambda seat: seat.executor), ())]
+        serving = [(min(members.values(), key=lambda living: living.executor), ())]
     serving.sort(key=lambda cut: cut[0].executor)
     numbers = slot_numbers(len(serving))
-    places = ((n, seat.executor, part) for n, (seat, part) in zip(numbers, serving, strict=True))
-    return Layout(tuple(SlotPlace(n, e.id, e.host, part) for n, e, part in places), shards)
+    places = ((n, living.executor, part) for n, (living, part) in zip(numbers, serving, strict=True))
+    return SlotLayout(tuple(SlotPlace(n, e.id, e.host, part) for n, e, part in places), shards)
 
 
-def hands_of(seat: Seat, most: int | None) -> int:
+def hands_of(living: LiveMember, most: int | None) -> int:
     """Return how many slots a member may have."""
-    return min(seat.executor.cores, most or seat.executor.cores)
+    return min(living.executor.cores, most or living.executor.cores)
 
 
 def _dealt(key_groups: list[int], hands: int) -> list[tuple[int, ...]]:
@@ -68,27 +68,27 @@ def without_effect(settings: Settings) -> tuple[str, ...]:
 
 
 def hashed_layout(
-    members: Mapping[MemberId, Seat], shards: Shards, drained: Collection[MemberId] = (), most: int | None = None
-) -> Layout:
+    members: Mapping[MemberId, LiveMember], shards: Shards, drained: Collection[MemberId] = (), most: int | None = None
+) -> SlotLayout:
     """Return the slots that have a shard. Those of ``drained`` members are not counted, while others live."""
     return cut_into_slots(members, _dealt_by_hash(members, shards, drained, most), shards)
 
 
 def hashed_assignment(
-    members: Mapping[MemberId, Seat], shards: Shards, present: Assignment, drained: Collection[MemberId] = (),
+    members: Mapping[MemberId, LiveMember], shards: Shards, present: Assignment, drained: Collection[MemberId] = (),
     most: int | None = None,
 ) -> Assignment:  # fmt: skip
     """Return the owners that the hashes name, and the moves that this takes. There are no other copies."""
     dealt = _dealt_by_hash(members, shards, drained, most)
-    owners = {task(shard): seat.id for seat, mine in dealt for shard in mine}
+    owners = {task(shard): living.id for living, mine in dealt for shard in mine}
     return Assignment(dict(sorted(owners.items())), target=owners, moves=tuple(_moves(present.owners, owners, members)))
 
 
 def _dealt_by_hash(
-    members: Mapping[MemberId, Seat], shards: Shards, drained: Collection[MemberId], most: int | None
+    members: Mapping[MemberId, LiveMember], shards: Shards, drained: Collection[MemberId], most: int | None
 ) -> list[Cut]:
-    counted = [seat for name, seat in sorted(members.items()) if name not in drained] or [*members.values()]
-    slots = [seat for seat in counted for _ in range(hands_of(seat, most))]
+    counted = [living for name, living in sorted(members.items()) if name not in drained] or [*members.values()]
+    slots = [living for living in counted for _ in range(hands_of(living, most))]
     return list(zip(slots, shards.hashed(len(slots)), strict=True))
 
 

@@ -21,7 +21,7 @@ from riffle_spark.assign.model import (
     Traffic,
     View,
 )
-from riffle_spark.protocol.ownership.known_copies import Copies, whole
+from riffle_spark.protocol.ownership.known_copies import KnownCopies, whole
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
@@ -46,7 +46,7 @@ class Situation:
     """
 
     members: Members
-    copies: Copies
+    copies: KnownCopies
     manifest: Manifest
     stores: tuple[str, ...]
     key_groups: Collection[int]
@@ -76,7 +76,7 @@ def view_of(situation: Situation, settings: Settings) -> View:
     awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
     return View(
-        members=tuple(seat.member() for _, seat in sorted(members.live.items())),
+        members=tuple(living.member() for _, living in sorted(members.live.items())),
         tasks=_tasks(situation),
         owners={t: owner for t, owner in present.owners.items() if owner in live},
         standbys=_living(present.standbys, live),
@@ -84,7 +84,7 @@ def view_of(situation: Situation, settings: Settings) -> View:
         lags=lags,
         pins={task(key_group): member for key_group, member in situation.pins.items()},
         homes={t: home for t, home in situation.homes.items() if home in live or home in awaited},
-        awaited=tuple(seat.member() for seat in awaited.values()),
+        awaited=tuple(living.member() for living in awaited.values()),
         pointers=_pointers(present, lags, live) if settings.standby_mode == "snapshot_pointer" else {},
         target=present.target,
     )

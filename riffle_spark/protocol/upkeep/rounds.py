@@ -19,7 +19,7 @@ from dataclasses import replace
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Background, Clock, Cluster
 from riffle_spark.protocol.upkeep.setbacks import Setbacks
-from riffle_spark.protocol.upkeep.taken_snapshots import Told
+from riffle_spark.protocol.upkeep.taken_snapshots import TakenSnapshots
 from riffle_spark.state.log.manifest import Address
 from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
@@ -43,7 +43,7 @@ class Rounds:
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
-        self.told = Told(cluster)
+        self.told = TakenSnapshots(cluster)
         self._cluster: Cluster = self.told
         self._background = background
         self._clock = clock

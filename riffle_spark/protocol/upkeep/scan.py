@@ -11,7 +11,7 @@ from itertools import chain
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.ports import Background
 from riffle_spark.protocol.upkeep.retention import Retention, orphans
-from riffle_spark.protocol.upkeep.taken_snapshots import Told
+from riffle_spark.protocol.upkeep.taken_snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
@@ -144,7 +144,7 @@ _BEHIND_MOST = 1_000
 class Scans:
     """Submits one driver's scans. Times are seconds of a clock that never goes back."""
 
-    def __init__(self, objects: ObjectStore, background: Background, told: Told) -> None:
+    def __init__(self, objects: ObjectStore, background: Background, told: TakenSnapshots) -> None:
         self._objects = objects
         self._background = background
         self._told = told

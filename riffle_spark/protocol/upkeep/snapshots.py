@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["TIMES", "LongChains", "Policy", "due", "listed"]
+__all__ = ["TIMES", "LongChains", "SnapshotPolicy", "due", "listed"]
 
 _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
@@ -20,7 +20,7 @@ _PATIENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SnapshotPolicy:
     """``share`` of the last snapshot's bytes, ``links`` at most in a chain, ``versions`` at most since its oldest
     link; fewer than ``floor_bytes`` are never too many.
     """
@@ -30,12 +30,14 @@ class Policy:
     versions: int
     floor_bytes: int = _FLOOR_BYTES
 
-    def times(self, factor: int) -> Policy:
+    def times(self, factor: int) -> SnapshotPolicy:
         """Return the policy by which snapshots are due so much later."""
-        return Policy(self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor)
+        return SnapshotPolicy(
+            self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor
+        )
 
 
-def due(policy: Policy, address: Address, entry: Entry, version: int) -> bool:
+def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
     """Tell whether a key-group needs a new snapshot at ``version``."""
     if not entry.chain:
         return False
@@ -49,7 +51,7 @@ def due(policy: Policy, address: Address, entry: Entry, version: int) -> bool:
     )
 
 
-def _links_allowed(policy: Policy, address: Address) -> int:
+def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
     return policy.links - (address[1] * _SPREAD_STEP) % max(1, policy.links // 2)
 
 

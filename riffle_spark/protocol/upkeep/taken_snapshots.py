@@ -17,10 +17,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.worker.census import Census, CensusOrder
 from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
-__all__ = ["Told"]
+__all__ = ["TakenSnapshots"]
 
 
-class Told:
+class TakenSnapshots:
     """A cluster that remembers which snapshots its receipts named. Implements ``protocol.ports.Cluster``.
 
     ``lost`` counts the snapshots that were ordered and neither named nor left for later.

@@ -14,12 +14,12 @@ from riffle_spark.assign.model import MemberId
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
-from riffle_spark.protocol.upkeep.snapshots import TIMES, LongChains, Policy, due, listed
+from riffle_spark.protocol.upkeep.snapshots import TIMES, LongChains, SnapshotPolicy, due, listed
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
@@ -28,7 +28,7 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.snapshot import SnapshotOrder
 from riffle_spark.worker.upkeep_piece import Drop, Follow, UpkeepOrder, UpkeepReceipt
 
-__all__ = ["Facts", "Place", "Upkeep", "follows"]
+__all__ = ["Upkeep", "UpkeepFacts", "UpkeepInput", "follows"]
 
 _SNAPSHOTS_PER_EXECUTOR = 16
 _OVERDUE = 2
@@ -38,20 +38,20 @@ _CATCH_UP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """What upkeep is planned for: the log's newest record and manifest, durable operators, seats, and where state
-    lives.
+class UpkeepInput:
+    """What upkeep is planned for: the log's newest record and manifest, durable operators, who owns what, and where
+    state lives.
     """
 
     record: Record
     manifest: Manifest
     operators: Sequence[Operator]
-    seating: Seating
+    ownership: Ownership
     home: Home
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class UpkeepFacts:
     """What was done beside the batches: ``requests`` by kind, ``done`` sums of bytes and copies, ``warnings``."""
 
     requests: Mapping[str, int]
@@ -110,7 +110,7 @@ class Upkeep:
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
 
-    def catch_up(self, place: Place) -> None:
+    def catch_up(self, place: UpkeepInput) -> None:
         """Before the first batch after a start, take at once what is long overdue, to be listed with its commit, and
         begin the scan that the driver before never came to.
 
@@ -126,7 +126,7 @@ class Upkeep:
         interval = self._settings.orphan_scan_interval
         self._scans.before_first_batch(place.record, self._retention, self._clock.seconds(), interval)
 
-    def _catch_up(self, place: Place) -> None:
+    def _catch_up(self, place: UpkeepInput) -> None:
         due_now = self._due(self._policy.times(_OVERDUE), place)
         orders = self._orders(place, due_now, {}, {})
         try:
@@ -134,9 +134,9 @@ class Upkeep:
         except UnavailableError as error:
             self._warnings[f"upkeep failed and is tried again later: {error}"] += 1
 
-    def snapshots(self, manifest: Manifest, seating: Seating) -> dict[Address, Entry]:
+    def snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
         """Return the entries that list the snapshots which were taken since the last commit."""
-        self.gather(seating)
+        self.gather(ownership)
         changes, _ = listed(manifest, self._taken)
         return changes
 
@@ -173,27 +173,27 @@ class Upkeep:
     def _now_ms(self) -> int:
         return int(self._clock.seconds() * 1000)
 
-    def plan(self, place: Place, now: float) -> None:
+    def plan(self, place: UpkeepInput, now: float) -> None:
         """Submit what is due after a commit; a plan that still runs makes way after its piece."""
-        record, seating = place.record, place.seating
-        self.gather(seating)  # what was taken since the commit began is listed by the next one, not taken again
-        drops = seating.cleaner.due(seating.copies, seating.members.live, now, self._settings.state_cleanup_delay)
+        record, ownership = place.record, place.ownership
+        self.gather(ownership)  # what was taken since the commit began is listed by the next one, not taken again
+        drops = ownership.cleaner.due(ownership.copies, ownership.members.live, now, self._settings.state_cleanup_delay)
         stores = [operator.store for operator in place.operators]
-        wanted = follows(seating, place.manifest, stores)
+        wanted = follows(ownership, place.manifest, stores)
         orders = self._orders(place, self._due(self._policy, place), wanted, drops)
         self._warnings.update(self._long_chains.seen(self._too_long(place), record))
-        self._rounds.setbacks.only_of({name: seat.executor.id for name, seat in seating.members.live.items()})
+        self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.members.live.items()})
         self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
             self._submit_deletes(self._retention.take_free(record.promised))
-            seating.copies.forget_trails(self._retention.oldest)
+            ownership.copies.forget_trails(self._retention.oldest)
         self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
 
-    def _due(self, policy: Policy, place: Place) -> dict[MemberId, list[SnapshotOrder]]:
+    def _due(self, policy: SnapshotPolicy, place: UpkeepInput) -> dict[MemberId, list[SnapshotOrder]]:
         """Return the snapshots that are due, by the owner that takes them."""
         schemas = {operator.store: operator.schema for operator in place.operators}
-        owners, record = place.seating.owners, place.record
+        owners, record = place.ownership.owners, place.record
         unlisted = {address for address, _ in self._taken}
         wanted: dict[MemberId, list[Address]] = {}
         for (store, key_group), entry in sorted(place.manifest.entries.items()):
@@ -209,14 +209,14 @@ class Upkeep:
             for member, mine in wanted.items()
         }
 
-    def _too_long(self, place: Place) -> list[Address]:
+    def _too_long(self, place: UpkeepInput) -> list[Address]:
         """Return the addresses whose chains are several times longer than they should be."""
         policy, stores = self._policy.times(TIMES), {operator.store for operator in place.operators}
         entries = place.manifest.entries.items()
         return [a for a, entry in entries if a[0] in stores and due(policy, a, entry, place.record.version)]
 
     def _orders(
-        self, place: Place, snapshots: Mapping[MemberId, list[SnapshotOrder]],
+        self, place: UpkeepInput, snapshots: Mapping[MemberId, list[SnapshotOrder]],
         wanted: Mapping[MemberId, list[Follow]], drops: Mapping[MemberId, list[Drop]],
     ) -> dict[str, UpkeepOrder]:  # fmt: skip
         """Return the order of each executor that has something to do.
@@ -225,12 +225,12 @@ class Upkeep:
         """
         schemas = {operator.store: operator.schema for operator in place.operators}
         orders: dict[str, UpkeepOrder] = {}
-        for member in sorted({*snapshots, *wanted, *drops} & set(place.seating.members.live)):
-            seat, mine = place.seating.members.live[member], wanted.get(member, [])
+        for member in sorted({*snapshots, *wanted, *drops} & set(place.ownership.members.live)):
+            living, mine = place.ownership.members.live[member], wanted.get(member, [])
             if member in snapshots and place.record.sequence % 2:
                 mine = [follow for follow in mine if follow.entry.cut is not None]
-            orders[seat.executor.id] = UpkeepOrder(
-                place.home, member if seat.counted else "", place.record.epoch, place.record.sequence, schemas,
+            orders[living.executor.id] = UpkeepOrder(
+                place.home, member if living.counted else "", place.record.epoch, place.record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
                 timeout_seconds=self._settings.upkeep_timeout,
@@ -241,7 +241,7 @@ class Upkeep:
         if names:
             self._background.submit(lambda: self._deletes.run(names))
 
-    def gather(self, seating: Seating) -> None:
+    def gather(self, ownership: Ownership) -> None:
         """Take what has come from beside the batches."""
         for result in self._background.collect():
             if isinstance(result, BaseException):
@@ -253,19 +253,19 @@ class Upkeep:
                 self._found = max(self._found, result.oldest)
                 self._scans.came(result, self._retention, self._settings.orphan_scan_interval)
         while self._rounds.arrived:
-            self._take(self._rounds.arrived.popleft(), seating)
+            self._take(self._rounds.arrived.popleft(), ownership)
         self._warnings.update(self._rounds.setbacks.take_warnings())
 
-    def _take(self, receipt: UpkeepReceipt, seating: Seating) -> None:
+    def _take(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
         # One of an earlier epoch may come late, when a scan may already be deleting it.
         self._taken += [((store, kg), taken) for store, kg, taken in receipt.taken if taken.epoch == self._epoch]
-        seating.works_in(receipt.executor, receipt.member)
-        seat = seating.members.live.get(receipt.member)
-        if seat is not None and seat.executor.id == receipt.executor:
+        ownership.works_in(receipt.executor, receipt.member)
+        living = ownership.members.live.get(receipt.member)
+        if living is not None and living.executor.id == receipt.executor:
             for store, key_group, version, attempt in receipt.copies:
-                seating.copies.at(receipt.member, (store, key_group), Head(version, attempt))
+                ownership.copies.at(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.gone:
-                seating.copies.gone(receipt.member, address)
+                ownership.copies.gone(receipt.member, address)
         self._requests.update(receipt.requests)
         self._done.update(
             snapshot_bytes=receipt.snapshot_bytes, fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
@@ -275,11 +275,11 @@ class Upkeep:
             f"upkeep on executor {receipt.executor} is tried again later: {error}" for error in receipt.errors
         )
 
-    def take_facts(self) -> Facts:
+    def take_facts(self) -> UpkeepFacts:
         """Return what was done since the last call, for the report."""
         sent = Counter(self._objects.requests)
         told = tuple(f"{text} ({n} times)" if n > 1 else text for text, n in self._warnings.items())
-        facts = Facts(dict(self._requests + sent - self._sent_before), dict(self._done), told)
+        facts = UpkeepFacts(dict(self._requests + sent - self._sent_before), dict(self._done), told)
         self._sent_before = sent
         self._requests.clear()
         self._done.clear()
@@ -292,8 +292,8 @@ def _kept(settings: Settings) -> tuple[int, int]:
     return max(2, settings.retained_versions), int(settings.retained_for * 1000)
 
 
-def _policy_of(settings: Settings) -> Policy:
-    return Policy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
+def _policy_of(settings: Settings) -> SnapshotPolicy:
+    return SnapshotPolicy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
 
 
 def _in_turn(addresses: Sequence[Address], sequence: int) -> list[Address]:
@@ -302,14 +302,14 @@ def _in_turn(addresses: Sequence[Address], sequence: int) -> list[Address]:
     return [*addresses[start:], *addresses[:start]][:_SNAPSHOTS_PER_EXECUTOR]
 
 
-def follows(seating: Seating, manifest: Manifest, stores: Iterable[str]) -> dict[MemberId, list[Follow]]:
+def follows(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> dict[MemberId, list[Follow]]:
     """Return what each member has to fold or fetch so that its standbys and warm-ups are where the log is.
 
     Pointer standbys hold nothing that could follow, unless they are to own. Warm-ups come first: owners wait for them.
     """
-    present, live = seating.present, seating.members.live
+    present, live = ownership.present, ownership.members.live
     kept = {t: tuple(m for m in members if m == present.target.get(t)) for t, members in present.standbys.items()}
-    roles = [present.warmups, kept if seating.points else present.standbys]
+    roles = [present.warmups, kept if ownership.points else present.standbys]
     wanted: dict[MemberId, list[Follow]] = {}
     named = sorted(stores)
     for copies in roles:
@@ -318,7 +318,7 @@ def follows(seating: Seating, manifest: Manifest, stores: Iterable[str]) -> dict
                 for store in named:
                     address = (store, t.key_group)
                     entry = manifest.entry(*address)
-                    if entry.head != EMPTY_HEAD and seating.copies.missing(member, address, entry) != ():
-                        follow = Follow(*address, seating.copies.entry_to_follow(member, address, entry))
+                    if entry.head != EMPTY_HEAD and ownership.copies.missing(member, address, entry) != ():
+                        follow = Follow(*address, ownership.copies.entry_to_follow(member, address, entry))
                         wanted.setdefault(member, []).append(follow)
     return wanted

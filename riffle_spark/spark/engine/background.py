@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from riffle_spark.errors import UnavailableError
 
-__all__ = ["Gate", "Stopped", "SystemClock", "Worker"]
+__all__ = ["BackgroundThread", "Gate", "Stopped", "SystemClock"]
 
 
 class SystemClock:
@@ -27,7 +27,7 @@ class SystemClock:
         return time.perf_counter()
 
 
-class Worker:
+class BackgroundThread:
     """Implements ``protocol.ports.Background``: work runs one piece after the other, beside the batches."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark.errors import UnavailableError
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.protocol.ports import Executor, Layout, SlotPlace
+from riffle_spark.protocol.ports import Executor, SlotLayout, SlotPlace
 from riffle_spark.spark.engine import inventory, task
 from riffle_spark.spark.engine.jvm import is_classic, is_interruption
 from riffle_spark.spark.engine.placed import PlacedFrames
@@ -79,7 +79,7 @@ class SparkCluster:
         self._jobs.stop(seconds)
 
     def _ask(
-        self, wanted: Collection[str], function: Callable[[Layout], Answering], answer: Callable[[str], T],
+        self, wanted: Collection[str], function: Callable[[SlotLayout], Answering], answer: Callable[[str], T],
         deadline: Deadline, *, every_core: bool = False,
     ) -> list[T]:  # fmt: skip
         """Run the function on each wanted executor that lives, or on each of its cores, and return the answers: none if
@@ -108,7 +108,7 @@ class SparkCluster:
             reason = "no core was free for it" if deadline.passed else str(error).strip().split("\n")[0]
             raise UnavailableError(f"a job on the executors failed: {reason}", where=UPKEEP_POOL) from error
 
-    def _frame(self, layout: Layout) -> DataFrame:
+    def _frame(self, layout: SlotLayout) -> DataFrame:
         with self._building:
             return self._frames.frame(self._spark, layout)
 
@@ -117,11 +117,11 @@ def _late(deadline: Deadline) -> str:
     return f"it did not answer within {deadline.seconds:g} s (`upkeep_timeout`)"
 
 
-def _layout(executors: Sequence[Executor]) -> Layout:
+def _layout(executors: Sequence[Executor]) -> SlotLayout:
     """Return one slot for each executor that is listed, as often as it is."""
     numbers = slot_numbers(len(executors))
-    return Layout(tuple(SlotPlace(n, e.id, e.host, ()) for n, e in zip(numbers, executors, strict=True)))
+    return SlotLayout(tuple(SlotPlace(n, e.id, e.host, ()) for n, e in zip(numbers, executors, strict=True)))
 
 
-def _by_slot(orders: Mapping[str, T], layout: Layout) -> dict[int, T]:
+def _by_slot(orders: Mapping[str, T], layout: SlotLayout) -> dict[int, T]:
     return {slot.number: orders[slot.executor] for slot in layout.slots}

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.protocol.ports import Executor, Incoming
+from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
@@ -160,7 +160,7 @@ def _executor(context: Any, name: str) -> Executor | None:
     return Executor(name, host, max(1, int(summary.totalCores())))
 
 
-def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
+def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     """Return what identifies a micro-batch: query, run, Spark's own offset-log entry, batch time and watermark; and
     whether the query's trigger is ``availableNow``.
 
@@ -173,12 +173,12 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
     query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
     execution = _execution(spark, query_id) if query_id else None
     if execution is None:
-        return Incoming(batch_id, query_id or DIRECT, run_id or DIRECT, None, _digest(batch), now_ms, None)
+        return IncomingBatch(batch_id, query_id or DIRECT, run_id or DIRECT, None, _digest(batch), now_ms, None)
     offsets = _offset_entry(context, execution, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
     time_ms, ends = int(metadata["batchTimestampMs"]), _AVAILABLE_NOW in str(execution.trigger().toString())
-    return Incoming(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
+    return IncomingBatch(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
 
 
 def running_query(batch: DataFrame) -> Any:
@@ -224,11 +224,13 @@ def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
     return str(out.toString())
 
 
-def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> Incoming:
+def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     active = batch.sparkSession.streams.active
     known = active[0] if len(active) == 1 else None
     query_id = str(known.id) if known else "connect"
-    return Incoming(batch_id, query_id, str(known.runId) if known else "connect", None, _digest(batch), now_ms, None)
+    return IncomingBatch(
+        batch_id, query_id, str(known.runId) if known else "connect", None, _digest(batch), now_ms, None
+    )
 
 
 def _digest(batch: DataFrame) -> str:

@@ -12,18 +12,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.messages.slot_orders import SLOT
-from riffle_spark.protocol.ports import Layout
+from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.jvm import is_classic, is_same
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
-__all__ = ["PlacedFrames", "hashed", "placed"]
+__all__ = ["PlacedFrames", "hash_placed", "placed"]
 
 
-def placed(spark: SparkSession, layout: Layout) -> DataFrame:
+def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
     """Return the layout as a one-column DataFrame, each partition preferring its slot's executor.
 
-    Raises whatever the JVM raises if this version of Spark has no such plan; the caller then falls back to ``hashed``.
+    Raises whatever the JVM raises if this version of Spark has no such plan; the caller then falls back to
+    ``hash_placed``.
     """
     context = handles.context(spark)
     jvm = context._jvm
@@ -35,7 +36,7 @@ def placed(spark: SparkSession, layout: Layout) -> DataFrame:
     return handles.frame_of(spark, handles.logical_rdd(jvm, output, rdd, partitioning, handles.session(spark)))
 
 
-def _located_rdd(context: Any, jvm: Any, layout: Layout) -> Any:
+def _located_rdd(context: Any, jvm: Any, layout: SlotLayout) -> Any:
     pairs = []
     for slot in layout.slots:
         values = context._gateway.new_array(jvm.java.lang.Object, 1)
@@ -47,7 +48,7 @@ def _located_rdd(context: Any, jvm: Any, layout: Layout) -> Any:
     return context._jsc.sc().makeRDD(handles.scala_seq(jvm, pairs), jvm.scala.reflect.ClassTag.apply(row_class))
 
 
-def hashed(spark: SparkSession, layout: Layout) -> DataFrame:
+def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
     """Return the layout as a DataFrame with the same partitions and no preference: plain hash placement."""
     numbers = [(slot.number,) for slot in layout.slots]
     return spark.createDataFrame(numbers, f"{SLOT} int").repartition(len(numbers), F.col(SLOT))
@@ -65,10 +66,10 @@ class PlacedFrames:
         self._kept = kept
         self._silent = silent
         self._spark: SparkSession | None = None
-        self._frames: OrderedDict[Layout, DataFrame] = OrderedDict()
+        self._frames: OrderedDict[SlotLayout, DataFrame] = OrderedDict()
         self.placeable = True
 
-    def frame(self, spark: SparkSession, layout: Layout) -> DataFrame:
+    def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
         """Return the layout as a frame; the same one as long as an equal layout is kept and the session stays."""
         if not is_same(spark, self._spark):
             self._frames.clear()
@@ -79,7 +80,7 @@ class PlacedFrames:
             self._frames.popitem(last=False)
         return frame
 
-    def _build(self, spark: SparkSession, layout: Layout) -> DataFrame:
+    def _build(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
         if self.placeable and not is_classic(spark):
             self._give_up("Spark Connect has no JVM handle")
         if self.placeable:
@@ -87,7 +88,7 @@ class PlacedFrames:
                 return placed(spark, layout)
             except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: placement is never a condition
                 self._give_up(str(error).splitlines()[0])
-        return hashed(spark, layout)
+        return hash_placed(spark, layout)
 
     def _give_up(self, reason: str) -> None:
         self.placeable = False

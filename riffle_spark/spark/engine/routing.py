@@ -17,7 +17,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Order
 from riffle_spark.protocol.input_columns import check_fields, input_of, source_of
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Layout
+from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.protocol.shards import Partition, Shards
 
 __all__ = [
@@ -57,7 +57,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
     return from_arrow_schema(schema)
 
 
-def routed(batch: DataFrame, order: Order, layout: Layout, columns: Sequence[str]) -> DataFrame:
+def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence[str]) -> DataFrame:
     """Return each row's slot, its key-group and the needed columns, in their order but under plain names.
 
     Spark's way to Python looks columns up by name, and fails where there is a dot or a backtick in it. ``columns`` are
@@ -161,7 +161,7 @@ def _shard(shards: Shards, columns: tuple[str, str]) -> str:
     return f"coalesce({found}, cast(raise_error(concat('{_UNKNOWN}', {named})) as int))"
 
 
-def _slot(total: int, layout: Layout) -> Column:
+def _slot(total: int, layout: SlotLayout) -> Column:
     """Return the slot of a key-group: one literal array, folded once a query, so that no call is made per key-group."""
     numbers = [0] * total
     for slot in layout.slots:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, SLOT, Home, Order, Receipt, result_schema
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import event_time, inventory, routing
@@ -85,7 +85,7 @@ class SparkWork:
         """Return the newest event time (ms) of each timestamp column that has any. One job."""
         return event_time.newest_event_times(self._batch, columns)
 
-    def run(self, layout: Layout, orders: Sequence[Order]) -> Sequence[Receipt]:
+    def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         several = len({slot.executor for slot in layout.slots}) > 1
         receipts: list[Receipt] = []
@@ -96,7 +96,7 @@ class SparkWork:
             receipts += [Receipt.from_json(row[0]) for row in rows]
         return receipts
 
-    def _result(self, layout: Layout, order: Order) -> DataFrame:
+    def _result(self, layout: SlotLayout, order: Order) -> DataFrame:
         store, batch = order.schema.store, self._batch
         if order.initial is not None:
             batch = routing.with_initial(batch, order, self._initial[store])

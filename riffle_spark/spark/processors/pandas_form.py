@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import _create_converter_to_pandas, from_arrow_typ
 
 from riffle_spark.process.processors.processor import Key, windows
 from riffle_spark.process.types.fields import pylist
-from riffle_spark.spark.processors.pandas_output import Taken
+from riffle_spark.spark.processors.pandas_output import PandasOutput
 
 __all__ = ["PandasForm", "PandasOptions", "Slices", "frame_of", "series_of"]
 
@@ -47,7 +47,7 @@ class PandasForm:
     def __init__(self, output: pa.Schema, options: PandasOptions) -> None:
         self._options = options
         self._rows_max = options.rows_max if options.rows_max > 0 else _NO_LIMIT
-        self._taken = Taken(
+        self._taken = PandasOutput(
             output, timezone=options.timezone, by_name=options.by_name, safe=options.safe,
             int_to_decimal=options.int_to_decimal,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql.pandas.types import _create_converter_from_pandas, from_arrow_type
 
-__all__ = ["Taken"]
+__all__ = ["PandasOutput"]
 
 _COERCION: Final = "int_to_decimal_coercion_enabled"
 _COERCED: Final = {_COERCION: True} if _COERCION in signature(_create_converter_from_pandas).parameters else {}
@@ -24,7 +24,7 @@ _COERCED: Final = {_COERCION: True} if _COERCION in signature(_create_converter_
 Values: TypeAlias = "np.ndarray[Any, Any] | pd.api.extensions.ExtensionArray"
 
 
-class Taken:
+class PandasOutput:
     """Takes frames of the columns that a schema declares: by name, or by place if no label is a string."""
 
     def __init__(

@@ -16,7 +16,7 @@ from riffle_spark.process.processors.processor import Key
 from riffle_spark.process.processors.session import Session
 from riffle_spark.spark.processors.handle import Handle
 from riffle_spark.spark.processors.row_form import row_maker
-from riffle_spark.state.schemas.variables import Variable, VariablesSchema
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
 
 __all__ = ["Declaration", "SparkProcessor", "declare", "declared_with_rows"]
 
@@ -40,7 +40,7 @@ def declare(processor: StatefulProcessor, time_mode: TimeMode) -> Declaration:
     return Declaration(tuple(handle.variables.values()), tuple(handle.deleted))
 
 
-def declared_with_rows(schema: VariablesSchema) -> tuple[DeclaredVariable, ...]:
+def declared_with_rows(schema: VariableColumns) -> tuple[DeclaredVariable, ...]:
     """Return the variables with converters that show structs as PySpark's rows."""
     return declare_all(schema, row_maker)
 

@@ -25,7 +25,7 @@ from riffle_spark.state.copies import reading
 from riffle_spark.state.copies.lmdb_file import INITIAL_MAP_BYTES, CopyInUse, DamagedCopy, LmdbFile, damaged, trouble
 from riffle_spark.state.copies.reading import CopyReading, Reading, keys_under
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.copy_rows import CopyRows
 
 __all__ = ["Copy", "CopyInUse", "DamagedCopy", "boot_id"]
 
@@ -126,7 +126,7 @@ class Copy(LmdbFile):
             raise
         return transaction
 
-    def fold(self, base: Head, head: Head, rows: Rows, later: Collection[Head] = ()) -> None:
+    def fold(self, base: Head, head: Head, rows: CopyRows, later: Collection[Head] = ()) -> None:
         """Apply one committed delta in one transaction: from ``base`` to ``head``.
 
         Does nothing if the copy is at ``head`` already, or at one of the ``later`` ones on the way to where the caller
@@ -135,19 +135,19 @@ class Copy(LmdbFile):
         """
         self._fold([base, head], [rows], later)
 
-    def fold_all(self, way: Sequence[Head], deltas: Sequence[Rows]) -> None:
+    def fold_all(self, way: Sequence[Head], deltas: Sequence[CopyRows]) -> None:
         """Apply deltas in one transaction, the first from the first head on the way to the second, and so on; raises
         as ``fold``. What another process was quicker with is left out.
         """
         self._fold(way, deltas, ())
 
-    def _fold(self, way: Sequence[Head], deltas: Sequence[Rows], later: Collection[Head]) -> None:
+    def _fold(self, way: Sequence[Head], deltas: Sequence[CopyRows], later: Collection[Head]) -> None:
         needed = sum(map(_needed, deltas))
         if needed > INITIAL_MAP_BYTES:
             self._growing(lambda: self._reserve(needed))
         self._growing(lambda: self._advance(way, deltas, later))
 
-    def _advance(self, way: Sequence[Head], deltas: Sequence[Rows], later: Collection[Head]) -> None:
+    def _advance(self, way: Sequence[Head], deltas: Sequence[CopyRows], later: Collection[Head]) -> None:
         with self._environment.begin(write=True, db=self._state) as transaction:
             found = self._stored(transaction)
             if found in later:
@@ -160,7 +160,7 @@ class Copy(LmdbFile):
             if missing:
                 self._write_head(transaction, way[-1])
 
-    def _apply(self, transaction: lmdb.Transaction[bytes], rows: Rows) -> None:
+    def _apply(self, transaction: lmdb.Transaction[bytes], rows: CopyRows) -> None:
         prefixes = [rows.keys[place] for place in rows.cleared]
         cleared = [key for prefix in prefixes for key in keys_under(transaction, self._state, prefix)]
         if rows.indexed:
@@ -179,7 +179,7 @@ class Copy(LmdbFile):
             if has_longs:
                 transaction.delete(key, db=self._long)
 
-    def _put_long(self, transaction: lmdb.Transaction, rows: Rows) -> None:
+    def _put_long(self, transaction: lmdb.Transaction, rows: CopyRows) -> None:
         if rows.longs:
             all_rows = zip(rows.keys, rows.values, rows.longs, strict=True)
             longs = [(k, whole) for k, value, whole in all_rows if whole is not None and value is not None]
@@ -191,12 +191,12 @@ class Copy(LmdbFile):
         with self._environment.begin(db=self._meta) as transaction:
             return transaction.get(fact) is not None
 
-    def load(self, head: Head, rows: Rows) -> None:
+    def load(self, head: Head, rows: CopyRows) -> None:
         """Fill a new, empty copy with a snapshot's rows, sorted by key, in one transaction."""
         self._growing(lambda: self._reserve(_needed(rows)))
         self._growing(lambda: self._load(head, rows))
 
-    def _load(self, head: Head, rows: Rows) -> None:
+    def _load(self, head: Head, rows: CopyRows) -> None:
         with self._environment.begin(write=True, db=self._state) as transaction:
             self._expect(transaction, EMPTY_HEAD)
             with transaction.cursor() as cursor:
@@ -247,5 +247,5 @@ class Copy(LmdbFile):
         transaction.put(b"head", json.dumps([head.version, head.attempt, boot_id()]).encode(), db=self._meta)
 
 
-def _needed(rows: Rows) -> int:
+def _needed(rows: CopyRows) -> int:
     return _FILL_FACTOR * (rows.size_bytes + _NODE_BYTES * len(rows.keys))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import lmdb
 
-from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variable_keys import WORD_BYTES, due_key, due_of
 
 __all__ = ["EMPTY_READING", "CopyReading", "Reading", "fill", "follow", "keys_under"]
@@ -150,7 +150,7 @@ _KEYS_AT_ONCE = 4096
 
 def follow(
     transaction: lmdb.Transaction[bytes], state: lmdb._Database, due: lmdb._Database,
-    cleared: Sequence[bytes], rows: Rows,
+    cleared: Sequence[bytes], rows: CopyRows,
 ) -> None:  # fmt: skip
     """Bring the entries from what the rows' keys, and the cleared ones, hold now to what they will hold."""
     coming = set(_entries((key, value) for key, value in zip(rows.keys, rows.values, strict=True) if value is not None))
@@ -166,7 +166,7 @@ def follow(
     _put(transaction, due, coming - going)
 
 
-def fill(transaction: lmdb.Transaction[bytes], due: lmdb._Database, rows: Rows) -> None:
+def fill(transaction: lmdb.Transaction[bytes], due: lmdb._Database, rows: CopyRows) -> None:
     """Write the entries of rows of which none is deleted."""
     _put(transaction, due, _entries((key, value) for key, value in zip(rows.keys, rows.values, strict=True) if value))
 

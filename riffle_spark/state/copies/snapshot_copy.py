@@ -23,7 +23,7 @@ from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.lmdb_file import DamagedCopy, damaged
 from riffle_spark.state.copies.snapshot_file import FILE, Base
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.plain_columns import Stored, StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns, StoreSchema
 
 __all__ = ["BasedCopy", "begun", "open_copy", "settle"]
 
@@ -32,13 +32,13 @@ _GONE = b"gone/"
 _SCAN_ROWS = 20_000
 
 
-def open_copy(folder: Path, schema: Stored) -> Copy:
+def open_copy(folder: Path, schema: StoreSchema) -> Copy:
     """Return the open copy of a folder, with the file it was begun from if that is still needed.
 
     Raises ``DamagedCopy`` if that file is gone or has another length, or if the copy is of other columns.
     """
-    has_file = isinstance(schema, StoreSchema) and (folder / FILE).exists()
-    copy = BasedCopy(folder, schema) if isinstance(schema, StoreSchema) and has_file else Copy(folder)
+    has_file = isinstance(schema, PlainColumns) and (folder / FILE).exists()
+    copy = BasedCopy(folder, schema) if isinstance(schema, PlainColumns) and has_file else Copy(folder)
     try:
         copy.check_layout(schema.layout)
         if not has_file and copy.knows(_BASE):
@@ -49,11 +49,11 @@ def open_copy(folder: Path, schema: Stored) -> Copy:
     return copy
 
 
-def begun(copy: Copy, head: Head, schema: Stored) -> Copy:
+def begun(copy: Copy, head: Head, schema: StoreSchema) -> Copy:
     """Begin a new, empty copy at the head of the snapshot whose readable file lies in its folder; return it opened
     anew.
     """
-    assert isinstance(schema, StoreSchema), "no other store's snapshots are read as files"
+    assert isinstance(schema, PlainColumns), "no other store's snapshots are read as files"
     copy.close()
     return BasedCopy(copy.folder, schema, begin_at=head)
 
@@ -70,7 +70,7 @@ def settle(copies: Iterable[Copy], size_bytes: int) -> None:
 class BasedCopy(Copy):
     """An open copy with a base file, or what is left of one; ``begin_at`` makes a new, empty copy one with a base."""
 
-    def __init__(self, folder: Path, schema: StoreSchema, begin_at: Head | None = None) -> None:
+    def __init__(self, folder: Path, schema: PlainColumns, begin_at: Head | None = None) -> None:
         super().__init__(folder)
         self._base: Base | None = None
         if begin_at is not None:
@@ -83,7 +83,7 @@ class BasedCopy(Copy):
         if self._base is None:
             (folder / FILE).unlink(missing_ok=True)
 
-    def _needed_base(self, schema: StoreSchema) -> Base | None:
+    def _needed_base(self, schema: PlainColumns) -> Base | None:
         """Open the file, unless all of it was moved: if it is gone, another process may just have moved the last."""
         pending = self._growing(self._read_pending)
         try:

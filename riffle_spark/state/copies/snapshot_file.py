@@ -16,8 +16,8 @@ from riffle_spark.state.copies.lmdb_file import trouble
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.key_codec import local_key
 from riffle_spark.state.formats.part_codec import fitted
-from riffle_spark.state.schemas.copy_rows import Rows
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = ["FILE", "Base", "make_readable", "written_at"]
 
@@ -27,7 +27,7 @@ FILE = "base.arrow"
 class Base:
     """The rows of a base file of so many bytes, sorted by key. Raises ``OSError`` if there is no such file."""
 
-    def __init__(self, path: Path, size_bytes: int, schema: StoreSchema) -> None:
+    def __init__(self, path: Path, size_bytes: int, schema: PlainColumns) -> None:
         found = path.stat().st_size
         if found != size_bytes:  # to touch a page beyond the end of a mapped file would kill the process
             raise EOFError(f"{path.name} has {found} bytes, not {size_bytes}")
@@ -50,7 +50,7 @@ class Base:
         values = self._schema.codec.encode(self._table.select(self._schema.state.names).take(rows))
         return dict(zip(self._keys.take(rows).to_pylist(), values.to_pylist(), strict=True))
 
-    def rows(self, start: int, count: int) -> Rows:
+    def rows(self, start: int, count: int) -> CopyRows:
         """Return some of the rows, as a copy takes them."""
         return self._schema.encode(self._table.slice(start, count))
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["LOG", "Named", "check_store_name", "delta", "parse", "record", "record_sequence", "snapshot"]
+__all__ = ["LOG", "ObjectName", "check_store_name", "delta", "parse", "record", "record_sequence", "snapshot"]
 
 LOG = "log/"
 _DIGITS = 20
@@ -62,7 +62,7 @@ def snapshot_id(version: int, attempt: str) -> str:
     return f"{version:0{_DIGITS}d}-{attempt}"
 
 
-class Named(NamedTuple):
+class ObjectName(NamedTuple):
     """What the name of a delta or snapshot says about it."""
 
     kind: str
@@ -70,10 +70,10 @@ class Named(NamedTuple):
     epoch: int
 
 
-def parse(name: str) -> Named | None:
+def parse(name: str) -> ObjectName | None:
     """Return what a name says, or ``None`` if it is neither a delta's nor a snapshot's."""
     found = _DELTA.match(name)
     if found:
-        return Named("delta", int(found[1]), int(found[3]))
+        return ObjectName("delta", int(found[1]), int(found[3]))
     found = _SNAPSHOT.match(name)
-    return Named("snapshot", int(found[4]), int(found[5])) if found else None
+    return ObjectName("snapshot", int(found[4]), int(found[5])) if found else None

@@ -22,9 +22,9 @@ from riffle_spark.state.copies.snapshot_file import FILE
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
-from riffle_spark.state.schemas.plain_columns import Stored, StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns, StoreSchema
 
-__all__ = ["Brought", "Keeper", "head_of", "is_beyond", "not_cut"]
+__all__ = ["Brought", "CopyKeeper", "head_of", "is_beyond", "not_cut"]
 
 _GROUP_BYTES = 64 << 20
 _BASE_BYTES = 4 << 20
@@ -58,7 +58,7 @@ def not_cut(key_group: int) -> Entry:
     raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
 
 
-class Keeper:
+class CopyKeeper:
     """Keeps the copies of one store in one member's folder.
 
     ``whole`` gets an entry that came cut. ``newest``: nobody has committed after the entries, so that a copy beyond
@@ -66,7 +66,7 @@ class Keeper:
     """
 
     def __init__(
-        self, folder: Folder, schema: Stored, reader: Reader, epoch: int,
+        self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int,
         whole: Callable[[int], Entry] = not_cut, *, newest: bool = False,
     ) -> None:  # fmt: skip
         self._folder = folder
@@ -175,7 +175,7 @@ class Keeper:
         return Lacking(links, tuple(wanted))
 
     def _wanted(self, work: _Work, snapshot: Snapshot) -> Wanted:
-        is_base = snapshot.length >= _BASE_BYTES and isinstance(self._schema, StoreSchema)
+        is_base = snapshot.length >= _BASE_BYTES and isinstance(self._schema, PlainColumns)
         return Wanted(work.key_group, snapshot, work.copy.folder / FILE if is_base else None)
 
     def _advance(self, group: list[_Work], supply: Supply, opened: dict[int, Copy]) -> None:

@@ -8,13 +8,13 @@ from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.snapshot_copy import open_copy
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head
-from riffle_spark.state.schemas.copy_rows import Rows
-from riffle_spark.state.schemas.plain_columns import Stored
+from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 
 __all__ = ["settle"]
 
 
-def settle(folder: Folder, schema: Stored, entries: Mapping[int, Entry]) -> None:
+def settle(folder: Folder, schema: StoreSchema, entries: Mapping[int, Entry]) -> None:
     """Make every copy one that can be brought to its entry's head from what lies in the folder.
 
     Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand, before
@@ -32,7 +32,7 @@ def settle(folder: Folder, schema: Stored, entries: Mapping[int, Entry]) -> None
         _begin(folder, schema, key_group, EMPTY_HEAD if begins_with_it else entry.head)
 
 
-def _head(folder: Folder, schema: Stored, key_group: int) -> Head | None:
+def _head(folder: Folder, schema: StoreSchema, key_group: int) -> Head | None:
     current = folder.current(schema.store, key_group)
     if current is None:
         return None
@@ -45,9 +45,9 @@ def _head(folder: Folder, schema: Stored, key_group: int) -> Head | None:
         return None
 
 
-def _begin(folder: Folder, schema: Stored, key_group: int, head: Head) -> None:
+def _begin(folder: Folder, schema: StoreSchema, key_group: int, head: Head) -> None:
     fresh = folder.fresh(schema.store, key_group)
     with Copy(fresh, new=True, layout=schema.layout) as copy:
         if head != EMPTY_HEAD:
-            copy.load(head, Rows([], [], []))
+            copy.load(head, CopyRows([], [], []))
     folder.switch(schema.store, key_group, fresh)

@@ -27,12 +27,12 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.bring import head_of, is_beyond
-from riffle_spark.state.restore.incoming import Incoming
+from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, ahead
 from riffle_spark.state.restore.reader import Reader, next_range, span_bytes
 from riffle_spark.state.restore.supply import rows_of
-from riffle_spark.state.schemas.copy_rows import Rows
-from riffle_spark.state.schemas.plain_columns import Stored
+from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 
 __all__ = ["Follower", "Following", "Planner"]
 
@@ -54,7 +54,7 @@ class Follower:
     """
 
     def __init__(
-        self, folder: Folder, objects: ObjectStore, schemas: Mapping[str, Stored], epoch: int,
+        self, folder: Folder, objects: ObjectStore, schemas: Mapping[str, StoreSchema], epoch: int,
         whole: Callable[[Address], Entry], budget: Budget, may_begin: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._folder = folder
@@ -62,7 +62,7 @@ class Follower:
         self._budget = budget
         self._may_begin = may_begin
         self._reader = Reader(objects, folder)
-        self._incoming = Incoming(folder.path)
+        self._incoming = IncomingSnapshots(folder.path)
         self._planner = Planner(folder, self._incoming, epoch, whole)
         self.restores = 0
         self.folds = 0
@@ -127,12 +127,12 @@ class Follower:
             for link, rows in encoded.items():
                 self._fold_link(owed[link], link, rows)
 
-    def _schema(self, store: str) -> Stored:
+    def _schema(self, store: str) -> StoreSchema:
         if store not in self._schemas:
             raise ConfigError("the order does not tell the columns of this store", where=store)
         return self._schemas[store]
 
-    def _fold_link(self, one: Following, link: Link, rows: Rows) -> None:
+    def _fold_link(self, one: Following, link: Link, rows: CopyRows) -> None:
         if one.error is not None or one.links[:1] != (link,):
             return
         try:
@@ -179,7 +179,7 @@ class Follower:
                 yield _Range(one, at, granted)
                 at += granted
 
-    def _get(self, piece: _Range) -> bytes | Rows:
+    def _get(self, piece: _Range) -> bytes | CopyRows:
         """Return the bytes of a range; of one that is the whole snapshot its rows: no file need hold it."""
         one, snapshot = piece.of, piece.of.entry.snapshot
         if snapshot is None or not piece.length:
@@ -190,11 +190,11 @@ class Follower:
         name = paths.snapshot(*one.address, snapshot.id)
         return self._schema(one.address[0]).encode(part_codec.decode(data, snapshot.checksum, name))
 
-    def _take(self, piece: _Range, data: bytes | Rows) -> None:
+    def _take(self, piece: _Range, data: bytes | CopyRows) -> None:
         """Add what came to the snapshot's file; fill the copy once that is whole."""
         one, snapshot = piece.of, piece.of.entry.snapshot
-        if snapshot is None or isinstance(data, Rows):
-            self._fill(one, data if isinstance(data, Rows) else None)
+        if snapshot is None or isinstance(data, CopyRows):
+            self._fill(one, data if isinstance(data, CopyRows) else None)
             one.fetched += piece.length
             return
         if len(data) != piece.length:
@@ -206,7 +206,7 @@ class Follower:
         if one.fetched == snapshot.length:
             self._fill(one, self._schema(one.address[0]).encode(self._incoming.table(one.address, snapshot)))
 
-    def _fill(self, one: Following, rows: Rows | None) -> None:
+    def _fill(self, one: Following, rows: CopyRows | None) -> None:
         """Switch a new copy in that stands where the chain begins, unless another process was quicker."""
         self._planner.plan(one)
         if not one.restore:
@@ -246,7 +246,9 @@ class Following:
 class Planner:
     """Tells what copies of one member lack. ``whole`` gets an entry that came cut."""
 
-    def __init__(self, folder: Folder, incoming: Incoming, epoch: int, whole: Callable[[Address], Entry]) -> None:
+    def __init__(
+        self, folder: Folder, incoming: IncomingSnapshots, epoch: int, whole: Callable[[Address], Entry]
+    ) -> None:
         self._folder = folder
         self._incoming = incoming
         self._epoch = epoch

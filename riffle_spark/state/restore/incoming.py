@@ -20,10 +20,10 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Snapshot
 
-__all__ = ["Incoming"]
+__all__ = ["IncomingSnapshots"]
 
 
-class Incoming:
+class IncomingSnapshots:
     """The half-fetched snapshots of one member, for one piece of upkeep at a time."""
 
     def __init__(self, folder: Path) -> None:

@@ -19,8 +19,8 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.restore.prefetch import ahead
 from riffle_spark.state.restore.reader import Reader, next_range
-from riffle_spark.state.schemas.copy_rows import Rows
-from riffle_spark.state.schemas.plain_columns import Stored
+from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 
 __all__ = ["Lacking", "Supply", "Wanted", "rows_of"]
 
@@ -78,14 +78,14 @@ class Supply:
     What is asked for must be asked for in this order. Raises what ``Reader`` raises.
     """
 
-    def __init__(self, reader: Reader, schema: Stored, groups: Sequence[Lacking]) -> None:
+    def __init__(self, reader: Reader, schema: StoreSchema, groups: Sequence[Lacking]) -> None:
         self._reader = reader
         self._schema = schema
         self._groups = iter(groups)
         self._in_turn = not any(group.snapshots for group in groups)
         self._coming = ahead(self._read, self._items(groups), lambda item: item.size, _BYTES_AHEAD, _AT_ONCE)
 
-    def links(self) -> Mapping[Link, Rows]:
+    def links(self) -> Mapping[Link, CopyRows]:
         """Return the rows of the next group's links."""
         if self._in_turn:  # a batch's few parts: a thread would cost more than it saves
             return rows_of(self._schema, self._reader.links(next(self._groups).links))
@@ -94,12 +94,12 @@ class Supply:
         assert isinstance(found, dict), "links come first in their group"
         return found
 
-    def snapshot(self) -> Rows | None:
+    def snapshot(self) -> CopyRows | None:
         """Return the rows of the group's next snapshot; ``None`` once it is a readable file where it was wanted."""
         parts: list[bytes] = []
         for item, coming in self._coming:
             found = coming.result()
-            if isinstance(found, Rows):
+            if isinstance(found, CopyRows):
                 return found
             assert isinstance(item, _Range), "snapshots come after links"
             assert isinstance(found, bytes), "a part of a snapshot"
@@ -125,7 +125,7 @@ class Supply:
                     yield _Range((self._schema.store, key_group), snapshot, start, size, path)
                     start += size
 
-    def _read(self, item: _Links | _Range) -> dict[Link, Rows] | Rows | bytes:
+    def _read(self, item: _Links | _Range) -> dict[Link, CopyRows] | CopyRows | bytes:
         if isinstance(item, _Links):
             return rows_of(self._schema, self._reader.links(item.links))
         span = (item.address, item.snapshot, item.start, item.size)
@@ -136,17 +136,17 @@ class Supply:
         data = self._reader.snapshot_range(*span)
         return self._rows(item, data) if item.is_whole else data
 
-    def _rows(self, item: _Range, data: bytes) -> Rows:
+    def _rows(self, item: _Range, data: bytes) -> CopyRows:
         return self._schema.encode(part_codec.decode(data, item.snapshot.checksum, item.name))
 
 
-def rows_of(schema: Stored, tables: Mapping[Link, pa.Table]) -> dict[Link, Rows]:
+def rows_of(schema: StoreSchema, tables: Mapping[Link, pa.Table]) -> dict[Link, CopyRows]:
     """Encode all parts at once, then cut: the cost of a key-group is a slice of a list."""
     if not tables:
         return {}
     fitting = {link: schema.fit(table) for link, table in tables.items()}
     rows = schema.encode(pa.concat_tables(fitting.values()))
-    cut: dict[Link, Rows] = {}
+    cut: dict[Link, CopyRows] = {}
     start = 0
     for link, table in fitting.items():
         cut[link] = rows.slice(start, start + table.num_rows)

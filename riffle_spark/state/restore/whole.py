@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.log.manifest import Entry
-from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import Stored
+from riffle_spark.state.schemas.plain_columns import StoreSchema
 
 __all__ = ["restored"]
 
@@ -20,12 +20,12 @@ _EVERY_EPOCH: Final = 1 << 30
 """There is no copy yet that could be beyond its entry."""
 
 
-def restored(schema: Stored, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:
+def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:
     """Return the whole state of each shard that was ever touched, as a snapshot's table, by number and in its order.
 
-    Copies are made below ``folder``, which is empty. Raises what ``Keeper.bring`` raises.
+    Copies are made below ``folder``, which is empty. Raises what ``CopyKeeper.bring`` raises.
     """
-    copies, _ = Keeper(claim(folder, "reader", ()), schema, reader, epoch=_EVERY_EPOCH).bring(entries)
+    copies, _ = CopyKeeper(claim(folder, "reader", ()), schema, reader, epoch=_EVERY_EPOCH).bring(entries)
     tables = {}
     for key_group, copy in sorted(copies.items()):
         with copy:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import cast
 
-__all__ = ["Rows", "joined"]
+__all__ = ["CopyRows", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CopyRows:
     """Rows for a copy: local keys, values (``None``: deleted) and, where some key is too long for the file, whole
     keys. ``size_bytes`` are about those of keys and values together, 0 where nobody counted.
 
@@ -36,10 +36,10 @@ class Rows:
         deleted = [key for key, value in zip(self.keys, self.values, strict=True) if value is None]
         return [(key, value) for key, value in pairs if value is not None], deleted
 
-    def slice(self, start: int, stop: int) -> Rows:
+    def slice(self, start: int, stop: int) -> CopyRows:
         """Return rows ``start`` to ``stop``."""
         first, end = bisect_left(self.cleared, start), bisect_left(self.cleared, stop)
-        return Rows(
+        return CopyRows(
             self.keys[start:stop],
             self.values[start:stop],
             self.longs[start:stop] if self.longs else None,
@@ -49,11 +49,11 @@ class Rows:
         )
 
 
-def joined(pieces: Sequence[Rows]) -> Rows:
+def joined(pieces: Sequence[CopyRows]) -> CopyRows:
     """Return the rows of several one after the other."""
     starts = accumulate((len(piece.keys) for piece in pieces), initial=0)
     longs = [piece.longs or [None] * len(piece.keys) for piece in pieces] if any(p.longs for p in pieces) else None
-    return Rows(
+    return CopyRows(
         [key for piece in pieces for key in piece.keys],
         [value for piece in pieces for value in piece.values],
         [whole for of_piece in longs for whole in of_piece] if longs else None,

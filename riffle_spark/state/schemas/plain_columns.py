@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
 from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
 from riffle_spark.state.formats.row_codec import RowCodec
-from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.copy_rows import CopyRows
 
-__all__ = ["StoreSchema", "Stored", "shortened"]
+__all__ = ["PlainColumns", "StoreSchema", "shortened"]
 
 
-class Stored(Protocol):
+class StoreSchema(Protocol):
     """What is known of any store's columns: enough to keep its copies and to take its snapshots."""
 
     @property
@@ -44,7 +44,7 @@ class Stored(Protocol):
         """Return a part or snapshot that may be of earlier columns as one of today's."""
         ...
 
-    def encode(self, table: pa.Table) -> Rows:
+    def encode(self, table: pa.Table) -> CopyRows:
         """Return a part's or snapshot's rows, which may be of earlier columns, as a local copy takes them."""
         ...
 
@@ -58,7 +58,7 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True)
-class StoreSchema:
+class PlainColumns:
     """The key and state columns of one store (Arrow schemas)."""
 
     store: str
@@ -71,7 +71,7 @@ class StoreSchema:
 
     @cached_property
     def layout(self) -> bytes:
-        """See ``Stored``."""
+        """See ``StoreSchema``."""
         return layout_of(self.key, self.state)
 
     def encoded(self, table: pa.Table) -> pa.Array:
@@ -79,11 +79,11 @@ class StoreSchema:
         return encode_keys([_flat(table.column(name)) for name in self.key.names])
 
     def fit(self, table: pa.Table) -> pa.Table:
-        """See ``Stored``."""
+        """See ``StoreSchema``."""
         return fitted(table, self.part_schema(delta=DELETED in table.column_names))
 
-    def encode(self, table: pa.Table) -> Rows:
-        """See ``Stored``."""
+    def encode(self, table: pa.Table) -> CopyRows:
+        """See ``StoreSchema``."""
         table = self.fit(table)
         stored, encoded = self.encoded(table), self.codec.encode(table.select(self.state.names))
         keys, longs = shortened(stored)
@@ -91,7 +91,7 @@ class StoreSchema:
         if DELETED in table.column_names:
             for index in pc.indices_nonzero(_flat(table.column(DELETED))).to_pylist():
                 values[index] = None
-        return Rows(keys, values, longs, stored.nbytes + encoded.nbytes)
+        return CopyRows(keys, values, longs, stored.nbytes + encoded.nbytes)
 
     def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
         """Return pairs of a local copy as a table of key and state columns."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from riffle_spark.columns import Mask, Offsets, byte_slices, pick_slices
 from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.formats.row_layout import unreadable
-from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variable_keys import (
     NO_DUE,
     WORD_BYTES,
@@ -45,13 +45,13 @@ class _Piece(NamedTuple):
     of_none: Mask
 
 
-def encoded_rows(groups: pa.Array, table: pa.Table, kinds: Sequence[RowsOf], *, indexed: bool) -> Rows:
+def encoded_rows(groups: pa.Array, table: pa.Table, kinds: Sequence[RowsOf], *, indexed: bool) -> CopyRows:
     """Return wide rows as a copy takes them; ``groups`` are their encoded keys.
 
     Raises ``CorruptStateError`` for rows of a variable that is not among the ``kinds``.
     """
     if not table.num_rows:
-        return Rows([], [], indexed=indexed)
+        return CopyRows([], [], indexed=indexed)
     pieces = _pieces(groups, table, kinds, indexed=indexed)
     order = np.argsort(np.concatenate([piece.at for piece in pieces]))
     whole, encoded = _in_order([piece.keys for piece in pieces], order), _in_order([p.values for p in pieces], order)
@@ -64,7 +64,7 @@ def encoded_rows(groups: pa.Array, table: pa.Table, kinds: Sequence[RowsOf], *, 
     keys = stored.to_pylist()
     longs = None if stored is whole else _longs(keys, whole)
     cleared = tuple(np.flatnonzero(clearing).tolist())
-    return Rows(keys, values, longs, stored.nbytes + encoded.nbytes, cleared, indexed)
+    return CopyRows(keys, values, longs, stored.nbytes + encoded.nbytes, cleared, indexed)
 
 
 def _pieces(groups: pa.Array, table: pa.Table, kinds: Sequence[RowsOf], *, indexed: bool) -> list[_Piece]:

@@ -20,7 +20,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
-from riffle_spark.state.schemas.copy_rows import Rows, joined
+from riffle_spark.state.schemas.copy_rows import CopyRows, joined
 from riffle_spark.state.schemas.variable_keys import (
     NO_DUE,
     WORD_BYTES,
@@ -45,7 +45,7 @@ from riffle_spark.state.schemas.variable_kinds import (
 )
 from riffle_spark.state.schemas.variable_rows import NAMES, dues_and_values, encoded_rows, names_of, wide_table
 
-__all__ = ["DUE", "INDEX", "NO_DUE", "TIMER", "VARIABLE", "Places", "Variable", "VariablesSchema"]
+__all__ = ["DUE", "INDEX", "NO_DUE", "TIMER", "VARIABLE", "KeyPlaces", "Variable", "VariableColumns"]
 
 PIECE_BYTES_MAX = 1 << 30
 """Tables are built and taken apart in pieces of about this size: Arrow's strings and lists count with 32 bits."""
@@ -53,7 +53,7 @@ VARIABLES_MAX = 126
 """Their names are a dictionary of 8 bits."""
 
 
-class Places(NamedTuple):
+class KeyPlaces(NamedTuple):
     """What stored keys are of: row i of ``keys`` (the key's columns) and the rest belong to stored key i.
 
     ``groups`` are the stored keys' beginnings as ``group_keys`` gives them, ``variables`` names, ``elements`` what
@@ -67,7 +67,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True)
-class VariablesSchema:
+class VariableColumns:
     """The key and the variables of one store. ``indexed``: elements may be due, and are kept in order of time too.
 
     The order of ``variables`` is part of what is stored.
@@ -96,7 +96,7 @@ class VariablesSchema:
         self.part_schema()  # raises for types that cannot be stored
 
     def __reduce__(self) -> tuple[object, ...]:
-        return VariablesSchema, (self.store, self.key, self.variables, self.indexed)
+        return VariableColumns, (self.store, self.key, self.variables, self.indexed)
 
     def variable(self, name: str) -> Variable:
         """Return the variable of this name."""
@@ -125,14 +125,14 @@ class VariablesSchema:
         """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
         return encode_keys([table.column(name) for name in self.key.names])
 
-    def encode(self, table: pa.Table) -> Rows:
+    def encode(self, table: pa.Table) -> CopyRows:
         """Return a part's or snapshot's rows as a local copy takes them."""
         table = self.fit(table)
         if table.nbytes > PIECE_BYTES_MAX:
             return joined([self._encoded(pa.Table.from_batches([batch])) for batch in table.to_batches()])
         return self._encoded(table)
 
-    def _encoded(self, table: pa.Table) -> Rows:
+    def _encoded(self, table: pa.Table) -> CopyRows:
         return encoded_rows(self.encoded(table), table, self._kinds, indexed=self.indexed)
 
     def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: Mapping[bytes, bytes]) -> pa.Table:
@@ -163,12 +163,12 @@ class VariablesSchema:
         whole = pa.array([longs.get(key, key) for key in keys], pa.large_binary())
         return self._map(variable).keys(parsed(whole, self.key.types).elements)
 
-    def places(self, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> Places:
+    def places(self, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> KeyPlaces:
         """Return what stored keys are of. ``longs`` are the whole keys of cut ones (``Reading.longs``)."""
         found = parsed(pa.array([longs.get(key, key) for key in keys], pa.large_binary()), self.key.types)
         ends = [cut_length(length) for length in found.lengths.tolist()]
         pairs = list(zip(keys, ends, strict=True))
-        return Places(
+        return KeyPlaces(
             pa.Table.from_arrays(found.columns, schema=self.key),
             [key[:end] for key, end in pairs],
             names_of(found.numbers, self._kinds).to_pylist(),

@@ -8,15 +8,15 @@ from itertools import islice, takewhile
 
 import pyarrow as pa
 
-from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variable_keys import due_of
-from riffle_spark.state.schemas.variables import NO_DUE, VariablesSchema
+from riffle_spark.state.schemas.variables import NO_DUE, VariableColumns
 
 
 class MemoryReading:
     """A key-group's state as a dictionary of stored keys; counts what is asked of it."""
 
-    def __init__(self, schema: VariablesSchema) -> None:
+    def __init__(self, schema: VariableColumns) -> None:
         self.schema = schema
         self.state: dict[bytes, bytes] = {}
         self.whole: dict[bytes, bytes] = {}
@@ -26,7 +26,7 @@ class MemoryReading:
     def fold(self, changes: pa.Table) -> None:
         """Apply a delta's part."""
         assert changes.schema.equals(self.schema.part_schema(delta=True)), changes.schema
-        rows: Rows = self.schema.encode(changes)
+        rows: CopyRows = self.schema.encode(changes)
         for place in rows.cleared:
             for key in [key for key in self.state if key.startswith(rows.keys[place])]:
                 del self.state[key]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.blocks.block import Batch, Compute
+from riffle_spark.process.blocks.block import Batch, BlockComputation
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.formats.key_codec import encode_keys
 
@@ -17,7 +17,7 @@ WHERE = {"version": 7, "time_ms": 1_000, "watermark_ms": 900, "key_group": 3, "s
 class Keyed:
     """A computation with the state of its keys."""
 
-    def __init__(self, compute: Compute, rows: pa.Schema, key: Iterable[str] = ("k",)) -> None:
+    def __init__(self, compute: BlockComputation, rows: pa.Schema, key: Iterable[str] = ("k",)) -> None:
         self.compute, self.key = compute, list(key)
         self.declared = compute.declare(pa.schema([rows.field(name) for name in self.key]), rows)
         self.state: dict[bytes, dict[str, object]] = {}

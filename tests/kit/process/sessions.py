@@ -12,7 +12,7 @@ from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.process.types.ddl import schema_of_ddl
-from riffle_spark.state.schemas.variables import Variable, VariablesSchema
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 
 KEY = pa.schema([("k", pa.string())])
@@ -37,7 +37,7 @@ class Store:
     """One key-group's state and the sessions over it."""
 
     def __init__(self, *variables: Variable, indexed: bool = False, key: pa.Schema = KEY) -> None:
-        self.schema = VariablesSchema("s", key, variables, indexed)
+        self.schema = VariableColumns("s", key, variables, indexed)
         self.reading = MemoryReading(self.schema)
         self.session: Session
 

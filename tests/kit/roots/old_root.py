@@ -12,8 +12,8 @@ from typing import Any
 import lmdb
 
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.driver import Driver, Surroundings
-from riffle_spark.protocol.ports import Incoming
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
@@ -78,8 +78,8 @@ class OldRoot:
         cluster = SimCluster(home, self.objects)
         cluster.add("1")
         self._cluster, self._sinks = cluster, {store: SimSink() for store in STORES}
-        surroundings = Surroundings(self.objects, cluster, ManualClock(_LATER_MS), InlineBackground())
-        self.driver = Driver(Settings(**{**usual, **settings}), home, surroundings)  # type: ignore[arg-type]
+        ports = DriverPorts(self.objects, cluster, ManualClock(_LATER_MS), InlineBackground())
+        self.driver = Driver(Settings(**{**usual, **settings}), home, ports)  # type: ignore[arg-type]
         self._operators = built()
 
     def batch(self, oracle: Oracle) -> BatchReport:
@@ -87,7 +87,7 @@ class OldRoot:
         tail, numbers = self.tail(), [self.next_file]
         self.next_file += 1
         oracle.feed(numbers)
-        incoming = Incoming(
+        incoming = IncomingBatch(
             version=tail.version + 1, query_id=tail.query_id, run_id=str(id(self.driver)),
             offsets=f"offsets of file {numbers}", input_digest=None, time_ms=_LATER_MS, watermark_ms=None,
         )  # fmt: skip

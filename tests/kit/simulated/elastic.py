@@ -16,7 +16,7 @@ from riffle_spark import keygroups
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.testing import Attempt
 from tests.kit.simulated.placement import check_valid
@@ -113,7 +113,7 @@ class Elastic(World):
     def settle(self, most: int = 30) -> list[BatchReport]:
         """Feed until nothing is on its way any more; return the reports."""
         reports = [self.feed()]
-        while self.seating.present.needs_probe or self.seating.present.warmups:
+        while self.ownership.present.needs_probe or self.ownership.present.warmups:
             assert len(reports) < most, "the assignment does not converge (I8)"
             reports.append(self.feed())
         return reports
@@ -127,26 +127,26 @@ class Elastic(World):
         self.driver.operations.reconfigure(before, back)
         owners = {task(group): self.member(executor) for executor, (owned, _) in wanted.items() for group in owned}
         keepers = [(task(group), self.member(executor)) for executor, (_, kept) in wanted.items() for group in kept]
-        self.seating.present = Assignment(owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers})
-        self.seating.forget_layout()
+        self.ownership.present = Assignment(owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers})
+        self.ownership.forget_layout()
         self.feed(2)
         self.driver.operations.reconfigure(before, {"state_cleanup_delay": before.state_cleanup_delay})
         assert {e: self.holds(e) for e in wanted} == {e: (*roles, set()) for e, roles in wanted.items()}
 
     @property
-    def seating(self) -> Seating:
-        """The driver's seats."""
-        return self.driver.seating
+    def ownership(self) -> Ownership:
+        """The driver's living members."""
+        return self.driver.ownership
 
     def member(self, executor: str) -> str:
         """Return the member that an executor holds."""
-        seat = self.seating.members.of_executor(executor)
-        assert seat is not None, f"executor {executor} holds no member"
-        return str(seat.id)
+        living = self.ownership.members.of_executor(executor)
+        assert living is not None, f"executor {executor} holds no member"
+        return str(living.id)
 
     def holds(self, executor: str) -> tuple[set[int], set[int], set[int]]:
         """Return the key-groups that an executor owns, keeps as standby and warms up."""
-        present, member = self.seating.present, self.member(executor)
+        present, member = self.ownership.present, self.member(executor)
         return (
             {t.key_group for t, owner in present.owners.items() if owner == member},
             {t.key_group for t, members in present.standbys.items() if member in members},

@@ -11,7 +11,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.protocol.ownership.cleaner import Cleaner
-from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import assign_settings, task, view_of
 from riffle_spark.state.log.manifest import Address
@@ -26,7 +26,7 @@ _MOST_ROUNDS = 40
 def view_now(world: World) -> tuple[View, frozenset[str]]:
     """Return what the assignor would be told now, and which members are drained."""
     stores = tuple(operator.store for operator in world.operators if operator.durable)
-    situation = world.driver.seating._situation(
+    situation = world.driver.ownership._situation(
         world.driver._log.manifest, stores, range(world.settings.key_groups), world.clock.seconds()
     )
     return view_of(situation, world.driver.settings), situation.drained
@@ -34,12 +34,12 @@ def view_now(world: World) -> tuple[View, frozenset[str]]:
 
 def check_valid(world: World) -> None:
     """I6: every task owned once, by a live member, no two copies on one; unless it is about to be made anew."""
-    seating = world.driver.seating
-    if seating._layout is not None:
+    ownership = world.driver.ownership
+    if ownership._layout is not None:
         view, _ = view_now(world)
-        wrong = violations(view, seating.present)
+        wrong = violations(view, ownership.present)
         assert wrong == (), f"I6: {wrong}"
-        served = sorted(group for slot in seating._layout.slots for group in slot.key_groups)
+        served = sorted(group for slot in ownership._layout.slots for group in slot.key_groups)
         assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
 
 
@@ -78,14 +78,14 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     """I9, at every clean-up: nothing goes that was reported and not answered, or that has a place."""
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
-    counted, assigned, due = Copies.counted, Cleaner.assigned, Cleaner.due
+    counted, assigned, due = KnownCopies.counted, Cleaner.assigned, Cleaner.due
 
-    def count(self: Copies, census: Census) -> None:
+    def count(self: KnownCopies, census: Census) -> None:
         counted(self, census)
         unanswered.setdefault(id(self), set()).update((census.member, address) for address in self.of(census.member))
 
     def answer(
-        self: Cleaner, found: Assignment, copies: Copies, members: Members, now: float, *, pointers: bool
+        self: Cleaner, found: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool
     ) -> None:
         assigned(self, found, copies, members, now, pointers=pointers)
         unanswered.pop(id(copies), None)
@@ -98,7 +98,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
             )
         )
 
-    def clean(self: Cleaner, copies: Copies, *others: object) -> object:
+    def clean(self: Cleaner, copies: KnownCopies, *others: object) -> object:
         drops = due(self, copies, *others)  # type: ignore[arg-type]
         for member, gone in drops.items():
             for drop in gone:
@@ -107,6 +107,6 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
                 assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
         return drops
 
-    patch.setattr(Copies, "counted", count)
+    patch.setattr(KnownCopies, "counted", count)
     patch.setattr(Cleaner, "assigned", answer)
     patch.setattr(Cleaner, "due", clean)

@@ -12,14 +12,14 @@ import pyarrow as pa
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.driver import Driver, Surroundings
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.protocol.ports import Incoming
+from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
-from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from riffle_spark.testing.faulty_store import FaultyStore
@@ -129,11 +129,11 @@ class World:
         self.runs += 1
         self.run_id = f"run-{self.runs}"
         self.background = background or InlineBackground()
-        surroundings = Surroundings(
+        ports = DriverPorts(
             self.store, self.cluster, self.clock, self.background,
             new_id=lambda: self.chance.randbytes(16).hex(), reached=self._reached,
         )  # fmt: skip
-        self.driver = Driver(self.settings, self.home, surroundings)
+        self.driver = Driver(self.settings, self.home, ports)
         return self.driver
 
     def _reached(self, step: str) -> None:
@@ -144,13 +144,13 @@ class World:
             self.crash_at = None
             raise Crash(step)
 
-    def incoming(self, version: int, **changes: object) -> Incoming:
+    def incoming(self, version: int, **changes: object) -> IncomingBatch:
         """Return what Spark would say of a batch."""
         said = {
             "version": version, "query_id": self.query_id, "run_id": self.run_id, "offsets": f"offsets-{version}",
             "input_digest": None, "time_ms": 1_000 * version, "watermark_ms": None, **changes,
         }  # fmt: skip
-        return Incoming(**said)  # type: ignore[arg-type]
+        return IncomingBatch(**said)  # type: ignore[arg-type]
 
     def work_but_deletes(self) -> list[Callable[[], object]]:
         """Do what waits beside the batches, but for scans and deletes; return these."""
@@ -182,7 +182,7 @@ class World:
         manifest = self.log().manifest
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
         folder = claim(self.local_dir / f"read-{uuid.uuid4().hex}", "reader", ())
-        copies, _ = Keeper(folder, schema, Reader(self.memory, None), epoch=1 << 30).bring(entries)
+        copies, _ = CopyKeeper(folder, schema, Reader(self.memory, None), epoch=1 << 30).bring(entries)
         found: dict[object, tuple[object, ...]] = {}
         for copy in copies.values():
             with copy:

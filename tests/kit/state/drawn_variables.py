@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
+from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
 from tests.kit.state.drawn import KEY_TYPES, Values, nested, nullable_lists, structs
 
 LONG = ["k" * length for length in (150, 236, 237, 238, 300, 900)]
@@ -44,7 +44,7 @@ def schema_of(drawn: list[tuple[str, pa.DataType, Values]]) -> pa.Schema:
 
 
 @st.composite
-def wide_tables(draw: st.DrawFn) -> tuple[VariablesSchema, pa.Table]:
+def wide_tables(draw: st.DrawFn) -> tuple[VariableColumns, pa.Table]:
     """Draw a schema and rows of it, in any order, that may be those of a snapshot but for rows that are there twice."""
     key = draw(fields(KEY_FIELDS, "k"))
     indexed = draw(st.booleans())
@@ -62,12 +62,12 @@ def wide_tables(draw: st.DrawFn) -> tuple[VariablesSchema, pa.Table]:
         rows[f"s{at}"] = st.fixed_dictionaries({VARIABLE: st.just(f"s{at}"), INDEX: index, DUE: due, column: struct})
     if indexed:
         rows[TIMER] = st.fixed_dictionaries({VARIABLE: st.just(TIMER), DUE: st.integers(-(2**40), 2**60)})
-    schema = VariablesSchema("s", schema_of(key), tuple(variables), indexed)
+    schema = VariableColumns("s", schema_of(key), tuple(variables), indexed)
     drawn = draw(st.lists(st.tuples(rows_of(key), st.one_of(list(rows.values()))), max_size=8))
     return schema, table_of(schema, [{**of_key, **row} for of_key, row in drawn])
 
 
-def table_of(schema: VariablesSchema, rows: list[dict[str, object]], *, delta: bool = False) -> pa.Table:
+def table_of(schema: VariableColumns, rows: list[dict[str, object]], *, delta: bool = False) -> pa.Table:
     """Return rows, given without the columns where they are null, as a table of a part."""
     columns = schema.part_schema(delta=delta)
     arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in columns]

@@ -12,13 +12,13 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.restore.bring import Brought, Keeper
+from riffle_spark.state.restore.bring import Brought, CopyKeeper
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.testing.faulty_store import FaultyStore
 from tests.kit.state.drawn_records import attempt
 
-SCHEMA = StoreSchema("totals", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
+SCHEMA = PlainColumns("totals", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
 
 
 def delta_table(changes: dict[str, int | None]) -> pa.Table:
@@ -69,10 +69,10 @@ class Place:
         self.entries[key_group] = replaced
         return taken
 
-    def keeper(self, epoch: int = 1, folder: Folder | None = None) -> Keeper:
+    def keeper(self, epoch: int = 1, folder: Folder | None = None) -> CopyKeeper:
         """Return what keeps this member's copies."""
         self.reader = Reader(self.store, folder or self.folder)
-        return Keeper(folder or self.folder, SCHEMA, self.reader, epoch)
+        return CopyKeeper(folder or self.folder, SCHEMA, self.reader, epoch)
 
     def bring(self, entries: dict[int, Entry] | None = None, epoch: int = 1) -> Brought:
         """Bring copies, check what they hold and close them."""

@@ -17,16 +17,16 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import StoreOptions
-from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariablesSchema
+from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.drawn_variables import table_of
 
-SCHEMA = VariablesSchema(
+SCHEMA = VariableColumns(
     "sessions",
     pa.schema([("user", pa.string()), ("part", pa.int32())]),
     (
@@ -137,7 +137,7 @@ class Log:
 
     def brought(self, folder: Folder) -> dict[int, Copy]:
         """Return open copies of a member at the newest heads."""
-        copies, _ = Keeper(folder, SCHEMA, Reader(self.store, folder), 1).bring(self.entries)
+        copies, _ = CopyKeeper(folder, SCHEMA, Reader(self.store, folder), 1).bring(self.entries)
         return copies
 
     def followed(self, folder: Folder) -> dict[int, Copy]:

@@ -16,7 +16,7 @@ from apps.demo.servers import StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.ownership.ownership import Seating
+from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.upkeep.upkeep import follows
 from riffle_spark.settings import Settings
@@ -102,13 +102,13 @@ class LiveQuery:
         rest(self.job)
 
     @property
-    def seating(self) -> Seating:
-        """The driver's seats."""
-        return self.job._running.driver.seating
+    def ownership(self) -> Ownership:
+        """The driver's living members."""
+        return self.job._running.driver.ownership
 
     def settled(self) -> bool:
         """Tell whether nothing is on its way any more and every standby is warm."""
-        present = self.seating.present
+        present = self.ownership.present
         return not present.needs_probe and not present.warmups and all(r.warm for r in self.job.readiness())
 
     def catch_up(self) -> list[BatchReport]:
@@ -127,8 +127,8 @@ class LiveQuery:
         """Wait for what runs beside the batches; tell whether it left no copy behind."""
         self.rest()
         driver = self.job._running.driver
-        driver._upkeep.gather(driver.seating)
-        return not follows(driver.seating, driver._log.manifest, [STORE])
+        driver._upkeep.gather(driver.ownership)
+        return not follows(driver.ownership, driver._log.manifest, [STORE])
 
     @contextmanager
     def stalled(self, cluster: StandaloneCluster) -> Iterator[None]:
@@ -150,8 +150,8 @@ class LiveQuery:
         ids = {member.host: member.id for member in self.job.members()}
         owners = {task(group): ids[host] for host, (owned, _) in wanted.items() for group in owned}
         keepers = [(task(group), ids[host]) for host, (_, kept) in wanted.items() for group in kept]
-        self.seating.present = Assignment(owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers})
-        self.seating.forget_layout()
+        self.ownership.present = Assignment(owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers})
+        self.ownership.forget_layout()
         self.feed()
         self.catch_up()
         self.job.reconfigure(state_cleanup_delay=self.settings.state_cleanup_delay)
@@ -162,7 +162,7 @@ class LiveQuery:
         return {member.host: self._roles(member.id) for member in self.job.members() if member.state != "awaited"}
 
     def _roles(self, member: str) -> Roles:
-        present = self.seating.present
+        present = self.ownership.present
         return (
             {t.key_group for t, owner in present.owners.items() if owner == member},
             {t.key_group for t, members in present.standbys.items() if member in members},
@@ -175,7 +175,7 @@ class LiveQuery:
 
     def owner_of(self, key_group: int) -> str:
         """Return the member that owns a key-group."""
-        return self.seating.present.owners[task(key_group)]
+        return self.ownership.present.owners[task(key_group)]
 
 
 def _locks(folder: Path, member: str) -> list[Path]:

@@ -11,11 +11,11 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from riffle_spark.process.blocks.block import TimeMode
 from riffle_spark.process.processors.processing import Outcome, Processing, Times
-from riffle_spark.process.processors.processor import Form, Grouped
+from riffle_spark.process.processors.processor import Form, InputByKey
 from riffle_spark.process.types.ddl import schema_of_ddl
 from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
-from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 
 KEY = pa.schema([("id", pa.string())])
@@ -79,7 +79,7 @@ class Run:
         self.processor, self.mode, self.form = processor, mode, form
         self.output = schema_of_ddl(output)
         self.declared = declare(processor, mode)
-        self.schema = VariablesSchema("s", KEY, self.declared.variables, indexed=mode != "None")
+        self.schema = VariableColumns("s", KEY, self.declared.variables, indexed=mode != "None")
         self.copy = MemoryReading(self.schema)
         self.outcome: Outcome
 
@@ -91,7 +91,7 @@ class Run:
         table = rows if isinstance(rows, pa.Table) else _table(rows)
         names = table.column("id").to_pylist() + ([] if states is None else states.column("id").to_pylist())
         keys = list(dict.fromkeys(names))
-        grouped = Grouped.of(pa.table({"id": pa.array(keys, pa.string())}), table, _codes(table, keys))
+        grouped = InputByKey.of(pa.table({"id": pa.array(keys, pa.string())}), table, _codes(table, keys))
         times = Times(self.mode, now_ms, watermark_ms)
         processor = SparkProcessor(self.processor, self.declared.variables, KEY.names, times)
         processing = Processing(self.schema, declared_with_rows(self.schema), processor, self.form(self.output), times)

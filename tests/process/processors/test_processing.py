@@ -15,10 +15,10 @@ from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionErro
 from riffle_spark.process.blocks.block import TimeMode
 from riffle_spark.process.processors.cells import declare_all
 from riffle_spark.process.processors.processing import Processing, Times
-from riffle_spark.process.processors.processor import Grouped, Key, windows
+from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
-from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 from tests.kit.process.sessions import KEY, value
 
@@ -107,7 +107,7 @@ class Slot:
     """One slot with its copies, by key-group, batch after batch."""
 
     def __init__(self, processor: Recorder, mode: TimeMode = "ProcessingTime") -> None:
-        self.schema = VariablesSchema("s", KEY, (value("n", "n long"),), indexed=mode != "None")
+        self.schema = VariableColumns("s", KEY, (value("n", "n long"),), indexed=mode != "None")
         self.copies = [MemoryReading(self.schema) for _ in range(3)]
         self.processor, self.mode = processor, mode
         self.outcomes: list[tuple[int, int, int | None]] = []
@@ -133,12 +133,12 @@ class Slot:
         return output.column("out").to_pylist()
 
 
-def grouped(keys: list[str], rows: list[tuple[int, list[int]]], states: dict[str, list[int]]) -> Grouped:
+def grouped(keys: list[str], rows: list[tuple[int, list[int]]], states: dict[str, list[int]]) -> InputByKey:
     """Return the input, rows of all keys in turns."""
     turns = [(n[turn], at) for turn in range(4) for at, n in rows if turn < len(n)]
     table = pa.table({"k": [keys[at] for _, at in turns], "n": [n for n, _ in turns]}, schema=ROWS)
     codes = np.array([at for _, at in turns], dtype=np.int64)
-    found = Grouped.of(pa.table({"k": pa.array(keys, pa.string())}), table, codes)
+    found = InputByKey.of(pa.table({"k": pa.array(keys, pa.string())}), table, codes)
     if not states:
         return found
     given = [(key, n) for key, numbers in states.items() for n in numbers]
@@ -272,7 +272,7 @@ def test_riffles_own_errors_pass_as_they_are(error: Exception) -> None:
 
 def test_a_number_out_of_range_names_its_field() -> None:
     """What only columns show is told as the processor's error, too."""
-    schema = VariablesSchema("s", KEY, (value("n", "small byte"),))
+    schema = VariableColumns("s", KEY, (value("n", "small byte"),))
     processor = Recorder(lambda one, key: one.count.update((1000 if key == ("b",) else 1,)))
     processing = Processing(schema, declare_all(schema), processor, TupleForm(), Times("None", 0))
     processing.begin(grouped(["a", "a2", "b"], [(0, [1]), (1, [1]), (2, [1])], {}))
@@ -317,8 +317,8 @@ def test_rows_of_a_key_keep_their_order() -> None:
     """Sorting by key is stable; rows that are sorted already are not touched."""
     keys = pa.table({"k": ["a", "b"]})
     rows = pa.table({"k": ["b", "a", "b", "a"], "n": [1, 2, 3, 4]})
-    taken = Grouped.of(keys, rows, np.array([1, 0, 1, 0]))
+    taken = InputByKey.of(keys, rows, np.array([1, 0, 1, 0]))
     assert taken.rows.column("n").to_pylist() == [2, 4, 1, 3]
     assert list(taken.positions) == [0, 2, 4]
-    assert Grouped.of(keys, taken.rows, np.array([0, 0, 1, 1])).rows is taken.rows
-    assert list(Grouped.of(keys, rows.slice(0, 0), np.array([], dtype=np.int64)).positions) == [0, 0, 0]
+    assert InputByKey.of(keys, taken.rows, np.array([0, 0, 1, 1])).rows is taken.rows
+    assert list(InputByKey.of(keys, rows.slice(0, 0), np.array([], dtype=np.int64)).positions) == [0, 0, 0]

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.process.processors import cells
-from riffle_spark.process.processors.cells import Ahead, Found, Scope
+from riffle_spark.process.processors.cells import FoundElements, ReadAhead, Scope
 from riffle_spark.process.types.simple_converters import Misfit
 from tests.kit.process.sessions import Store, list_of, map_of, value
 
@@ -175,12 +175,12 @@ def test_keys_that_follow_each_other_are_read_ahead() -> None:
     store.commit()
     read: list[int] = []
 
-    def decode(found: Found) -> list[bytes]:
+    def decode(found: FoundElements) -> list[bytes]:
         read.append(len(found.keys))
         return found.keys
 
     scope = Scope(store.schema, store.reading, 0, [store.schema.group_key((key,)) for key in keys])
-    ahead = Ahead(scope, "l", decode)
+    ahead = ReadAhead(scope, "l", decode)
     assert [len(list(ahead.of(number))) for number in range(1000)] == [1] * 1000
     assert read == [2, 4, 8, 16, 32, 64, 128, 256, 490]
 

@@ -22,13 +22,13 @@ from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.variables import VariablesSchema
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 from tests.kit.process.sessions import list_of, map_of, value
 from tests.kit.state.drawn import some
 
 TTL = 30
-SCHEMA = VariablesSchema(
+SCHEMA = VariableColumns(
     "s",
     pa.schema([("k", pa.string())]),
     (

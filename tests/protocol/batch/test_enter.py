@@ -10,7 +10,7 @@ import pytest
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.batch.enter import Decision, decide
 from riffle_spark.protocol.batch.records import Stamp, first_record
-from riffle_spark.protocol.ports import Incoming
+from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record
 from riffle_spark.testing.faulty_store import Fault
@@ -20,12 +20,12 @@ ROOT = "s3://bucket/state"
 TAIL = replace(first_record("query", 8, "key_group", Stamp("c", 0)), version=5, offsets="offsets-5", kind="batch")
 
 
-def incoming(version: int, **changes: object) -> Incoming:
+def incoming(version: int, **changes: object) -> IncomingBatch:
     """Return what Spark would say of a batch."""
-    return replace(Incoming(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)  # type: ignore[arg-type]
+    return replace(IncomingBatch(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)  # type: ignore[arg-type]
 
 
-def conflict(tail: Record | None, given: Incoming) -> ConflictError:
+def conflict(tail: Record | None, given: IncomingBatch) -> ConflictError:
     """Return the refusal."""
     with pytest.raises(ConflictError) as caught:
         decide(tail, given, ROOT)

@@ -13,8 +13,8 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.stored_schemas import can_become
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.restore import bring
-from riffle_spark.state.schemas.plain_columns import StoreSchema
-from riffle_spark.state.schemas.variables import Variable, VariablesSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
 from tests.kit.simulated.world import ROWS, World, rows_of
 
 SMALL = pa.schema([("n", pa.int32()), ("last", pa.string())])
@@ -106,7 +106,7 @@ def test_any_other_change_is_refused_and_nothing_is_touched(change: str, tmp_pat
 
 KEY = pa.schema([("k", pa.string())])
 N, TEXT = pa.schema([("n", pa.int32())]), pa.schema([("t", pa.string())])
-VARIABLES = VariablesSchema("s", KEY, (Variable("a", "value", N), Variable("m", "map", N, TEXT)), indexed=True)
+VARIABLES = VariableColumns("s", KEY, (Variable("a", "value", N), Variable("m", "map", N, TEXT)), indexed=True)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ VARIABLES = VariablesSchema("s", KEY, (Variable("a", "value", N), Variable("m", 
 )
 def test_variables_change_as_columns_do(variables: tuple[Variable, ...], indexed: bool, allowed: bool) -> None:
     """A variable may come, go or move, its fields change as columns; its kind, a map's key and timers stay."""
-    assert can_become(VARIABLES, VariablesSchema("s", KEY, variables, indexed)) is allowed
+    assert can_become(VARIABLES, VariableColumns("s", KEY, variables, indexed)) is allowed
 
 
 def test_an_aggregate_more_begins_with_the_rows_that_come(tmp_path: Path) -> None:
@@ -142,6 +142,6 @@ def test_an_aggregate_more_begins_with_the_rows_that_come(tmp_path: Path) -> Non
 def test_a_key_of_another_type_is_always_refused() -> None:
     """Wider or not: keys would hash to other key-groups."""
     wide = pa.schema([("k", pa.large_string())])
-    assert not can_become(StoreSchema("s", KEY, N), StoreSchema("s", wide, N))
-    assert not can_become(VARIABLES, VariablesSchema("s", wide, VARIABLES.variables, indexed=True))
-    assert not can_become(StoreSchema("s", KEY, N), VARIABLES)
+    assert not can_become(PlainColumns("s", KEY, N), PlainColumns("s", wide, N))
+    assert not can_become(VARIABLES, VariableColumns("s", wide, VARIABLES.variables, indexed=True))
+    assert not can_become(PlainColumns("s", KEY, N), VARIABLES)

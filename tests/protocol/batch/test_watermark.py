@@ -13,8 +13,8 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Order, Part, Receipt, Watermark
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.process.blocks.aggregates import aggregate, count
-from riffle_spark.process.blocks.block import Batch, Compute, Declared, TimeMode, Update
-from riffle_spark.protocol.batch.orders import Caches
+from riffle_spark.process.blocks.block import Batch, BlockComputation, Declared, TimeMode, Update
+from riffle_spark.protocol.batch.orders import CacheEntries
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.receipts import changes_of
 from riffle_spark.state.log.manifest import Entry, Head, Link, Manifest
@@ -32,7 +32,7 @@ class ByEventTime:
     """A count per key that says that its timers go by event time; it has none."""
 
     def __init__(self, mode: TimeMode = "EventTime") -> None:
-        self._count: Compute = aggregate(rows=count())
+        self._count: BlockComputation = aggregate(rows=count())
         self._mode = mode
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
@@ -278,7 +278,7 @@ def test_a_timer_stays_as_long_as_nothing_touches_its_key_group() -> None:
 
 def test_a_cache_has_timers_too() -> None:
     """Its entries live in the driver, and tell when to visit its key-groups."""
-    caches = Caches()
+    caches = CacheEntries()
     caches.committed([Receipt("seen", 0, "1-aa", 6, "m", "1", parts=(Part(3, 0, 5, 7, 1, timer_ms=30),))])
     assert caches.entries["seen", 3].timer_ms == 30
 

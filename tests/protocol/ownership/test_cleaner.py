@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.ownership.cleaner import Cleaner
-from riffle_spark.protocol.ownership.known_copies import Copies
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.ports import Executor
@@ -36,7 +36,7 @@ class Interleaved:
     """Reports, assignments and clean-up times in any order, with what was reported and not answered beside."""
 
     def __init__(self) -> None:
-        self.cleaner, self.copies, self.members = Cleaner(), Copies(), Members()
+        self.cleaner, self.copies, self.members = Cleaner(), KnownCopies(), Members()
         self.now = 0.0
         self.unanswered: set[tuple[str, int]] = set()
         self.needed: set[tuple[str, int]] = set()
@@ -67,7 +67,9 @@ class Interleaved:
 
     def leave(self, member: str, _: None) -> None:
         """Lose a member: nothing of it is known any more."""
-        self.members.leave([seat for name, seat in self.members.live.items() if name == member], self.now, frozenset())
+        self.members.leave(
+            [living for name, living in self.members.live.items() if name == member], self.now, frozenset()
+        )
         self.copies.wiped(member)
         self.unanswered = {(name, group) for name, group in self.unanswered if name != member}
 

@@ -23,7 +23,7 @@ def three(tmp_path: Path, **settings: object) -> Elastic:
 
 def owners(world: Elastic) -> Mapping[int, str]:
     """Return the owner of each key-group."""
-    return dict(world.seating.owners)
+    return dict(world.ownership.owners)
 
 
 def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
         world.clock.advance(DELAY / 10)
         report = world.feed()
         assert report.moves == ()
-        assert not world.seating.present.warmups
+        assert not world.ownership.present.warmups
     assert {group: owner for group, owner in owners(world).items() if group not in lost} == {
         group: owner for group, owner in before.items() if group not in lost
     }
@@ -51,11 +51,11 @@ def test_standbys_are_not_replaced_before_the_delay_is_over(tmp_path: Path) -> N
     for _ in range(4):
         world.clock.advance(DELAY / 10)
         assert world.feed().upkeep_restores == 0
-        assert not world.seating.present.warmups
+        assert not world.ownership.present.warmups
     world.clock.advance(DELAY)
     world.settle()
-    assert all(len(members) == 1 for members in world.seating.present.standbys.values())
-    assert len(world.seating.present.standbys) == world.settings.key_groups
+    assert all(len(members) == 1 for members in world.ownership.present.standbys.values())
+    assert len(world.ownership.present.standbys) == world.settings.key_groups
     world.check_state()
 
 
@@ -118,10 +118,10 @@ def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
     world = three(tmp_path, num_standbys=1)
     world.cluster.lose("1", planned=True)
     world.feed()
-    assert not world.seating.members.awaited(world.clock.seconds(), DELAY)
+    assert not world.ownership.members.awaited(world.clock.seconds(), DELAY)
     world.settle()
-    assert all(len(members) == 1 for members in world.seating.present.standbys.values())
-    assert len(world.seating.present.standbys) == world.settings.key_groups
+    assert all(len(members) == 1 for members in world.ownership.present.standbys.values())
+    assert len(world.ownership.present.standbys) == world.settings.key_groups
     world.check_state()
 
 
@@ -130,10 +130,10 @@ def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> Non
     world = three(tmp_path, num_standbys=1)
     world.cluster.lose("1")
     world.feed(2)
-    assert len(world.seating.present.standbys) < world.settings.key_groups
+    assert len(world.ownership.present.standbys) < world.settings.key_groups
     world.driver.operations.reconfigure(world.driver.settings, {"scheduled_rebalance_max_delay": 0})
     world.settle()
-    assert len(world.seating.present.standbys) == world.settings.key_groups
+    assert len(world.ownership.present.standbys) == world.settings.key_groups
 
 
 def test_members_that_are_waited_for_are_shown(tmp_path: Path) -> None:

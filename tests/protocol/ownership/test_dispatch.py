@@ -102,7 +102,7 @@ def test_partitions_have_standbys(tmp_path: Path) -> None:
     assert set(tail.standbys) == set(tail.owners) == {str(n) for n in range(len(tail.shards))}
     played.world.cluster.lose("1", disk=True)
     played.batches(1)
-    assert set(owners(played.world).values()) == {played.world.driver.seating.members.of_executor("2").id}  # type: ignore[union-attr]
+    assert set(owners(played.world).values()) == {played.world.driver.ownership.members.of_executor("2").id}  # type: ignore[union-attr]
     played.check()
 
 
@@ -114,4 +114,4 @@ def test_hashed_owners_stay_over_a_restart(tmp_path: Path) -> None:
     played.restart()
     played.batches(1)
     assert owners(played.world) == before
-    assert played.world.driver.seating.readiness == ()
+    assert played.world.driver.ownership.readiness == ()

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.keygroups import slot_numbers
-from riffle_spark.protocol.ownership.members import Seat
+from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, without_effect
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import Settings
 
 
-def seats(**cores: int) -> dict[str, Seat]:
+def living_members(**cores: int) -> dict[str, LiveMember]:
     """Return members with so many cores, whose executors are named otherwise."""
-    return {name: Seat(name, Executor(f"x{n}", "host", c)) for n, (name, c) in enumerate(reversed(cores.items()))}
+    return {name: LiveMember(name, Executor(f"x{n}", "host", c)) for n, (name, c) in enumerate(reversed(cores.items()))}
 
 
 NOTHING = Assignment({})
@@ -25,10 +25,10 @@ SHARDS = Shards(tuple(("events", number) for number in range(40)))
 
 def test_hashed_owners_follow_from_the_members_alone() -> None:
     """The hash names a slot, slots are counted over members by name; neither history nor executors matter."""
-    members = seats(a=1, b=2, c=1)
+    members = living_members(a=1, b=2, c=1)
     ring = ["a", "b", "b", "c"]
     dealt = SHARDS.hashed(4)
-    assignment = hashed_assignment(members, SHARDS, hashed_assignment(seats(a=9), SHARDS, NOTHING))
+    assignment = hashed_assignment(members, SHARDS, hashed_assignment(living_members(a=9), SHARDS, NOTHING))
     assert {t.key_group: owner for t, owner in assignment.owners.items()} == {
         shard: ring[slot] for slot in range(4) for shard in dealt[slot]
     }
@@ -41,8 +41,8 @@ def test_hashed_owners_follow_from_the_members_alone() -> None:
 
 def test_a_drained_member_is_not_counted() -> None:
     """A member that is to go gets nothing while others live; alone it keeps everything."""
-    assert set(hashed_assignment(seats(a=1, b=2), SHARDS, NOTHING, {"a"}).owners.values()) == {"b"}
-    assert set(hashed_assignment(seats(a=1), SHARDS, NOTHING, {"a"}).owners.values()) == {"a"}
+    assert set(hashed_assignment(living_members(a=1, b=2), SHARDS, NOTHING, {"a"}).owners.values()) == {"b"}
+    assert set(hashed_assignment(living_members(a=1), SHARDS, NOTHING, {"a"}).owners.values()) == {"a"}
 
 
 CORES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), min_size=1)
@@ -54,14 +54,14 @@ def test_owners_and_layout_agree_whatever_was_before(cores: dict[str, int], befo
     owners that changed.
     """
     shards = Shards(tuple(("events", number) for number in range(count)))
-    members, present = seats(**cores), hashed_assignment(seats(**before), shards, NOTHING)
+    members, present = living_members(**cores), hashed_assignment(living_members(**before), shards, NOTHING)
     assignment, layout = hashed_assignment(members, shards, present), hashed_layout(members, shards)
     owners = {t.key_group: owner for t, owner in assignment.owners.items()}
     placed = {shard: place.executor for place in layout.slots for shard in place.key_groups}
     assert placed == {shard: members[owner].executor.id for shard, owner in owners.items()}
     assert sorted(placed) == list(range(count))
     executors = [place.executor for place in layout.slots]
-    assert all(executors.count(seat.executor.id) <= seat.executor.cores for seat in members.values())
+    assert all(executors.count(living.executor.id) <= living.executor.cores for living in members.values())
     assert {(m.task, m.target) for m in assignment.moves} == set(assignment.owners.items()) - set(
         present.owners.items()
     )

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ownership.known_copies import Behind, Copies, whole
+from riffle_spark.protocol.ownership.known_copies import CopyLag, KnownCopies, whole
 from riffle_spark.state.copies import folder
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.census import Census
 from tests.kit.simulated.world import ROWS
@@ -36,7 +36,7 @@ class Past:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.copies = Copies()
+        self.copies = KnownCopies()
         self.entry = EMPTY
         self.heads = [EMPTY_HEAD]
         self.every: list[Link] = []
@@ -114,7 +114,7 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
             assert lag == whole(past.entry)
             continue
         lacking = [link for link in missing if link.head.attempt not in past.copies._sealed.get(MEMBER, ())]
-        assert lag == Behind(sum(link.rows for link in lacking), sum(link.length for link in lacking))
+        assert lag == CopyLag(sum(link.rows for link in lacking), sum(link.length for link in lacking))
         assert (lag.records == 0) == (not lacking)
 
 
@@ -125,9 +125,9 @@ def test_a_copy_that_nobody_reported_counts_as_the_whole_state(acts: list[str], 
     past = Past(chance)
     for act in acts:
         past.act(act)
-        assert past.copies.lag("m2", ADDRESS, past.entry) == (whole(past.entry) if past.every else Behind(0, 0))
+        assert past.copies.lag("m2", ADDRESS, past.entry) == (whole(past.entry) if past.every else CopyLag(0, 0))
         past.copies.wiped(MEMBER)
-        assert past.copies.lag(MEMBER, ADDRESS, past.entry) == (whole(past.entry) if past.every else Behind(0, 0))
+        assert past.copies.lag(MEMBER, ADDRESS, past.entry) == (whole(past.entry) if past.every else CopyLag(0, 0))
 
 
 @given(ACTS, st.randoms(use_true_random=False))
@@ -149,15 +149,15 @@ class Real:
     def __init__(self, local: Path) -> None:
         self.objects = MemoryStore(f"{local.name}-copies")
         self.entry: Entry = EMPTY
-        self.copies = Copies()
+        self.copies = KnownCopies()
         self.sequence = 0
         self.folder = claim(local / "mine", "owner", ())
         self.elsewhere = claim(local / "other", "other", ())
         self.held: dict[bytes, int] = {}
 
-    def keeper(self, where: folder.Folder) -> Keeper:
+    def keeper(self, where: folder.Folder) -> CopyKeeper:
         """Return what brings copies in a folder."""
-        return Keeper(where, OPERATOR.schema, Reader(self.objects, None), epoch=9, whole=lambda _: self.entry)
+        return CopyKeeper(where, OPERATOR.schema, Reader(self.objects, None), epoch=9, whole=lambda _: self.entry)
 
     def batch(self, chance: random.Random) -> None:
         """Commit a delta that sets some keys."""
@@ -223,7 +223,7 @@ def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], cha
                 told = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry)
                 same, restores = real.follow()
                 assert same
-                assert real.copies.lag(MEMBER, ADDRESS, real.entry) == Behind(0, 0)
+                assert real.copies.lag(MEMBER, ADDRESS, real.entry) == CopyLag(0, 0)
                 if told.cut is not None:
                     assert could
                     assert before is not None

@@ -8,7 +8,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.operations import Operations
-from riffle_spark.spark.stateful import Operated
+from riffle_spark.spark.stateful import JobOperations
 from tests.kit.simulated.elastic import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -64,10 +64,10 @@ def test_orders_are_idempotent(tmp_path: Path) -> None:
     for _ in range(2):
         orders(world).drain("1")
     world.settle()
-    before = world.seating.present
+    before = world.ownership.present
     orders(world).drain("1")
     assert world.feed().moves == ()
-    assert world.seating.present.owners == before.owners
+    assert world.ownership.present.owners == before.owners
     for _ in range(2):
         orders(world).undrain("1")
         orders(world).undrain("never seen")
@@ -159,16 +159,16 @@ def test_hashed_dispatch_refuses_pins(tmp_path: Path) -> None:
 def test_a_requested_rebalance_is_made_before_the_next_batch(tmp_path: Path) -> None:
     """A balanced assignment is left alone by it (I8): the layout is a new one, and nothing moves."""
     world = running(tmp_path)
-    layout = world.seating._layout
+    layout = world.ownership._layout
     world.feed()
-    assert world.seating._layout is layout
+    assert world.ownership._layout is layout
     orders(world).request_rebalance()
     report = world.feed()
-    assert world.seating._layout is not layout
+    assert world.ownership._layout is not layout
     assert report.moves == ()
-    layout = world.seating._layout
+    layout = world.ownership._layout
     world.feed()
-    assert world.seating._layout is layout
+    assert world.ownership._layout is layout
 
 
 def test_workers_are_slots_of_every_executor(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_number_of_standbys_changes_live(tmp_path: Path) -> None:
     orders(world).reconfigure(world.driver.settings, {"num_standbys": 2})
     world.settle()
     world.feed(2)
-    assert {len(members) for members in world.seating.present.standbys.values()} == {2}
+    assert {len(members) for members in world.ownership.present.standbys.values()} == {2}
     assert all(len(world.copies_of(executor)) == 6 for executor in THREE)
     orders(world).reconfigure(world.driver.settings, {"num_standbys": 0})
     world.feed(2)
@@ -215,7 +215,7 @@ def test_the_acceptable_lag_changes_live(tmp_path: Path) -> None:
 
 def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """When it is set, live too; not when something else is."""
-    job = Operated()
+    job = JobOperations()
     job._driver = running(tmp_path).driver
     for interval, warned in (("1 s", 1), ("1 min", 1), (0.5, 2)):
         job.reconfigure(probing_rebalance_interval=interval)

@@ -12,7 +12,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan as scan_module
 from riffle_spark.protocol.upkeep.scan import scan
-from riffle_spark.protocol.upkeep.taken_snapshots import Told
+from riffle_spark.protocol.upkeep.taken_snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Head, Snapshot
@@ -126,7 +126,7 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
             seen.append((told.named(), sorted(orders)))
             return [receipt]
 
-    told = Told(Asking(world.home, world.store))
+    told = TakenSnapshots(Asking(world.home, world.store))
     order = UpkeepOrder(world.home, "", 1, 0, {})
     assert told.named() == frozenset()
     told.upkeep({"1": order})
@@ -238,10 +238,10 @@ def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
         world.cluster.add(name)
         world.clock.advance(4)
         world.settle()
-        assert len(world.seating.members.lost) <= 3
+        assert len(world.ownership.members.lost) <= 3
     world.clock.advance(10)
     world.feed()
-    assert not world.seating.members.lost
+    assert not world.ownership.members.lost
     world.check_state()
 
 
@@ -253,8 +253,8 @@ def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp
     world.cluster.silent = {"9"}
     world.cluster.add("9")
     world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
-    assert len(world.seating.copies.members - {*world.seating.members.live}) == 1
+    assert len(world.ownership.copies.members - {*world.ownership.members.live}) == 1
     world.cluster.lose("9")
     world.feed()
-    assert world.seating.copies.members <= {*world.seating.members.live}
+    assert world.ownership.copies.members <= {*world.ownership.members.live}
     world.check_state()

@@ -95,7 +95,7 @@ def test_upkeep_that_raises_never_fails_a_batch(tmp_path: Path, monkeypatch: pyt
     warnings = [warning for _ in range(5) for warning in world.feed().warnings]
     assert sum("no task slot was free" in warning for warning in warnings) == 3
     world.feed()
-    assert all(copy.lag_records <= 4 for copy in world.seating.readiness)
+    assert all(copy.lag_records <= 4 for copy in world.ownership.readiness)
     world.check_state()
 
 
@@ -108,7 +108,7 @@ def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path:
     assert any("tried again later" in warning for report in reports for warning in report.warnings)
     assert [report.runs for report in reports] == [1] * 4
     world.feed(2)
-    assert all(copy.warm for copy in world.seating.readiness)
+    assert all(copy.warm for copy in world.ownership.readiness)
     world.check_state()
 
 

@@ -134,8 +134,8 @@ def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: s
     world.feed(2)
     assert rounds.take() >= 1
     if asks == "restart":
-        assert all(copy.warm for copy in world.seating.readiness)
-        assert world.seating.readiness
+        assert all(copy.warm for copy in world.ownership.readiness)
+        assert world.ownership.readiness
     world.check_state()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.upkeep import snapshots, upkeep
-from riffle_spark.protocol.upkeep.snapshots import Policy, due, listed
+from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due, listed
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.testing import InlineBackground
@@ -35,7 +35,7 @@ def taken(head: Head, length: int, epoch: int = 1) -> Snapshot:
 
 def test_nothing_is_due_where_nothing_follows_the_snapshot() -> None:
     """A key-group that rests costs nothing."""
-    policy = Policy(2.0, 4, 10)
+    policy = SnapshotPolicy(2.0, 4, 10)
     assert not due(policy, ADDRESS, EMPTY, 100)
     assert not due(policy, ADDRESS, Entry(taken(Head(1, "1-a"), 5)), 100)
 
@@ -49,7 +49,7 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
     """At any version: at most so many links, four times as many where they are small beside the snapshot; of bytes the
     share of the snapshot, or the floor, and one delta more.
     """
-    policy, entry, size = Policy(share, links, 50), EMPTY, 0
+    policy, entry, size = SnapshotPolicy(share, links, 50), EMPTY, 0
     for version, length in enumerate(deltas):
         entry, size = entry.extended(link(version, length)), size + length
         held = entry.snapshot.length if entry.snapshot else 0
@@ -66,7 +66,7 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
 @settings(deadline=None, max_examples=60)
 def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], keys_bytes: int) -> None:
     """Snapshots that the share makes due write at most 1/share of the deltas' bytes, and the state once or twice."""
-    policy, entry, state, written = Policy(share, 10_000, 10_000), EMPTY, keys_bytes, 0
+    policy, entry, state, written = SnapshotPolicy(share, 10_000, 10_000), EMPTY, keys_bytes, 0
     for version, length in enumerate(deltas):
         entry = entry.extended(link(version, length))
         state = max(state, min(state + length, keys_bytes + FLOOR))
@@ -80,7 +80,7 @@ def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], 
 
 def test_key_groups_do_not_all_fall_due_at_once() -> None:
     """The number of links differs by key-group, so that snapshots are spread over the batches."""
-    policy, when = Policy(2.0, 32, 1000), []
+    policy, when = SnapshotPolicy(2.0, 32, 1000), []
     for key_group in range(128):
         entry, version = EMPTY, 0
         while not due(policy, ("totals", key_group), entry, version):
@@ -193,7 +193,7 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
 
 def test_a_large_key_group_waits_longer_while_its_deltas_are_small() -> None:
     """A few changed rows do not make a whole key-group be written again every few batches."""
-    policy, large, few = Policy(2.0, 8, 1_000), 400 * FLOOR, 100
+    policy, large, few = SnapshotPolicy(2.0, 8, 1_000), 400 * FLOOR, 100
     entry = Entry(taken(Head(0, "1-a"), large))
     versions = range(1, 40)
     for version in versions:

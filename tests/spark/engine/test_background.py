@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from riffle_spark.spark.engine.background import Worker
+from riffle_spark.spark.engine.background import BackgroundThread
 
 SOON_SECONDS = 60
 
 
-def ended(worker: Worker) -> bool:
+def ended(worker: BackgroundThread) -> bool:
     """Wait a while for the worker to be idle."""
     deadline = time.monotonic() + SOON_SECONDS
     while worker.busy() and time.monotonic() < deadline:
@@ -20,7 +20,7 @@ def ended(worker: Worker) -> bool:
 
 def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
     """Results come in the order of submission; an error stops nothing; each result is told once."""
-    worker, trouble = Worker(), ValueError("no")
+    worker, trouble = BackgroundThread(), ValueError("no")
 
     def fail() -> None:
         raise trouble
@@ -36,7 +36,7 @@ def test_work_runs_in_turn_and_failures_come_back_as_results() -> None:
 
 def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
     """Work that rests goes on at once and may look whether to end; what was behind it never runs."""
-    worker, resting, ran = Worker(), threading.Event(), []
+    worker, resting, ran = BackgroundThread(), threading.Event(), []
 
     def rest() -> bool:
         resting.set()
@@ -59,7 +59,7 @@ def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
 def test_the_thread_ends_with_the_stop() -> None:
     """A worker that was stopped, idle or not, leaves no thread behind; one that never worked has none."""
     before = threading.active_count()
-    idle, fresh = Worker(), Worker()
+    idle, fresh = BackgroundThread(), BackgroundThread()
     idle.submit(lambda: None)
     assert ended(idle)
     assert threading.active_count() == before + 1
@@ -73,7 +73,7 @@ def test_the_thread_ends_with_the_stop() -> None:
 
 def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
     """What is being deleted when a query is stopped has been deleted when ``ended`` says so."""
-    worker, began, go_on, done = Worker(), threading.Event(), threading.Event(), []
+    worker, began, go_on, done = BackgroundThread(), threading.Event(), threading.Event(), []
 
     def delete() -> None:
         began.set()
@@ -88,11 +88,11 @@ def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
     threading.Timer(0.05, go_on.set).start()
     assert worker.ended(SOON_SECONDS)
     assert done == ["deleted"]
-    assert Worker().ended(0)
+    assert BackgroundThread().ended(0)
 
 
 def test_a_rest_takes_its_time_when_nobody_stops_it() -> None:
     """A rest lasts as long as was asked."""
     began = time.monotonic()
-    Worker().rest(0.2)
+    BackgroundThread().rest(0.2)
     assert time.monotonic() - began >= 0.19

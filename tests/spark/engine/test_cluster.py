@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
-from riffle_spark.spark.engine.background import Worker
+from riffle_spark.spark.engine.background import BackgroundThread
 from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.spark.warm import warm_up
@@ -109,7 +109,7 @@ def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: Sp
 
 def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
     """While others hold all cores a job waits for longer than its deadline, and then runs."""
-    worker, deadline = Worker(), Deadline(spark, 3.0)
+    worker, deadline = BackgroundThread(), Deadline(spark, 3.0)
     worker.submit(sleeping(spark, tmp_path / "busy", 5.0, tasks=2))
     wait_for((tmp_path / "busy").exists, "the cores are taken")
     with deadline.watched():
@@ -121,7 +121,7 @@ def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path)
 
 def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkSession, tmp_path: Path) -> None:
     """A job of a minute ends with the stop, as if it had answered nothing; other jobs of the session go on."""
-    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), Worker()
+    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
     worker.submit(lambda: jobs.run(sleeping(spark, tmp_path / "started"), ["stopped"]))
     wait_for((tmp_path / "started").exists, "the job runs")
     began = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_stop_ends_the_job_that_runs_at_once_and_no_other_begins(spark: SparkS
 
 def test_a_stop_meets_a_job_that_is_only_about_to_begin(spark: SparkSession, tmp_path: Path) -> None:
     """Spark cannot cancel what has not begun: the stop waits for it to begin, and cancels it then."""
-    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), Worker()
+    jobs, worker = TaggedJobs(spark, UPKEEP_POOL), BackgroundThread()
     about, asked = threading.Event(), threading.Event()
 
     def late() -> list[str]:

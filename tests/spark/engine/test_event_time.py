@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, StatefulJob, aggregate, count
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.block import Batch, Compute, Declared, Update
+from riffle_spark.process.blocks.block import Batch, BlockComputation, Declared, Update
 from riffle_spark.spark.engine.intervals import interval_ms
 from riffle_spark.state.log.record import Record
 from tests.kit.streams.newest import assert_newest
@@ -41,7 +41,7 @@ class ByEventTime:
     """A count per key that says that its timers go by event time; it has none."""
 
     def __init__(self) -> None:
-        self._count: Compute = aggregate(rows=count())
+        self._count: BlockComputation = aggregate(rows=count())
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare what a count does, and the mode."""
@@ -80,7 +80,9 @@ def feed(tmp_path: Path) -> Feed:
     return made
 
 
-def counting(folder: Path, compute: Compute | None = None, watermark: tuple[str, str] | None = None) -> StatefulJob:
+def counting(
+    folder: Path, compute: BlockComputation | None = None, watermark: tuple[str, str] | None = None
+) -> StatefulJob:
     """Return a job that counts rows per key."""
     operator = Stateful(
         "seen", "k", compute or aggregate(rows=count()), settings=settings_in(folder), watermark=watermark

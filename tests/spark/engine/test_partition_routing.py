@@ -13,7 +13,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import KEY_GROUP, SLOT, Order
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ports import Layout, SlotPlace
+from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.spark.engine import routing
 from riffle_spark.testing import home_of
@@ -26,11 +26,11 @@ STRANGE = 'it\'s `a` \\ "topic" é'
 REGISTERED: list[Partition] = [("b", 0), ("b", 2), ("a", 0), ("a", 1), (STRANGE, 5), ("", 0)]
 
 
-def layout_of(partitions: list[Partition], slots: int = 3) -> Layout:
+def layout_of(partitions: list[Partition], slots: int = 3) -> SlotLayout:
     """Return shards in the order of registration, dealt over slots."""
     shards = Shards(tuple(partitions))
     places = (SlotPlace(n + 10, "1", "", tuple(range(len(shards)))[n::slots]) for n in range(slots))
-    return Layout(tuple(places), shards)
+    return SlotLayout(tuple(places), shards)
 
 
 def order_of(rows: pa.Schema) -> Order:
@@ -97,7 +97,7 @@ def test_without_any_shard_an_empty_batch_can_be_routed(spark: SparkSession) -> 
     """A query that has read nothing yet has no shards, and its rows, none, go nowhere."""
     batch = rows_of(spark, [])
     order = order_of(routing.arrow_schema(batch))
-    layout = Layout((SlotPlace(0, "1", "", ()),), Shards())
+    layout = SlotLayout((SlotPlace(0, "1", "", ()),), Shards())
     assert routing.routed(batch, order, layout, COLUMNS).collect() == []
 
 

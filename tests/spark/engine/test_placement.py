@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.protocol.ownership.members import Seat
+from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ownership.slots import laid_out
-from riffle_spark.protocol.ports import Delivery, Executor, Layout, StaleRows
+from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.spark.engine import inventory, placed
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.routing import arrow_schema
@@ -58,7 +58,7 @@ class Slots:
         """Return the work of one batch."""
         return SparkWork(batch, [self._operator], {"totals": self.kept}, self._frames, self._home, self._settings)
 
-    def order(self, layout: Layout, version: int) -> Order:
+    def order(self, layout: SlotLayout, version: int) -> Order:
         """Return what the slots of a layout are told; the state is empty at every version."""
         operator = self._operator
         return Order(
@@ -68,9 +68,9 @@ class Slots:
         )  # fmt: skip
 
 
-def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> Layout:
+def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> SlotLayout:
     """Return a layout in which every key-group has any owner."""
-    members = {executor.id: Seat(executor.id, executor) for executor in executors}
+    members = {executor.id: LiveMember(executor.id, executor) for executor in executors}
     return laid_out(members, {key_group: chance.choice(executors).id for key_group in range(TOTAL)})
 
 
@@ -79,7 +79,7 @@ def failed(receipts: Sequence[Receipt]) -> list[object]:
     return [receipt.error for receipt in receipts if receipt.error is not None]
 
 
-def ran_elsewhere(layout: Layout, receipts: list[Receipt]) -> list[Receipt]:
+def ran_elsewhere(layout: SlotLayout, receipts: list[Receipt]) -> list[Receipt]:
     """Return the receipts of slots that ran on another executor than the layout says."""
     wanted = {slot.number: slot.executor for slot in layout.slots}
     return [receipt for receipt in receipts if receipt.executor != wanted[receipt.slot]]

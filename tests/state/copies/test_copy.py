@@ -19,12 +19,12 @@ from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX
 from riffle_spark.state.formats.row_codec import RowCodec
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.copy_rows import Rows
-from riffle_spark.state.schemas.plain_columns import StoreSchema, shortened
+from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.schemas.plain_columns import PlainColumns, shortened
 from tests.kit.state.drawn_records import attempt
 
 SPAWN = multiprocessing.get_context("spawn")
-TEXT = StoreSchema("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
+TEXT = PlainColumns("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
 
 
 def at(version: int) -> Head:
@@ -32,9 +32,9 @@ def at(version: int) -> Head:
     return Head(version, attempt(version))
 
 
-def rows(**pairs: bytes | None) -> Rows:
+def rows(**pairs: bytes | None) -> CopyRows:
     """Return rows: ``rows(a=b"1", b=None)`` puts one and deletes one."""
-    return Rows([key.encode() for key in pairs], list(pairs.values()))
+    return CopyRows([key.encode() for key in pairs], list(pairs.values()))
 
 
 def contents(copy: Copy) -> dict[bytes, bytes]:
@@ -161,7 +161,7 @@ def test_long_keys_come_back_whole(shapes: list[tuple[int, int]]) -> None:
         wanted, _ = shortened(TEXT.encoded(table))
         assert copy.get(wanted, at(1)) == list(zip(wanted, encoded.values, strict=True))
         assert all(len(key) > LOCAL_KEY_BYTES_MAX for key in longs)
-        copy.fold(at(1), at(2), Rows(encoded.keys, [None] * len(keys), encoded.longs))
+        copy.fold(at(1), at(2), CopyRows(encoded.keys, [None] * len(keys), encoded.longs))
         assert copy.scan()[1:] == ([], {})
 
 

@@ -21,15 +21,15 @@ import resource, sys, os
 from pathlib import Path
 from riffle_spark.errors import UnavailableError
 from riffle_spark.state.copies.copy import Copy
-from riffle_spark.state.schemas.copy_rows import Rows
+from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 with Copy(folder, new=True) as copy:
-    copy.fold(EMPTY_HEAD, Head(1, "1-a"), Rows([b"kept"], [b"value"]))
+    copy.fold(EMPTY_HEAD, Head(1, "1-a"), CopyRows([b"kept"], [b"value"]))
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
-        copy.fold(Head(1, "1-a"), Head(2, "1-b"), Rows([b"%d" % n for n in range(3000)], [os.urandom(1000)] * 3000))
+        copy.fold(Head(1, "1-a"), Head(2, "1-b"), CopyRows([b"%d" % n for n in range(3000)], [os.urandom(1000)] * 3000))
     except UnavailableError as error:
         print("REFUSED", str(error).replace(chr(10), " "))
     print(copy.head(), len(copy), copy.get([b"kept"], copy.head()))

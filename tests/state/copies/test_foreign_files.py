@@ -13,7 +13,7 @@ from riffle_spark.state.copies.abandoned import remove_folders, remove_strays
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.objects.directory import DirectoryStore
-from riffle_spark.state.restore.incoming import Incoming
+from riffle_spark.state.restore.incoming import IncomingSnapshots
 
 FILES = (".DS_Store", "._7-1-aa", "Thumbs.db", "7-1-aa~", ".7-1-aa.swp", "#7-1-aa#", "notes.txt", "0007.old", "²", "-")
 FOLDERS = ("lost+found", ".Trash-0", "8-1-bb", "0008.00000000000000000008-1-aa", "9.part", "m-old")
@@ -69,12 +69,12 @@ def test_among_copies(folder: Folder) -> None:
 def test_among_snapshots_that_come(folder: Folder) -> None:
     """What came half is gone on with, and forgotten, as if nothing else were there."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
-    Incoming(folder.path).add(address, snapshot, b"half")
+    IncomingSnapshots(folder.path).add(address, snapshot, b"half")
     left = litter(folder.path / "incoming", folder.path / "incoming" / "s")
-    assert Incoming(folder.path).begun(address, snapshot) == 4
-    assert Incoming(folder.path).begun(address, snapshot._replace(id="00000000000000000004-1-aa")) == 0
-    assert Incoming(folder.path).begun(("s", 8), snapshot._replace(id="00000000000000000008-1-aa")) == 0
-    assert Incoming(folder.path).begun(address, snapshot) == 0
+    assert IncomingSnapshots(folder.path).begun(address, snapshot) == 4
+    assert IncomingSnapshots(folder.path).begun(address, snapshot._replace(id="00000000000000000004-1-aa")) == 0
+    assert IncomingSnapshots(folder.path).begun(("s", 8), snapshot._replace(id="00000000000000000008-1-aa")) == 0
+    assert IncomingSnapshots(folder.path).begun(address, snapshot) == 0
     assert all(path.exists() for path in left)
 
 

@@ -23,13 +23,13 @@ from riffle_spark.state.copies.snapshot_file import FILE, Base
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.restore import bring
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA as TOTALS
 from tests.kit.state.members import Place, delta_table
 
 SPAWN = multiprocessing.get_context("spawn")
-SCHEMA = StoreSchema("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64()), ("t", pa.string())]))
+SCHEMA = PlainColumns("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64()), ("t", pa.string())]))
 LONG = "x" * 600
 """A key too long for the file: whole keys are kept beside cut ones."""
 
@@ -266,7 +266,7 @@ def test_a_settling_that_ends_while_a_copy_is_opened_leaves_a_whole_copy(
     """The file goes between the look whether it is needed and its opening: the copy is settled, not damaged."""
     changed.close()
 
-    def late(path: Path, size_bytes: int, schema: StoreSchema) -> Base:
+    def late(path: Path, size_bytes: int, schema: PlainColumns) -> Base:
         another_process(path.parent)
         return Base(path, size_bytes, schema)
 

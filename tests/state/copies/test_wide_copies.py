@@ -15,8 +15,8 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.copies.reading import EMPTY_READING, Reading
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.copy_rows import Rows
-from riffle_spark.state.schemas.variables import NO_DUE, TIMER, Variable, VariablesSchema
+from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.schemas.variables import NO_DUE, TIMER, Variable, VariableColumns
 from tests.kit.state.drawn import some
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.drawn_variables import table_of
@@ -122,7 +122,7 @@ def at(version: int) -> Head:
     return Head(version, attempt(version))
 
 
-def encoded(*changes: Change) -> Rows:
+def encoded(*changes: Change) -> CopyRows:
     """Return rows of a delta."""
     return SCHEMA.encode(table_of(SCHEMA, [row_of(change) for change in changes], delta=True))
 
@@ -156,7 +156,7 @@ def test_what_is_due_later_or_never_is_not_due(tmp_path: Path) -> None:
 
 def test_a_store_that_is_not_indexed_keeps_no_times(tmp_path: Path) -> None:
     """Its values are the rows' bytes alone, and nothing is ever due."""
-    schema = VariablesSchema("s", SCHEMA.key, (Variable("total", "value", SCHEMA.variables[0].value),))
+    schema = VariableColumns("s", SCHEMA.key, (Variable("total", "value", SCHEMA.variables[0].value),))
     row = row_of(Change(("a", 1), "total", "", 4, None))
     rows = schema.encode(table_of(schema, [row], delta=True))
     with Copy(tmp_path / "c", new=True) as copy:

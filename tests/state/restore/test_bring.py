@@ -13,7 +13,7 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head
-from riffle_spark.state.restore.bring import Keeper
+from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place, held
@@ -142,7 +142,7 @@ def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place:
 
     first = place.entries[1].chain[0]
     overtaken: list[Copy] = []
-    keeper = Keeper(place.folder, SCHEMA, Overtaken(place.store, place.folder), 1)
+    keeper = CopyKeeper(place.folder, SCHEMA, Overtaken(place.store, place.folder), 1)
     original = keeper._plan
 
     def planned(*given):  # type: ignore[no-untyped-def]

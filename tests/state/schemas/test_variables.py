@@ -14,13 +14,13 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.nested_keys import encode_nested_keys
 from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.schemas.variable_keys import due_key, due_of, index_key, index_of
-from riffle_spark.state.schemas.variables import DUE, INDEX, NO_DUE, TIMER, VARIABLE, Variable, VariablesSchema
+from riffle_spark.state.schemas.variables import DUE, INDEX, NO_DUE, TIMER, VARIABLE, Variable, VariableColumns
 from tests.kit.state.drawn import damaged, some
 from tests.kit.state.drawn_variables import table_of, wide_tables
 
 NAMES = pa.dictionary(pa.int8(), pa.string())
 VALUE = pa.schema([("n", pa.int64())])
-SCHEMA = VariablesSchema(
+SCHEMA = VariableColumns(
     "s",
     pa.schema([("k", pa.string())]),
     (
@@ -32,7 +32,7 @@ SCHEMA = VariablesSchema(
 )
 
 
-def pairs_of(schema: VariablesSchema, table: pa.Table) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+def pairs_of(schema: VariableColumns, table: pa.Table) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
     """Return what a copy would hold after these rows."""
     rows = schema.encode(table)
     held = {key: value for key, value in zip(rows.keys, rows.values, strict=True) if value is not None}
@@ -40,7 +40,7 @@ def pairs_of(schema: VariablesSchema, table: pa.Table) -> tuple[list[tuple[bytes
     return sorted(held.items()), longs
 
 
-def canonical(schema: VariablesSchema, table: pa.Table) -> list[object]:
+def canonical(schema: VariableColumns, table: pa.Table) -> list[object]:
     """Return rows to be compared: keys as they are encoded, so with one zero and one NaN, the rest as it is."""
     keys = schema.encoded(table).to_pylist()
     rows = table.select(table.column_names[len(schema.key) :]).to_pylist()
@@ -104,7 +104,7 @@ def test_stored_keys_compare_as_key_variable_and_element_do(drawn):
     assert [elements[at] for at in by_bytes] == sorted(elements[at] for at in whole)
 
 
-def rank(schema: VariablesSchema, row: dict[str, object]) -> tuple[object, ...]:
+def rank(schema: VariableColumns, row: dict[str, object]) -> tuple[object, ...]:
     """Return what the element of a row compares as."""
     name = row[VARIABLE]
     if name == TIMER:
@@ -150,7 +150,7 @@ def test_one_by_one_is_as_all_at_once(drawn):
             assert schema.map_key(row[VARIABLE], tuple(found.to_pylist()[0].values())) == element
 
 
-def element_of(schema: VariablesSchema, row: dict[str, object]) -> bytes:
+def element_of(schema: VariableColumns, row: dict[str, object]) -> bytes:
     """Return what follows the prefix in a row's stored key."""
     if row[VARIABLE] == TIMER:
         return due_key(row[DUE])
@@ -263,12 +263,12 @@ def test_a_schema_is_sent_to_other_processes():
 def test_schemas_that_cannot_be_stored_are_refused(key, variables, says):
     """Names that are there twice, too many variables, no fields, and types that state or a key cannot be of."""
     with pytest.raises(ConfigError, match=says):
-        VariablesSchema("s", pa.schema(key), tuple(variables))
+        VariableColumns("s", pa.schema(key), tuple(variables))
 
 
 def test_rows_of_variables_that_are_gone_are_left_out():
     """A part may be older than the variables of today; a copy never is."""
-    other = VariablesSchema("s", SCHEMA.key, (Variable("two", "value", VALUE),))
+    other = VariableColumns("s", SCHEMA.key, (Variable("two", "value", VALUE),))
     table = table_of(other, [{"k": "a", VARIABLE: "two", "__state_two": {"n": 1}}])
     assert SCHEMA.encode(table).keys == []
     with pytest.raises(CorruptStateError):

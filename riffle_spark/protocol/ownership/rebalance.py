@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
 
-__all__ = ["Moved", "News", "RebalanceListener", "moves_of", "tell"]
+__all__ = ["Moved", "Rebalance", "RebalanceListener", "moves_of", "tell"]
 
 Moved = Mapping[str, "str | int"]
 """One move: ``key_group``, ``role`` (owner, standby, warmup), ``from`` and ``to`` (members), ``from_executor`` and
@@ -34,15 +34,15 @@ class RebalanceListener:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Rebalance:
     """What assignments changed since the last report: moves with their reasons, and warnings."""
 
     moves: tuple[Moved, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def and_(self, moves: Iterable[Moved], warnings: Iterable[str]) -> News:
-        """Return the news with more."""
-        return News((*self.moves, *moves), (*self.warnings, *warnings))
+    def and_(self, moves: Iterable[Moved], warnings: Iterable[str]) -> Rebalance:
+        """Return the rebalance with more."""
+        return Rebalance((*self.moves, *moves), (*self.warnings, *warnings))
 
 
 def moves_of(
