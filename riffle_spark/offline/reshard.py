@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.protocol.batch.stored_schemas import Columns
 from riffle_spark.state.formats.key_codec import local_key
 from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.whole import restored
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.variables import DUE, VariableColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.variables import DUE
 
 __all__ = ["Place", "SharedKey", "earliest_ms", "resharded", "state_of"]
 
@@ -51,7 +51,7 @@ class SharedKey(ConflictError):
 
 
 def resharded(
-    schema: Columns, entries: Mapping[int, Entry], reader: Reader, place: Place, folder: Path
+    schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, place: Place, folder: Path
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield each new shard that has keys and its state, sorted as a snapshot is, by number.
 
@@ -72,13 +72,13 @@ def resharded(
     assert left == 0, "every row that was read went somewhere"
 
 
-def _placed(schema: Columns, state: pa.Table, source: int, place: Place) -> npt.NDArray[np.int32]:
+def _placed(schema: StoreSchema, state: pa.Table, source: int, place: Place) -> npt.NDArray[np.int32]:
     """Return the new shard of each row: that of its key, which is asked for once."""
     numbers, firsts = group_keys(schema.encoded(state))
     return place(source, state.select(schema.key.names).take(pa.array(firsts)))[numbers]
 
 
-def _sorted(schema: Columns, rows: pa.Table) -> pa.Table:
+def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
     """Return the rows as a local copy lists them; all rows of a key must be of one source."""
     state = rows.select(schema.part_schema().names)
     order = pc.sort_indices(_stored_keys(schema, state))
@@ -93,7 +93,7 @@ def _sorted(schema: Columns, rows: pa.Table) -> pa.Table:
     return rows.select(state.column_names)
 
 
-def _stored_keys(schema: Columns, state: pa.Table) -> pa.Array:
+def _stored_keys(schema: StoreSchema, state: pa.Table) -> pa.Array:
     if isinstance(schema, PlainColumns):
         return local_key(schema.encoded(state))
     return pa.array(schema.encode(state).keys, pa.large_binary())
@@ -167,14 +167,14 @@ def _written(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
     return np.array(of_batch, dtype=np.int32)
 
 
-def state_of(schema: Columns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     """Return one shard's whole state as a snapshot's table, in no particular order."""
     if isinstance(schema, PlainColumns):
         return _newest(schema, key_group, entry, reader)
     return _restored(schema, key_group, entry, reader)
 
 
-def earliest_ms(schema: Columns, rows: pa.Table) -> int | None:
+def earliest_ms(schema: StoreSchema, rows: pa.Table) -> int | None:
     """Return when the first timer or element among rows of state is due (ms)."""
     if isinstance(schema, PlainColumns):
         return None
@@ -198,7 +198,7 @@ def _newest(schema: PlainColumns, key_group: int, entry: Entry, reader: Reader) 
     return state.filter(pc.invert(state.column(DELETED))).drop_columns([DELETED]).cast(schema.part_schema())
 
 
-def _restored(schema: VariableColumns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+def _restored(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     with tempfile.TemporaryDirectory(prefix="riffle-shard-") as place:
         found = restored(schema, {key_group: entry}, reader, Path(place))
         return found.get(key_group, schema.part_schema().empty_table())

@@ -27,7 +27,6 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.offline.reshard import Place, SharedKey, earliest_ms, resharded
-from riffle_spark.protocol.batch.stored_schemas import Columns, stored_schema
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -38,6 +37,8 @@ from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.schema_text import schema_of_text
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["DISPATCHES", "PartitionOf", "switch_dispatch"]
 
@@ -122,7 +123,7 @@ class _Switch:
         steps = []
         for store in sorted({store for store, _ in before.entries}):
             mine = {shard: entry for (name, shard), entry in before.entries.items() if name == store}
-            schema = stored_schema(store, self.tail.schemas[store])
+            schema = schema_of_text(store, self.tail.schemas[store])
             new = self._moved(schema, mine, place)
             entries |= {(store, shard): entry for shard, entry in new.items()}
             what = "keys" if isinstance(schema, PlainColumns) else "entries"
@@ -150,7 +151,7 @@ class _Switch:
             )
         return partition_of
 
-    def _moved(self, schema: Columns, entries: Mapping[int, Entry], place: Place) -> dict[int, Entry]:
+    def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], place: Place) -> dict[int, Entry]:
         reader = Reader(self.objects, None)
         with tempfile.TemporaryDirectory(prefix="riffle-dispatch-") as folder:
             try:

@@ -20,7 +20,7 @@ from riffle_spark.state.log.manifest import Entry, Head, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 from riffle_spark.state.restore.bring import CopyKeeper, not_cut
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.worker.member_folders import folder_of, store_of
 
 __all__ = ["SnapshotOrder", "SnapshotReceipt", "take_snapshot", "take_snapshots"]

@@ -19,7 +19,7 @@ from riffle_spark.state.restore.bring import head_of
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
 

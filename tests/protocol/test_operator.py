@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
-from riffle_spark.protocol.batch.stored_schemas import check_schemas, kept
+from riffle_spark.protocol.batch.enter import check_schemas
 from riffle_spark.protocol.operator import Operator, operator_of
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64()), ("tags", pa.list_(pa.string()))])
@@ -45,8 +45,8 @@ def test_a_key_of_an_unsupported_type_is_refused() -> None:
 
 def test_the_same_operator_fits_what_it_stored() -> None:
     """Stored schemas are text and Arrow bytes, and equal operators have equal ones."""
-    check_schemas({"totals": kept(operator().schema), "other": {"key": "", "state": "", "text": ""}}, [operator()])
-    assert kept(operator().schema)["text"] == "k: string | total: int64"
+    check_schemas({"totals": operator().schema.to_text(), "other": {"key": "", "state": "", "text": ""}}, [operator()])
+    assert operator().schema.to_text()["text"] == "k: string | total: int64"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_same_operator_fits_what_it_stored() -> None:
 def test_a_changed_schema_is_refused(now: Operator) -> None:
     """Whatever differs in key or state: both are shown, and what can be done."""
     with pytest.raises(ConfigError, match="another schema") as caught:
-        check_schemas({"totals": kept(operator().schema)}, [now])
+        check_schemas({"totals": operator().schema.to_text()}, [now])
     assert "stored:   k: string | total: int64" in caught.value.problem
     assert "another store name" in caught.value.remedy
 
@@ -69,13 +69,13 @@ def test_a_changed_schema_is_refused(now: Operator) -> None:
 def test_metadata_and_nullability_of_the_input_do_not_matter() -> None:
     """What a source says beside the type may differ from run to run."""
     told = ROWS.with_metadata({"a": "b"}).set(0, pa.field("k", pa.string(), nullable=False, metadata={"c": "d"}))
-    check_schemas({"totals": kept(operator().schema)}, [operator(rows=told)])
+    check_schemas({"totals": operator().schema.to_text()}, [operator(rows=told)])
 
 
 def test_the_same_schema_in_other_bytes_fits() -> None:
     """What another release of Arrow serialized is compared as a schema, not byte by byte."""
-    stored = kept(operator().schema)
+    stored = operator().schema.to_text()
     for part, schema in (("key", operator().schema.key), ("state", operator().schema.state)):
         stored[part] = base64.b64encode(schema.with_metadata({"release": "other"}).serialize()).decode()
-    assert stored != kept(operator().schema)
+    assert stored != operator().schema.to_text()
     check_schemas({"totals": stored}, [operator()])

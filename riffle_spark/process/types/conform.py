@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyarrow import types
 
 from riffle_spark.errors import UserFunctionError
+from riffle_spark.state.formats.arrow_schemas import widens
 
-__all__ = ["conform", "widens"]
+__all__ = ["conform"]
 
 
 def conform(table: object, schema: pa.Schema, what: str, where: str) -> pa.Table:
@@ -48,51 +48,6 @@ def _column(column: pa.ChunkedArray, field: pa.Field, what: str, where: str) -> 
             remedy=f"Round or cast the column to {field.type} in the function.",
             where=where,
         ) from error
-
-
-def widens(source: pa.DataType, target: pa.DataType) -> bool:
-    """Tell whether every value of one type is a value of the other."""
-    if source == target or types.is_null(source):
-        return True
-    if types.is_dictionary(source):
-        return widens(source.value_type, target)
-    if types.is_timestamp(source) and types.is_timestamp(target):
-        return (source.tz is None) == (target.tz is None)
-    if types.is_decimal(source) and types.is_decimal(target):
-        digits = [type.precision - type.scale for type in (source, target)]
-        return bool(source.scale <= target.scale and digits[0] <= digits[1])
-    if types.is_nested(source):
-        return _nested_widens(source, target)
-    return _number_widens(source, target) or _same_bytes(source, target)
-
-
-def _number_widens(source: pa.DataType, target: pa.DataType) -> bool:
-    if types.is_integer(source) and types.is_integer(target):
-        spare = types.is_unsigned_integer(source) and types.is_signed_integer(target)
-        loses_sign = types.is_signed_integer(source) and types.is_unsigned_integer(target)
-        return not loses_sign and bool(source.bit_width + spare <= target.bit_width)
-    if types.is_integer(source) and types.is_floating(target):
-        return bool(2 * source.bit_width <= target.bit_width)
-    return bool(types.is_floating(source) and types.is_floating(target) and source.bit_width <= target.bit_width)
-
-
-def _same_bytes(source: pa.DataType, target: pa.DataType) -> bool:
-    texts = (types.is_string, types.is_large_string, types.is_string_view)
-    octets = (types.is_binary, types.is_large_binary, types.is_binary_view)
-    return any(
-        any(is_one(source) for is_one in kind) and any(is_one(target) for is_one in kind) for kind in (texts, octets)
-    )
-
-
-def _nested_widens(source: pa.DataType, target: pa.DataType) -> bool:
-    lists = (types.is_list, types.is_large_list)
-    if any(is_one(source) for is_one in lists) and any(is_one(target) for is_one in lists):
-        return widens(source.value_type, target.value_type)
-    if types.is_struct(source) and types.is_struct(target):
-        same_names = [field.name for field in source] == [field.name for field in target]
-        return same_names and all(widens(one.type, other.type) for one, other in zip(source, target, strict=True))
-    both_maps = types.is_map(source) and types.is_map(target)
-    return both_maps and source.key_type == target.key_type and widens(source.item_type, target.item_type)
 
 
 def _compared(declared: pa.Schema, returned: pa.Schema) -> str:

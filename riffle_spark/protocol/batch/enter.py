@@ -4,19 +4,18 @@ bound to. Pure; knows the newest record and settings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.batch.initial import check_initial
-from riffle_spark.protocol.batch.stored_schemas import check_schemas
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Decision", "check_fixed", "decide", "shards_of"]
+__all__ = ["Decision", "check_fixed", "check_schemas", "decide", "shards_of"]
 
 
 class Decision(Enum):
@@ -107,6 +106,20 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
             where="key_groups",
         )
     check_schemas(tail.schemas, operators)
+
+
+def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:
+    """Raise ``ConfigError`` if an operator cannot read what its store was written with; both schemas are shown."""
+    for operator in operators:
+        before = stored.get(operator.store)
+        if before is not None and not operator.schema.can_read(before):
+            raise ConfigError(
+                f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
+                f"\n  declared: {operator.schema.to_text()['text']}",
+                remedy="keep the key's columns; add columns that may be null, leave some out, or make types wider; "
+                "for any other change use another store name",
+                where=operator.store,
+            )
 
 
 def shards_of(tail: Record, incoming: IncomingBatch, work: Work) -> Shards | None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.batch.initial import loaded
-from riffle_spark.protocol.batch.stored_schemas import kept
 from riffle_spark.protocol.batch.watermark import committed
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -51,11 +50,11 @@ def batch_record(
     present, shards = ownership.present, ownership.shards
     owners = {str(t.key_group): owner for t, owner in present.owners.items()}
     standbys = {str(t.key_group): members for t, members in present.standbys.items()}
-    schemas = {**tail.schemas, **{operator.store: kept(operator.schema) for operator in operators if operator.durable}}
+    durable = {operator.store: operator.schema.to_text() for operator in operators if operator.durable}
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
-        time_ms=incoming.time_ms, schemas=schemas, owners=owners, standbys=standbys,
+        time_ms=incoming.time_ms, schemas={**tail.schemas, **durable}, owners=owners, standbys=standbys,
         members=tuple(living.recorded() for _, living in sorted(ownership.members.live.items())),
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
         initial_states=loaded(tail, operators), **committed(tail, incoming, operators, receipts),

@@ -23,7 +23,8 @@ from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.lmdb_file import DamagedCopy, damaged
 from riffle_spark.state.copies.snapshot_file import FILE, Base
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.plain_columns import PlainColumns, StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["BasedCopy", "begun", "open_copy", "settle"]
 

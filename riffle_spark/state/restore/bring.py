@@ -22,7 +22,8 @@ from riffle_spark.state.copies.snapshot_file import FILE
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
-from riffle_spark.state.schemas.plain_columns import PlainColumns, StoreSchema
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Brought", "CopyKeeper", "head_of", "is_beyond", "not_cut"]
 

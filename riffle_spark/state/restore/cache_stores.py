@@ -9,7 +9,7 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.snapshot_copy import open_copy
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["settle"]
 

@@ -32,7 +32,7 @@ from riffle_spark.state.restore.prefetch import Budget, ahead
 from riffle_spark.state.restore.reader import Reader, next_range, span_bytes
 from riffle_spark.state.restore.supply import rows_of
 from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Follower", "Following", "Planner"]
 

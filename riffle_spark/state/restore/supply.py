@@ -20,7 +20,7 @@ from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.restore.prefetch import ahead
 from riffle_spark.state.restore.reader import Reader, next_range
 from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Lacking", "Supply", "Wanted", "rows_of"]
 

@@ -12,7 +12,7 @@ from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import StoreSchema
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["restored"]
 

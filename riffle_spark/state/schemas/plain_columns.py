@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
 from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
 from riffle_spark.state.formats.row_codec import RowCodec
 from riffle_spark.state.schemas.copy_rows import CopyRows
 
-__all__ = ["PlainColumns", "StoreSchema", "shortened"]
-
-
-class StoreSchema(Protocol):
-    """What is known of any store's columns: enough to keep its copies and to take its snapshots."""
-
-    @property
-    def store(self) -> str:
-        """The store's name."""
-        ...
-
-    @property
-    def key(self) -> pa.Schema:
-        """The key's columns."""
-        ...
-
-    @property
-    def layout(self) -> bytes:
-        """What names the layout of its rows in a local copy: copies of another one are of no use."""
-        ...
-
-    def encoded(self, table: pa.Table) -> pa.Array:
-        """Return the whole keys of a table's rows (binary, order-preserving)."""
-        ...
-
-    def fit(self, table: pa.Table) -> pa.Table:
-        """Return a part or snapshot that may be of earlier columns as one of today's."""
-        ...
-
-    def encode(self, table: pa.Table) -> CopyRows:
-        """Return a part's or snapshot's rows, which may be of earlier columns, as a local copy takes them."""
-        ...
-
-    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
-        """Return pairs of a local copy as a snapshot's table."""
-        ...
-
-    def part_schema(self, *, delta: bool = False) -> pa.Schema:
-        """Return the schema of a snapshot, or of a delta's part."""
-        ...
+__all__ = ["PlainColumns", "shortened"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +29,22 @@ class PlainColumns:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", RowCodec(self.state))
+
+    @classmethod
+    def of_text(cls, store: str, text: Mapping[str, str]) -> PlainColumns:
+        """Return the schema that ``to_text`` gave."""
+        return cls(store, unpacked(text["key"]), unpacked(text["state"]))
+
+    def to_text(self) -> dict[str, str]:
+        """See ``StoreSchema``."""
+        text = f"{listed(self.key)} | {listed(self.state)}"
+        return {"key": packed(self.key), "state": packed(self.state), "text": text}
+
+    def can_read(self, text: Mapping[str, str]) -> bool:
+        """See ``StoreSchema``. Columns that may be null come, others go; types become wider."""
+        if "state" not in text or unpacked(text["key"]) != self.key:
+            return False
+        return can_become(unpacked(text["state"]), self.state)
 
     @cached_property
     def layout(self) -> bytes:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.columns import binary_column, positions_of
 from riffle_spark.errors import ConfigError
+from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
 from riffle_spark.state.formats.nested_keys import check_map_key_type, decode_nested_keys, encode_nested_keys
 from riffle_spark.state.formats.row_codec import RowCodec
 from riffle_spark.state.formats.scalar_codec import KeyEncoder, ValueDecoder
@@ -52,6 +53,27 @@ class Variable:
     def column(self) -> str:
         """The name of its struct column: of the value's fields, or of ``key`` and ``value`` for a map."""
         return f"__state_{self.name}"
+
+    @classmethod
+    def from_json(cls, row: Sequence[object]) -> Variable:
+        """Return the variable that ``to_json`` gave."""
+        name, kind, value, key, ttl_ms = row
+        return cls(name, kind, unpacked(value), None if key is None else unpacked(key), ttl_ms)  # type: ignore[arg-type]
+
+    def to_json(self) -> list[object]:
+        """Return what JSON can hold."""
+        key = None if self.key is None else packed(self.key)
+        return [self.name, self.kind, packed(self.value), key, self.ttl_ms]
+
+    def described(self) -> str:
+        """Return the variable for a person to read."""
+        key = "" if self.key is None else f"({listed(self.key)}) to "
+        lives = "" if self.ttl_ms is None else f" for {self.ttl_ms} ms"
+        return f"{self.kind} {self.name}: {key}({listed(self.value)}){lives}"
+
+    def can_read(self, before: Variable) -> bool:
+        """Tell whether what was kept for ``before`` can be read for this one."""
+        return before.kind == self.kind and before.key == self.key and can_become(before.value, self.value)
 
 
 class TimerRows:

@@ -8,6 +8,7 @@ number and the element, so that a key's state and each variable of it are ranges
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
@@ -97,6 +99,31 @@ class VariableColumns:
 
     def __reduce__(self) -> tuple[object, ...]:
         return VariableColumns, (self.store, self.key, self.variables, self.indexed)
+
+    @classmethod
+    def of_text(cls, store: str, text: Mapping[str, str]) -> VariableColumns:
+        """Return the schema that ``to_text`` gave."""
+        variables = tuple(Variable.from_json(row) for row in json.loads(text["variables"]))
+        return cls(store, unpacked(text["key"]), variables, indexed=json.loads(text["indexed"]))
+
+    def to_text(self) -> dict[str, str]:
+        """See ``StoreSchema``."""
+        variables = ", ".join(variable.described() for variable in self.variables)
+        return {
+            "key": packed(self.key),
+            "variables": json.dumps([variable.to_json() for variable in self.variables]),
+            "indexed": json.dumps(self.indexed),
+            "text": f"{listed(self.key)} | {variables or 'no variable'}",
+        }
+
+    def can_read(self, text: Mapping[str, str]) -> bool:
+        """See ``StoreSchema``. Variables come and go, their fields change as columns do; times to be due only come."""
+        if "variables" not in text:
+            return False
+        before = self.of_text(self.store, text)
+        known = {variable.name: variable for variable in before.variables}
+        can_read = all(one.can_read(known[one.name]) for one in self.variables if one.name in known)
+        return before.key == self.key and before.indexed <= self.indexed and can_read
 
     def variable(self, name: str) -> Variable:
         """Return the variable of this name."""

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from riffle_spark import keygroups
 from riffle_spark.offline.reshard import state_of
-from riffle_spark.protocol.batch.stored_schemas import stored_schema
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.schema_text import schema_of_text
 from tests.kit.simulated.world import Oracle, World, drawn_batch, rows_of
 
 PARTITIONS = 5
@@ -55,7 +55,7 @@ def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
     tail = log.open()
     assert tail is not None
     for (store, shard), entry in sorted(log.manifest.entries.items()):
-        yield store, shard, state_of(stored_schema(store, tail.schemas[store]), shard, entry, Reader(objects, None))
+        yield store, shard, state_of(schema_of_text(store, tail.schemas[store]), shard, entry, Reader(objects, None))
 
 
 def contents(root: str) -> Contents:

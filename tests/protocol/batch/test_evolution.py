@@ -10,7 +10,6 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.aggregates import aggregate, count, max_, mean, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
-from riffle_spark.protocol.batch.stored_schemas import can_become
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.restore import bring
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -123,7 +122,7 @@ VARIABLES = VariableColumns("s", KEY, (Variable("a", "value", N), Variable("m", 
 )
 def test_variables_change_as_columns_do(variables: tuple[Variable, ...], indexed: bool, allowed: bool) -> None:
     """A variable may come, go or move, its fields change as columns; its kind, a map's key and timers stay."""
-    assert can_become(VARIABLES, VariableColumns("s", KEY, variables, indexed)) is allowed
+    assert VariableColumns("s", KEY, variables, indexed).can_read(VARIABLES.to_text()) is allowed
 
 
 def test_an_aggregate_more_begins_with_the_rows_that_come(tmp_path: Path) -> None:
@@ -142,6 +141,11 @@ def test_an_aggregate_more_begins_with_the_rows_that_come(tmp_path: Path) -> Non
 def test_a_key_of_another_type_is_always_refused() -> None:
     """Wider or not: keys would hash to other key-groups."""
     wide = pa.schema([("k", pa.large_string())])
-    assert not can_become(PlainColumns("s", KEY, N), PlainColumns("s", wide, N))
-    assert not can_become(VARIABLES, VariableColumns("s", wide, VARIABLES.variables, indexed=True))
-    assert not can_become(PlainColumns("s", KEY, N), VARIABLES)
+    assert not PlainColumns("s", wide, N).can_read(PlainColumns("s", KEY, N).to_text())
+    assert not VariableColumns("s", wide, VARIABLES.variables, indexed=True).can_read(VARIABLES.to_text())
+
+
+def test_one_kind_of_store_never_becomes_the_other() -> None:
+    """Columns cannot be read as variables, nor variables as columns."""
+    assert not VARIABLES.can_read(PlainColumns("s", KEY, N).to_text())
+    assert not PlainColumns("s", KEY, N).can_read(VARIABLES.to_text())

@@ -1,0 +1,87 @@
+"""Schemas of columns as text, and what columns may become. Knows Arrow's types. Does not know stores or values."""
+
+from __future__ import annotations
+
+import base64
+
+import pyarrow as pa
+from pyarrow import types
+
+__all__ = ["can_become", "listed", "packed", "unpacked", "widens"]
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def packed(schema: pa.Schema) -> str:
+    """Return a schema as text that ``unpacked`` reads. Metadata is left out."""
+    return base64.b64encode(schema.remove_metadata().serialize()).decode()
+
+
+def unpacked(text: str) -> pa.Schema:
+    """Return the schema that ``packed`` gave as text."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def listed(schema: pa.Schema) -> str:
+    """Return names and types for a person to read."""
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def can_become(before: pa.Schema, now: pa.Schema) -> bool:
+    """Tell whether stored values of some columns can be read as those of others, by name."""
+    return all(
+        _can_hold(before.field(field.name).type, field.type) if field.name in before.names else field.nullable
+        for field in now
+    )
+
+
+def _can_hold(before: pa.DataType, now: pa.DataType) -> bool:
+    """Tell whether every value of one type is one of the other; a time must not lose its fractions."""
+    if types.is_timestamp(before) and types.is_timestamp(now) and before.tz == now.tz:
+        return _UNITS.index(before.unit) <= _UNITS.index(now.unit)
+    return not types.is_null(before) and widens(before, now)
+
+
+def widens(source: pa.DataType, target: pa.DataType) -> bool:
+    """Tell whether every value of one type is a value of the other."""
+    if source == target or types.is_null(source):
+        return True
+    if types.is_dictionary(source):
+        return widens(source.value_type, target)
+    if types.is_timestamp(source) and types.is_timestamp(target):
+        return (source.tz is None) == (target.tz is None)
+    if types.is_decimal(source) and types.is_decimal(target):
+        digits = [type.precision - type.scale for type in (source, target)]
+        return bool(source.scale <= target.scale and digits[0] <= digits[1])
+    if types.is_nested(source):
+        return _nested_widens(source, target)
+    return _number_widens(source, target) or _same_bytes(source, target)
+
+
+def _number_widens(source: pa.DataType, target: pa.DataType) -> bool:
+    if types.is_integer(source) and types.is_integer(target):
+        spare = types.is_unsigned_integer(source) and types.is_signed_integer(target)
+        loses_sign = types.is_signed_integer(source) and types.is_unsigned_integer(target)
+        return not loses_sign and bool(source.bit_width + spare <= target.bit_width)
+    if types.is_integer(source) and types.is_floating(target):
+        return bool(2 * source.bit_width <= target.bit_width)
+    return bool(types.is_floating(source) and types.is_floating(target) and source.bit_width <= target.bit_width)
+
+
+def _same_bytes(source: pa.DataType, target: pa.DataType) -> bool:
+    texts = (types.is_string, types.is_large_string, types.is_string_view)
+    octets = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    return any(
+        any(is_one(source) for is_one in kind) and any(is_one(target) for is_one in kind) for kind in (texts, octets)
+    )
+
+
+def _nested_widens(source: pa.DataType, target: pa.DataType) -> bool:
+    lists = (types.is_list, types.is_large_list)
+    if any(is_one(source) for is_one in lists) and any(is_one(target) for is_one in lists):
+        return widens(source.value_type, target.value_type)
+    if types.is_struct(source) and types.is_struct(target):
+        same_names = [field.name for field in source] == [field.name for field in target]
+        return same_names and all(widens(one.type, other.type) for one, other in zip(source, target, strict=True))
+    both_maps = types.is_map(source) and types.is_map(target)
+    return both_maps and source.key_type == target.key_type and widens(source.item_type, target.item_type)

@@ -1,0 +1,59 @@
+"""What is known of any store's columns, whatever kind of store it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from riffle_spark.state.schemas.copy_rows import CopyRows
+
+__all__ = ["StoreSchema"]
+
+
+class StoreSchema(Protocol):
+    """What is known of any store's columns: enough to keep its copies and to take its snapshots."""
+
+    @property
+    def store(self) -> str:
+        """The store's name."""
+        ...
+
+    @property
+    def key(self) -> pa.Schema:
+        """The key's columns."""
+        ...
+
+    @property
+    def layout(self) -> bytes:
+        """What names the layout of its rows in a local copy: copies of another one are of no use."""
+        ...
+
+    def to_text(self) -> dict[str, str]:
+        """Return the schema as a record keeps it; ``schema_of_text`` reads it. ``text`` is for a person."""
+        ...
+
+    def can_read(self, text: Mapping[str, str]) -> bool:
+        """Tell whether state that was written with the schema of this text can be read with this one."""
+        ...
+
+    def encoded(self, table: pa.Table) -> pa.Array:
+        """Return the whole keys of a table's rows (binary, order-preserving)."""
+        ...
+
+    def fit(self, table: pa.Table) -> pa.Table:
+        """Return a part or snapshot that may be of earlier columns as one of today's."""
+        ...
+
+    def encode(self, table: pa.Table) -> CopyRows:
+        """Return a part's or snapshot's rows, which may be of earlier columns, as a local copy takes them."""
+        ...
+
+    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
+        """Return pairs of a local copy as a snapshot's table."""
+        ...
+
+    def part_schema(self, *, delta: bool = False) -> pa.Schema:
+        """Return the schema of a snapshot, or of a delta's part."""
+        ...

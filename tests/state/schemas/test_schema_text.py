@@ -1,0 +1,61 @@
+"""A store's schema as a record keeps it, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.state.formats.arrow_schemas import packed, unpacked
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.schema_text import schema_of_text
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
+
+KEY = pa.schema([("user", pa.string()), ("day", pa.date32())])
+VALUE = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
+VARIABLES = (
+    Variable("seen", "value", VALUE),
+    Variable("last", "list", VALUE, ttl_ms=60_000),
+    Variable("by_shop", "map", VALUE, key=pa.schema([("shop", pa.int32())]), ttl_ms=1),
+)
+
+
+@pytest.mark.parametrize("state", [VALUE, pa.schema([])], ids=["columns", "no column"])
+def test_columns_come_back_from_their_text(state: pa.Schema) -> None:
+    """Key and state are what they were, and so is how rows lie in a copy."""
+    schema = PlainColumns("s", KEY, state)
+    back = schema_of_text("s", schema.to_text())
+    assert back == schema
+    assert back.layout == schema.layout
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("variables", [VARIABLES, VARIABLES[:1], ()], ids=["of each kind", "one", "none"])
+def test_variables_come_back_from_their_text(variables: Sequence[Variable], indexed: bool) -> None:
+    """Names, kinds, fields, lives and order, and whether elements can be due."""
+    schema = VariableColumns("s", KEY, tuple(variables), indexed=indexed)
+    back = schema_of_text("s", schema.to_text())
+    assert back == schema
+    assert back.layout == schema.layout
+
+
+def test_the_text_has_the_fields_that_records_have_always_had() -> None:
+    """What earlier drivers wrote is read, and they read what this one writes."""
+    kept = VariableColumns("s", KEY, VARIABLES[1:], indexed=True).to_text()
+    assert [*kept] == ["key", "variables", "indexed", "text"]
+    value, shop = packed(VALUE), packed(VARIABLES[2].key)
+    assert json.loads(kept["variables"]) == [
+        ["last", "list", value, None, 60_000],
+        ["by_shop", "map", value, shop, 1],
+    ]
+    assert unpacked(kept["key"]) == KEY
+    assert kept["indexed"] == "true"
+    assert kept["text"] == (
+        "user: string, day: date32[day] | list last: (n: int64, tags: list<item: string>) for 60000 ms, "
+        "map by_shop: (shop: int32) to (n: int64, tags: list<item: string>) for 1 ms"
+    )
+    plain = PlainColumns("s", KEY, pa.schema([("n", pa.int64())])).to_text()
+    assert [*plain] == ["key", "state", "text"]
+    assert plain["text"] == "user: string, day: date32[day] | n: int64"
