@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Order, Receipt
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.log.manifest import Link
-from riffle_spark.worker.census import Census, CensusOrder
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
 __all__ = [
     "Background",

@@ -16,12 +16,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
-from riffle_spark.worker.census import Census, CensusOrder, take_census
+from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import use_store
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt, given_up, run_upkeep
+from riffle_spark.worker.upkeep_piece import run_upkeep
 
 __all__ = ["InlineBackground", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
 

@@ -9,9 +9,8 @@ import http.client
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.state.copies.abandoned import remove_folders
 from riffle_spark.state.copies.copy import CopyInUse
 from riffle_spark.state.copies.disk import used_share
@@ -20,39 +19,7 @@ from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.restore.bring import head_of
 from riffle_spark.worker.member_folders import folder_of
 
-__all__ = ["Census", "CensusOrder", "rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]
-
-
-@dataclass(frozen=True)
-class CensusOrder:
-    """What to look for. ``ec2_metadata`` asks the instance metadata service for the zone where nothing else tells;
-    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed. Who has not answered
-    after ``timeout_seconds`` is given up.
-    """
-
-    home: Home
-    ec2_metadata: bool = False
-    folder_cleanup_seconds: float = 86_400.0
-    timeout_seconds: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Census:
-    """What one executor found. ``member`` is the name of its folder, ``copies`` are (store, key-group, version,
-    attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
-
-    ``rack`` and ``tags`` are what the executor's environment or its metadata service says, before any setting.
-    """
-
-    executor: str
-    member: str = ""
-    copies: tuple[tuple[str, int, int, str], ...] = ()
-    sealed: tuple[str, ...] = ()
-    rack: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    disk_used_share: float = 0.0
-    folders_removed: int = 0
-    error: str | None = None
+__all__ = ["rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]
 
 
 def take_census(order: CensusOrder, executor: str) -> Census:

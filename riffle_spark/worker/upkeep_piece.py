@@ -6,118 +6,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.disk import used_share
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects.store import sent_since
-from riffle_spark.state.restore.bring import head_of
+from riffle_spark.state.restore.bring import CopyKeeper, head_of
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget
-from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
-from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
+from riffle_spark.worker.snapshot import take_snapshot
 
-__all__ = ["Drop", "Follow", "UpkeepOrder", "UpkeepReceipt", "given_up", "run_upkeep"]
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """One copy to bring to its entry's head: it folds what it lacks, or is fetched whole.
-
-    The entry is cut at the head where the driver takes the copy to be, or whole. A copy that turns out to be elsewhere
-    takes what the log's record says.
-    """
-
-    store: str
-    key_group: int
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """One copy to remove, if it still is where it was seen: ``head`` is ``None`` for any."""
-
-    store: str
-    key_group: int
-    head: Head | None
-
-
-@dataclass(frozen=True)
-class UpkeepOrder:
-    """What one executor is to do in one piece, most urgent first: drops, follows, snapshots.
-
-    ``member`` is the folder that is meant (empty: whichever the executor has). The piece begins nothing new after
-    ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
-    the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
-    that the entries are of. ``wipe`` removes all copies and files of the member before anything else. A piece that
-    has not ended ``timeout_seconds`` after its ``seconds`` is given up.
-    """
-
-    home: Home
-    member: str
-    epoch: int
-    sequence: int
-    schemas: Mapping[str, StoreSchema]
-    drops: tuple[Drop, ...] = ()
-    follows: tuple[Follow, ...] = ()
-    snapshots: tuple[SnapshotOrder, ...] = ()
-    seconds: float = 1.0
-    fetch_bytes: int | None = None
-    disk_limit: float = 1.0
-    wipe: bool = False
-    timeout_seconds: float = 60.0
-
-    @property
-    def asks(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self.drops or self.follows or self.snapshots or self.wipe)
-
-
-@dataclass(frozen=True, slots=True)
-class UpkeepReceipt:
-    """What one piece did. ``copies`` are (store, key-group, version, attempt) of copies that are now at that head,
-    ``gone`` those that are not there (any more), ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of
-    those it did not come to the end of or did not come to; ``taken`` are snapshots put. ``failed`` are those of the
-    unfinished that something is wrong with or that may not be begun, ``failed_snapshots`` those that could not be
-    taken; of drops and snapshots it did not come to the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to
-    its work; else ``errors`` say what kept it from its folder, or it is ``overdue``: it did
-    not end in its time, and what became of it is not known.
-    """
-
-    executor: str
-    member: str = ""
-    copies: tuple[tuple[str, int, int, str], ...] = ()
-    gone: tuple[tuple[str, int], ...] = ()
-    unfinished: tuple[tuple[str, int, int, int], ...] = ()
-    taken: tuple[tuple[str, int, Snapshot], ...] = ()
-    failed: tuple[tuple[str, int], ...] = ()
-    failed_snapshots: tuple[tuple[str, int], ...] = ()
-    ran: bool = True
-    overdue: bool = False
-    drops_left: int = 0
-    snapshots_left: int = 0
-    snapshot_bytes: int = 0
-    delta_bytes: int = 0
-    restores: int = 0
-    folds: int = 0
-    requests: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    errors: tuple[str, ...] = ()
-
-
-def given_up(executor: str, seconds: float) -> UpkeepReceipt:
-    """Return what stands for the receipt of a piece that had not ended after so many seconds."""
-    trouble = (
-        f"a piece of upkeep had not ended after {seconds:g} s and was given up\n"
-        "  What to do: look at that executor's disk and processes; if they are merely slow, raise `upkeep_timeout`"
-    )
-    return UpkeepReceipt(executor, errors=(trouble,), ran=False, overdue=True)
+__all__ = ["run_upkeep"]
 
 
 def run_upkeep(
@@ -193,8 +99,7 @@ class _Piece:
         order = self._order
         follower = Follower(
             folder, store_of(order.home), order.schemas, order.epoch,
-            lambda address: manifest_at(order.home, order.sequence).entry(*address), self._budget,
-            lambda: self._has_room(folder),
+            lambda address: self._whole(*address), self._budget, lambda: self._has_room(folder),
         )  # fmt: skip
         unfinished: list[tuple[str, int, int, int]] = []
         failed: list[Address] = []
@@ -232,17 +137,22 @@ class _Piece:
             if not self._budget.allows():
                 break
             left -= 1
-            store, attempt = due.schema.store, f"{due.epoch}-{self._random_bytes(16).hex()}"
             try:
-                taken = take_snapshot(due, folder, store_of(order.home), attempt, self._whole(store))
-                self._taken.append((store, due.key_group, taken))
+                self._taken.append((due.store, due.key_group, self._take(due, folder)))
             except Exception as trouble:  # noqa: BLE001 - one that fails leaves the others be
-                failed.append((store, due.key_group))
+                failed.append((due.store, due.key_group))
                 self._fail(failed[-1], trouble)
         self.facts.update(snapshots_left=left, failed_snapshots=tuple(failed))
 
-    def _whole(self, store: str) -> Callable[[int], Entry]:
-        return lambda key_group: manifest_at(self._order.home, self._order.sequence).entry(store, key_group)
+    def _take(self, due: SnapshotOrder, folder: Folder) -> Snapshot:
+        order, schema = self._order, self._order.schemas[due.store]
+        objects, attempt = store_of(order.home), f"{order.epoch}-{self._random_bytes(16).hex()}"
+        whole = partial(self._whole, due.store)
+        keeper = CopyKeeper(folder, schema, Reader(objects, folder), order.epoch, whole)
+        return take_snapshot(due, schema, keeper, objects, attempt)
+
+    def _whole(self, store: str, key_group: int) -> Entry:
+        return manifest_at(self._order.home, self._order.sequence).entry(store, key_group)
 
     def _fail(self, address: Address, trouble: object) -> None:
         self.errors.append(f"{address[0]}, key-group {address[1]}: {trouble}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.state.copies import copy as copy_module
@@ -19,7 +20,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.testing import home_of
 from riffle_spark.worker import census as census_module
 from riffle_spark.worker import census as rack_module
-from riffle_spark.worker.census import Census, CensusOrder, take_census
+from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import folder_of
 from tests.kit.worker.slots import Member, rows_of
 from tests.worker.test_rack import metadata_service

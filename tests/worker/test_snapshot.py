@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault
-from riffle_spark.worker.snapshot import SnapshotOrder, SnapshotReceipt, take_snapshots
+from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.worker.slots import Member, rows_of
 
 
@@ -27,11 +29,16 @@ def member(tmp_path: Path) -> Member:
 
 def orders(member: Member) -> list[SnapshotOrder]:
     """Return an order for every key-group."""
-    schema = member.operator.schema
-    return [SnapshotOrder(member.home, schema, kg, entry, 1) for kg, entry in sorted(member.entries.items())]
+    return [SnapshotOrder("totals", kg, entry) for kg, entry in sorted(member.entries.items())]
 
 
-def rows(member: Member, receipt: SnapshotReceipt) -> dict[str, int]:
+def taken(member: Member, due: Sequence[SnapshotOrder], executor: str = "1") -> UpkeepReceipt:
+    """Take snapshots as a piece of upkeep."""
+    schemas = {"totals": member.operator.schema}
+    return run_upkeep(UpkeepOrder(member.home, "", 1, 0, schemas, snapshots=tuple(due), seconds=1000.0), executor)
+
+
+def rows(member: Member, receipt: UpkeepReceipt) -> dict[str, int]:
     """Return what the snapshots of a receipt hold, checked."""
     found: dict[str, int] = {}
     for store, key_group, snapshot in receipt.taken:
@@ -48,8 +55,8 @@ def rows(member: Member, receipt: SnapshotReceipt) -> dict[str, int]:
 
 def test_a_snapshot_holds_the_key_group_at_its_head(member: Member) -> None:
     """One put each; ids hold version, epoch and attempt, and no two are alike."""
-    receipt = take_snapshots(orders(member), "1")
-    assert receipt.error is None
+    receipt = taken(member, orders(member))
+    assert receipt.errors == ()
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
     assert receipt.requests["put"] == len(receipt.taken) == len({snapshot.id for _, _, snapshot in receipt.taken})
     assert {snapshot.head.version for _, _, snapshot in receipt.taken} == {2}
@@ -57,7 +64,7 @@ def test_a_snapshot_holds_the_key_group_at_its_head(member: Member) -> None:
 
 def test_a_member_without_a_copy_restores_one_first(member: Member) -> None:
     """Whoever is asked can take it."""
-    assert rows(member, take_snapshots(orders(member), "another")) == {"a": 3, "b": 3, "c": 3}
+    assert rows(member, taken(member, orders(member), "another")) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
@@ -65,7 +72,7 @@ def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
     late = orders(member)
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
     member.feed(rows_of(("a", 1, 0), ("b", 1, 0), ("c", 1, 0)))
-    receipt = take_snapshots(late, "1")
+    receipt = taken(member, late)
     assert rows(member, receipt) == {"a": 4, "b": 4, "c": 4}
     assert {snapshot.head.version for _, _, snapshot in receipt.taken} == {3}
 
@@ -81,28 +88,29 @@ def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) 
             continue
         with Copy(link.resolve()) as copy, copy._environment.begin(write=True, db=copy._state) as transaction:
             transaction.put(next(iter(transaction.cursor()))[0], b"\x01")
-    receipt = take_snapshots(orders(member), "1")
-    assert receipt.error is None
+    receipt = taken(member, orders(member))
+    assert receipt.errors == ()
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_one_that_fails_leaves_the_others_be(member: Member) -> None:
     """The receipt tells what failed; the other snapshots, before and after it, are taken as usual."""
     member.store.script(Fault("unavailable", "put", "totals/", skip=1))
-    receipt = take_snapshots(orders(member), "1")
+    receipt = taken(member, orders(member))
     assert len(receipt.taken) == len(orders(member)) - 1 > 1
-    assert "scripted fault" in (receipt.error or "")
+    assert ["scripted fault" in error for error in receipt.errors] == [True]
     rows(member, receipt)
 
 
 def test_an_error_that_nobody_foresaw_is_told_like_any_other(member: Member) -> None:
     """Whatever a key-group makes raise, the executor answers, and the other key-groups are taken."""
     first, *others = orders(member)
-    receipt = take_snapshots([replace(first, entry=None), *others], "1")  # type: ignore[arg-type]
+    receipt = taken(member, [replace(first, entry=None), *others])  # type: ignore[arg-type]
     assert [key_group for _, key_group, _ in receipt.taken] == [order.key_group for order in others]
-    assert f"key-group {first.key_group}: " in (receipt.error or "")
+    assert f"key-group {first.key_group}: " in receipt.errors[0]
 
 
-def test_no_orders_need_nothing() -> None:
-    """An executor without orders answers without a store or a folder."""
-    assert take_snapshots([], "1") == SnapshotReceipt()
+def test_no_orders_need_nothing(member: Member) -> None:
+    """A piece without orders sends no request and takes nothing."""
+    receipt = taken(member, [])
+    assert (receipt.taken, receipt.requests, receipt.errors) == ((), {}, ())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies import copy as copy_module
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Snapshot
@@ -20,7 +21,7 @@ from riffle_spark.state.restore import prefetch as budget_module
 from riffle_spark.testing import home_of
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.worker.member_folders import use_store
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt, run_upkeep
+from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.worker.pieces import STORE, Upkept
 
 SPAWN = multiprocessing.get_context("spawn")

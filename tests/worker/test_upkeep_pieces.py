@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from riffle_spark.messages.upkeep_orders import UpkeepReceipt
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.state.restore.supply import rows_of
-from riffle_spark.worker.upkeep_piece import UpkeepReceipt, run_upkeep
+from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.members import SCHEMA
 from tests.kit.worker.pieces import STORE, Upkept
 

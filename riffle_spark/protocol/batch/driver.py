@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from riffle_spark.errors import FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
+from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
 from riffle_spark.protocol.batch.driver_ports import DriverPorts
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, shards_of
@@ -28,7 +29,6 @@ from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
-from riffle_spark.worker.upkeep_piece import UpkeepOrder
 
 __all__ = ["Driver", "DriverPorts"]
 

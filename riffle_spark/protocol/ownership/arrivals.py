@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import MemberChanges, Members
 from riffle_spark.protocol.ports import Background, Cluster, Executor
 from riffle_spark.settings import Settings
-from riffle_spark.worker.census import Census, CensusOrder
 
 __all__ = ["Arrivals", "CensusCalls", "RacksOf"]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from riffle_spark.assign.model import Assignment, MemberId
+from riffle_spark.messages.upkeep_orders import Drop
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.state.log.manifest import Address
-from riffle_spark.worker.upkeep_piece import Drop
 
 __all__ = ["Cleaner"]
 

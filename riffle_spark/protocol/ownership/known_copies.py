@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from riffle_spark.messages.census_orders import Census
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Link, Manifest
-from riffle_spark.worker.census import Census
 
 __all__ = ["CopyLag", "KnownCopies", "whole"]
 

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Background, Clock, Cluster
 from riffle_spark.protocol.upkeep.setbacks import Setbacks
 from riffle_spark.protocol.upkeep.taken_snapshots import TakenSnapshots
 from riffle_spark.state.log.manifest import Address
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
 __all__ = ["Rounds"]
 
@@ -166,9 +166,7 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
 def _without_taken(orders: Mapping[str, UpkeepOrder], taken: set[Address]) -> dict[str, UpkeepOrder]:
     """Return the orders without the snapshots that were taken while the plan was made."""
     left = {
-        executor: replace(
-            order, snapshots=tuple(due for due in order.snapshots if (due.schema.store, due.key_group) not in taken)
-        )
+        executor: replace(order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken))
         for executor, order in orders.items()
     }
     return {executor: order for executor, order in left.items() if order.asks}

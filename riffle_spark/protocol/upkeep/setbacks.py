@@ -15,10 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.state.log.manifest import Head
-from riffle_spark.worker.snapshot import SnapshotOrder
-from riffle_spark.worker.upkeep_piece import Drop, Follow, UpkeepOrder, UpkeepReceipt
 
 __all__ = ["Setbacks"]
 
@@ -140,7 +139,7 @@ class Setbacks:
                 self._done(_follow(member, follow))
         unable, taken = set(receipt.failed_snapshots), {(store, group) for store, group, _ in receipt.taken}
         for due in order.snapshots:
-            address = (due.schema.store, due.key_group)
+            address = (due.store, due.key_group)
             if address in unable:
                 given_up += self._failed(_snapshot(member, due), due.entry.head, now)
             elif address in taken:
@@ -170,7 +169,7 @@ def _follow(member: str, follow: Follow) -> _Piece:
 
 
 def _snapshot(member: str, due: SnapshotOrder) -> _Piece:
-    return _Piece(member, "snapshot", due.schema.store, due.key_group)
+    return _Piece(member, "snapshot", due.store, due.key_group)
 
 
 def _given_up(executor: str, pieces: list[_Piece]) -> str:

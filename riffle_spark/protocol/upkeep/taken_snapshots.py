@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
+from riffle_spark.messages.census_orders import Census, CensusOrder
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Cluster, Executor
 from riffle_spark.state.log import paths
-from riffle_spark.worker.census import Census, CensusOrder
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 
 __all__ = ["TakenSnapshots"]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from riffle_spark.assign.model import MemberId
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Background, Clock
@@ -25,8 +26,6 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.worker.snapshot import SnapshotOrder
-from riffle_spark.worker.upkeep_piece import Drop, Follow, UpkeepOrder, UpkeepReceipt
 
 __all__ = ["Upkeep", "UpkeepFacts", "UpkeepInput", "follows"]
 
@@ -192,20 +191,17 @@ class Upkeep:
 
     def _due(self, policy: SnapshotPolicy, place: UpkeepInput) -> dict[MemberId, list[SnapshotOrder]]:
         """Return the snapshots that are due, by the owner that takes them."""
-        schemas = {operator.store: operator.schema for operator in place.operators}
+        stores = {operator.store for operator in place.operators}
         owners, record = place.ownership.owners, place.record
         unlisted = {address for address, _ in self._taken}
         wanted: dict[MemberId, list[Address]] = {}
         for (store, key_group), entry in sorted(place.manifest.entries.items()):
-            if store not in schemas or key_group not in owners or (store, key_group) in unlisted:
+            if store not in stores or key_group not in owners or (store, key_group) in unlisted:
                 continue
             if due(policy, (store, key_group), entry, record.version):
                 wanted.setdefault(owners[key_group], []).append((store, key_group))
         return {
-            member: [
-                SnapshotOrder(place.home, schemas[store], kg, place.manifest.entry(store, kg), record.epoch)
-                for store, kg in _in_turn(mine, record.sequence)
-            ]
+            member: [SnapshotOrder(*a, place.manifest.entry(*a)) for a in _in_turn(mine, record.sequence)]
             for member, mine in wanted.items()
         }
 

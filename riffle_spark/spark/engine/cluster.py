@@ -12,15 +12,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.keygroups import slot_numbers
+from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.ports import Executor, SlotLayout, SlotPlace
-from riffle_spark.spark.engine import inventory, task
+from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import is_classic, is_interruption
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.spark.engine.task import Answering, census_function, upkeep_function, warm_function
-from riffle_spark.worker.census import Census, CensusOrder
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt, given_up
 
 __all__ = ["UPKEEP_POOL", "SparkCluster"]
 
@@ -50,7 +50,7 @@ class SparkCluster:
         if not is_classic(self._spark):
             return []
         deadline = Deadline(self._spark, order.timeout_seconds)
-        found = self._ask({e.id for e in executors}, lambda _: census_function(order), task.census, deadline)
+        found = self._ask({e.id for e in executors}, lambda _: census_function(order), Census.from_json, deadline)
         late = [Census(executor, error=_late(deadline)) for executor in deadline.overdue]
         return list({census.executor: census for census in [*late, *found]}.values())
 
@@ -58,7 +58,9 @@ class SparkCluster:
         """Run each live executor's order on it and return what was done."""
         seconds = max((order.seconds + order.timeout_seconds for order in orders.values()), default=0.0)
         deadline = Deadline(self._spark, seconds)
-        done = self._ask(orders, lambda layout: upkeep_function(_by_slot(orders, layout)), task.upkeep, deadline)
+        done = self._ask(
+            orders, lambda layout: upkeep_function(_by_slot(orders, layout)), UpkeepReceipt.from_json, deadline
+        )
         answered = {receipt.executor for receipt in done}
         return [*done, *(given_up(executor, seconds) for executor in deadline.overdue if executor not in answered)]
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import zipimport
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 
 import pyarrow as pa
 
+from riffle_spark.messages.census_orders import CensusOrder
 from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Home, Order
-from riffle_spark.state.log.manifest import Head, Snapshot
-from riffle_spark.worker.census import Census, CensusOrder, take_census
+from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of
 from riffle_spark.worker.slot import run_slot
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt, run_upkeep
+from riffle_spark.worker.upkeep_piece import run_upkeep
 
-__all__ = [
-    "Answering",
-    "census",
-    "census_function",
-    "slot_function",
-    "text",
-    "upkeep",
-    "upkeep_function",
-    "warm_function",
-]
+__all__ = ["Answering", "census_function", "slot_function", "upkeep_function", "warm_function"]
 
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -58,12 +48,12 @@ def _forget_zip_directories() -> None:
 
 def census_function(order: CensusOrder) -> Answering:
     """Return the function for ``mapInArrow`` on a placed frame: each slot to a row with its executor's census."""
-    return _answering(lambda _, executor: take_census(order, executor))
+    return _answering(lambda _, executor: take_census(order, executor).to_json())
 
 
 def upkeep_function(orders: Mapping[int, UpkeepOrder]) -> Answering:
     """Return the function for ``mapInArrow`` on a placed frame: each slot's order to a row with a receipt."""
-    return _answering(lambda slot, executor: run_upkeep(orders[slot], executor))
+    return _answering(lambda slot, executor: run_upkeep(orders[slot], executor).to_json())
 
 
 def warm_function(home: Home) -> Answering:
@@ -78,35 +68,11 @@ def warm_function(home: Home) -> Answering:
     return _answering(warm)
 
 
-def _answering(answer: Callable[[int, str], Census | UpkeepReceipt | str]) -> Answering:
+def _answering(answer: Callable[[int, str], str]) -> Answering:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for slot in batch.column(0).to_pylist():
-                found = answer(slot, executor_id())
-                yield pa.record_batch({"answer": [found if isinstance(found, str) else text(found)]})
+                yield pa.record_batch({"answer": [answer(slot, executor_id())]})
         _forget_zip_directories()
 
     return run
-
-
-def text(answer: Census | UpkeepReceipt) -> str:
-    """Return an answer as one line of JSON."""
-    return json.dumps(asdict(answer), separators=(",", ":"))
-
-
-def census(line: str) -> Census:
-    """Return the census that ``text`` wrote."""
-    body = json.loads(line)
-    return Census(**{**body, "copies": _tuples(body["copies"]), "sealed": tuple(body["sealed"])})
-
-
-def upkeep(line: str) -> UpkeepReceipt:
-    """Return the receipt that ``text`` wrote."""
-    body = json.loads(line)
-    rows = {name: _tuples(body[name]) for name in ("copies", "gone", "unfinished", "failed", "failed_snapshots")}
-    taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
-    return UpkeepReceipt(**{**body, **rows, "taken": tuple(taken), "errors": tuple(body["errors"])})
-
-
-def _tuples(rows: list[list[object]]) -> tuple[tuple[object, ...], ...]:
-    return tuple(tuple(row) for row in rows)

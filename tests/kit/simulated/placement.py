@@ -10,12 +10,12 @@ import pytest
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
+from riffle_spark.messages.census_orders import Census
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import assign_settings, task, view_of
 from riffle_spark.state.log.manifest import Address
-from riffle_spark.worker.census import Census
 from tests.kit.simulated.world import World
 
 __all__ = ["check_converges", "check_valid", "watch_the_cleaner"]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import SnapshotOrder
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.formats import part_codec
@@ -22,7 +23,7 @@ from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
-from riffle_spark.worker.snapshot import SnapshotOrder, take_snapshot
+from riffle_spark.worker.snapshot import take_snapshot
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.drawn_variables import table_of
 
@@ -128,8 +129,9 @@ class Log:
 
     def snapshot(self, key_group: int, folder: Folder) -> None:
         """Take and list a snapshot of a key-group, on the member of that folder."""
-        order = SnapshotOrder(HOME, SCHEMA, key_group, self.entries[key_group], epoch=1)
-        taken = take_snapshot(order, folder, self.store, attempt(900 + self.version))
+        order = SnapshotOrder(SCHEMA.store, key_group, self.entries[key_group])
+        keeper = CopyKeeper(folder, SCHEMA, Reader(self.store, folder), 1)
+        taken = take_snapshot(order, SCHEMA, keeper, self.store, attempt(900 + self.version))
         assert taken.rows == len(self.models[key_group])
         replaced = self.entries[key_group].replaced(taken)
         assert replaced is not None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log.manifest import Entry, Head, Manifest
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import folder_of, use_store
-from riffle_spark.worker.snapshot import SnapshotOrder
-from riffle_spark.worker.upkeep_piece import Drop, Follow, UpkeepOrder, UpkeepReceipt, run_upkeep
+from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.drawn_records import PLAIN, Log, drafted
 from tests.kit.state.members import SCHEMA, Place, held
 
@@ -99,4 +99,4 @@ class Upkept:
 
     def snapshot(self, key_group: int) -> SnapshotOrder:
         """Return the order to take a snapshot."""
-        return SnapshotOrder(self.home, SCHEMA, key_group, self.place.entries[key_group], 1)
+        return SnapshotOrder(STORE, key_group, self.place.entries[key_group])

@@ -11,6 +11,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from riffle_spark.messages.census_orders import Census
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ownership.known_copies import CopyLag, KnownCopies, whole
@@ -22,7 +23,6 @@ from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.worker.census import Census
 from tests.kit.simulated.world import ROWS
 
 ADDRESS = ("seen", 0)

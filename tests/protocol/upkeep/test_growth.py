@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan as scan_module
 from riffle_spark.protocol.upkeep.scan import scan
@@ -19,7 +20,6 @@ from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 from tests.kit.simulated.elastic import Elastic
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals

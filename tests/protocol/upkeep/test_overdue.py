@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.messages.census_orders import Census, CensusOrder
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.testing import SimCluster
-from riffle_spark.worker.census import Census, CensusOrder
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 from tests.kit.simulated.elastic import Elastic, warnings
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.log import paths
 from riffle_spark.testing import InlineBackground, SimCluster
 from riffle_spark.testing.faulty_store import Fault
-from riffle_spark.worker.upkeep_piece import UpkeepOrder, UpkeepReceipt
 from tests.kit.simulated.elastic import Elastic
 from tests.kit.simulated.world import World, rows_of, totals
 

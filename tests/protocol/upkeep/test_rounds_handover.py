@@ -10,11 +10,11 @@ from types import FrameType
 import pytest
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.messages.upkeep_orders import Drop, UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.upkeep import rounds as module
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, home_of
-from riffle_spark.worker.upkeep_piece import Drop, UpkeepOrder, UpkeepReceipt, given_up
 
 
 class Dropping(SimCluster):

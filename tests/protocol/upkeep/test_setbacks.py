@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from riffle_spark.messages.upkeep_orders import Follow, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.upkeep.setbacks import Setbacks
 from riffle_spark.state.log.manifest import EMPTY
 from riffle_spark.testing import InlineBackground, SimCluster, home_of
-from riffle_spark.worker.upkeep_piece import Follow, UpkeepOrder, UpkeepReceipt
 from tests.kit.simulated.elastic import Elastic, warnings
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from riffle_spark.messages.census_orders import CensusOrder
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import BackgroundThread
@@ -20,8 +22,6 @@ from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.spark.warm import warm_up
 from riffle_spark.state.objects.store import StoreOptions
-from riffle_spark.worker.census import CensusOrder
-from riffle_spark.worker.upkeep_piece import UpkeepOrder
 from tests.kit.streams.streaming import settings_in, wait_for
 
 pytestmark = pytest.mark.cluster

@@ -1,14 +1,13 @@
-"""What executors answer comes back as it was."""
+"""What driver and executors say to each other comes back as it was."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.spark.engine import task
+from riffle_spark.messages.census_orders import Census
+from riffle_spark.messages.upkeep_orders import UpkeepReceipt
 from riffle_spark.state.log.manifest import Head, Snapshot
-from riffle_spark.worker.census import Census
-from riffle_spark.worker.upkeep_piece import UpkeepReceipt
 
 NAMES = st.text(max_size=8)
 NUMBERS = st.integers(min_value=0, max_value=2**63)
@@ -34,7 +33,7 @@ CENSUSES = st.builds(
 @given(RECEIPTS)
 def test_a_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
     """Written as a line and read, a receipt is equal, its snapshots and heads are of their types."""
-    read = task.upkeep(task.text(receipt))
+    read = UpkeepReceipt.from_json(receipt.to_json())
     assert read == receipt
     assert all(type(snapshot) is Snapshot and type(snapshot.head) is Head for _, _, snapshot in read.taken)
 
@@ -42,6 +41,6 @@ def test_a_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
 @given(CENSUSES)
 def test_a_census_comes_back_as_it_was(census: Census) -> None:
     """Written as a line and read, a census is equal and can be hashed where it is made of tuples."""
-    read = task.census(task.text(census))
+    read = Census.from_json(census.to_json())
     assert read == census
     assert hash((read.copies, read.sealed)) == hash((census.copies, census.sealed))

@@ -1,0 +1,129 @@
+"""What a driver tells executors to do beside the batches, and what they answer. Knows plain data only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.state.log.manifest import Entry, Head, Snapshot
+from riffle_spark.state.schemas.store_schema import StoreSchema
+
+__all__ = ["Drop", "Follow", "SnapshotOrder", "UpkeepOrder", "UpkeepReceipt", "given_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """One copy to bring to its entry's head: it folds what it lacks, or is fetched whole.
+
+    The entry is cut at the head where the driver takes the copy to be, or whole. A copy that turns out to be elsewhere
+    takes what the log's record says.
+    """
+
+    store: str
+    key_group: int
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """One copy to remove, if it still is where it was seen: ``head`` is ``None`` for any."""
+
+    store: str
+    key_group: int
+    head: Head | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOrder:
+    """One key-group of one store to snapshot, at its entry's head or, if its copy is already further on, there."""
+
+    store: str
+    key_group: int
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class UpkeepOrder:
+    """What one executor is to do in one piece, most urgent first: drops, follows, snapshots.
+
+    ``member`` is the folder that is meant (empty: whichever the executor has). The piece begins nothing new after
+    ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
+    the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
+    that the entries are of. ``wipe`` removes all copies and files of the member before anything else. A piece that
+    has not ended ``timeout_seconds`` after its ``seconds`` is given up.
+    """
+
+    home: Home
+    member: str
+    epoch: int
+    sequence: int
+    schemas: Mapping[str, StoreSchema]
+    drops: tuple[Drop, ...] = ()
+    follows: tuple[Follow, ...] = ()
+    snapshots: tuple[SnapshotOrder, ...] = ()
+    seconds: float = 1.0
+    fetch_bytes: int | None = None
+    disk_limit: float = 1.0
+    wipe: bool = False
+    timeout_seconds: float = 60.0
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.drops or self.follows or self.snapshots or self.wipe)
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepReceipt:
+    """What one piece did. ``copies`` are (store, key-group, version, attempt) of copies that are now at that head,
+    ``gone`` those that are not there (any more), ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of
+    those it did not come to the end of or did not come to; ``taken`` are snapshots put. ``failed`` are those of the
+    unfinished that something is wrong with or that may not be begun, ``failed_snapshots`` those that could not be
+    taken; of drops and snapshots it did not come to the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to
+    its work; else ``errors`` say what kept it from its folder, or it is ``overdue``: it did
+    not end in its time, and what became of it is not known.
+    """
+
+    executor: str
+    member: str = ""
+    copies: tuple[tuple[str, int, int, str], ...] = ()
+    gone: tuple[tuple[str, int], ...] = ()
+    unfinished: tuple[tuple[str, int, int, int], ...] = ()
+    taken: tuple[tuple[str, int, Snapshot], ...] = ()
+    failed: tuple[tuple[str, int], ...] = ()
+    failed_snapshots: tuple[tuple[str, int], ...] = ()
+    ran: bool = True
+    overdue: bool = False
+    drops_left: int = 0
+    snapshots_left: int = 0
+    snapshot_bytes: int = 0
+    delta_bytes: int = 0
+    restores: int = 0
+    folds: int = 0
+    requests: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    errors: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the receipt as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> UpkeepReceipt:
+        """Return the receipt that ``to_json`` wrote."""
+        body = json.loads(text)
+        for name in ("copies", "gone", "unfinished", "failed", "failed_snapshots"):
+            body[name] = tuple(map(tuple, body[name]))
+        taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
+        return cls(**{**body, "taken": tuple(taken), "errors": tuple(body["errors"])})
+
+
+def given_up(executor: str, seconds: float) -> UpkeepReceipt:
+    """Return what stands for the receipt of a piece that had not ended after so many seconds."""
+    trouble = (
+        f"a piece of upkeep had not ended after {seconds:g} s and was given up\n"
+        "  What to do: look at that executor's disk and processes; if they are merely slow, raise `upkeep_timeout`"
+    )
+    return UpkeepReceipt(executor, errors=(trouble,), ran=False, overdue=True)
