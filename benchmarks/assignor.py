@@ -53,11 +53,16 @@ def scale_out(tasks: int, members: int) -> View:
 def milliseconds(view: View, settings: AssignSettings) -> float:
     """Return the least CPU time of a few calls."""
     taken = []
-    for _ in range(CALLS if len(view.tasks) < 4000 else 2):
+    for _ in range(calls(len(view.tasks))):
         started = time.process_time()
         assign(view, settings)
         taken.append(time.process_time() - started)
     return round(min(taken) * 1000, 2)
+
+
+def calls(tasks: int) -> int:
+    """Return how many calls are made for so many tasks."""
+    return CALLS if tasks < 4000 else 2
 
 
 def times() -> dict[str, dict[str, float]]:
@@ -191,6 +196,7 @@ def figures() -> dict[str, Any]:
         **without,
         **with_racks,
         "broken": without["broken"] + with_racks["broken"],
+        "repetitions": {f"times_ms.{each}.{t}x{m}": calls(t) for each in STRATEGIES for t, m in SIZES},
     }
 
 

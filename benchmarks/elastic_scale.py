@@ -103,6 +103,7 @@ def _noticed(acts: Acts) -> dict[str, object]:
         "scale_out_batches": len(acts.growing.reports),
         "scale_out_fetched_bytes": sum(report.upkeep_fetched_bytes for report in acts.growing.reports),
         "scale_in_batches": len(acts.shrinking.reports),
+        "repetitions": {"warm_move_ratio": len(moved), "upkeep_ratio": len(warming)},
     }
 
 

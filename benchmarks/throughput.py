@@ -142,12 +142,18 @@ def figures(options: argparse.Namespace, found: dict[tuple[str, int], dict[str, 
     for side in ("apply_in_pandas", "transform_with_state"):
         if (side, options.python_rows) in found:
             theirs = rate(side, options.python_rows)
+            result[f"batch_ms_{side}"] = round(1000 * options.python_rows / theirs)
             result[f"rows_per_s_{side}"] = round(theirs)
             result[f"ratio_vs_{side}" + ("_in_pandas" if side == "transform_with_state" else "")] = round(
                 rate("ours", options.rows) / theirs, 1
             )
     if ("transform_with_state", 100) in found:
         result["fixed_ms_transform_with_state"] = round(1000 * median(found["transform_with_state", 100]["seconds"]))
+    result["repetitions"] = {
+        ("fixed_ms" if rows == 100 else kind) + ("" if side == "ours" else f"_{side}"): len(each["seconds"])
+        for (side, rows), each in found.items()
+        for kind in ("batch_ms", "rows_per_s")
+    }
     return result
 
 

@@ -1,0 +1,93 @@
+"""Writes docs/numbers.md from the texts beside the benchmarks (`benchmarks/NAME.md`) and the figures in their files.
+
+    ./run bench page
+
+A text names figures: `{batch_ms}` stands for value and unit, `{batch_ms:repetitions}` for how often it was measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.results import RESULTS, Figure, Run, read
+
+__all__ = ["PAGE", "filled", "shown", "whole_page"]
+
+TEXTS = RESULTS.parent
+PAGE = TEXTS.parent / "docs" / "numbers.md"
+ORDER = ("throughput", "elasticity", "processor", "assignor", "demo")
+HEAD = """# Numbers
+
+<!-- Made by `./run bench page` from benchmarks/*.md and benchmarks/results/*.json: do not edit. -->
+
+What the benchmarks measured, against what, how, and how to measure it again. The machine is small, virtual and noisy:
+look at the ratios. Figures have three digits here; the files in [benchmarks/results](../benchmarks/results) have all of
+them.
+"""
+PLACE = re.compile(r"\{([a-z][\w.]*)(:repetitions)?\}")
+DIGITS = 3
+SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def whole_page() -> str:
+    """Return the page."""
+    return "\n".join([HEAD, *(_section(name) for name in ORDER)])
+
+
+def _section(name: str) -> str:
+    runs = read(RESULTS / f"{name}.json")
+    text = filled((TEXTS / f"{name}.md").read_text(), runs)
+    command = "./run demo" if name == "demo" else f"./run bench {name}"
+    return f"{text}\n{_measured(runs)}\nAgain: `{command} --save`, then `./run bench page`.\n"
+
+
+def filled(text: str, runs: Sequence[Run]) -> str:
+    """Return a text with the figures that it names; one that no run has is an error."""
+    figures = {name: figure for run in runs for name, figure in run.figures.items()}
+    missing = sorted({found[1] for found in PLACE.finditer(text)} - set(figures))
+    if missing:
+        raise KeyError(f"the text names figures that no run has: {', '.join(missing)}")
+    return PLACE.sub(lambda found: _shown_as(figures[found[1]], found[2] or ""), text)
+
+
+def _shown_as(figure: Figure, form: str) -> str:
+    return str(figure.repetitions) if form else shown(figure)
+
+
+def shown(figure: Figure) -> str:
+    """Return a figure as one reads it: three digits, thousands apart, with its unit."""
+    value, unit = figure.value, figure.unit
+    if unit == "bytes":
+        scale, unit = next(((scale, unit) for scale, unit in SCALES if abs(value) >= scale), (1, unit))
+        value /= scale
+    return f"{_number(value)} {unit}".strip()
+
+
+def _number(value: float) -> str:
+    decimals = DIGITS - 1 - math.floor(math.log10(abs(value))) if value else 0
+    text = f"{round(value, decimals):,.{max(decimals, 0)}f}".replace(",", " ")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _measured(runs: Sequence[Run]) -> str:
+    return "".join(f"{_told(run)}\n" for run in runs)
+
+
+def _told(run: Run) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    told = f"- `{run.command}`, {run.date}, {run.revision}; {run.cores} cores, {run.machine}; {versions}. {run.note}"
+    return textwrap.fill(told, 120, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(whole_page())
+    print(f"Written: {Path('docs') / PAGE.name}")
+
+
+if __name__ == "__main__":
+    main()

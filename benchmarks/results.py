@@ -1,0 +1,175 @@
+"""The figures that benchmarks leave in `benchmarks/results`, one file a benchmark, from which the numbers page is made.
+
+    ./run bench throughput --save [options]
+
+hands what the benchmark prints as JSON to this module. A file holds runs: when, where and at which revision each was
+made, and its figures by name with unit and repetitions. A figure that is measured again belongs to the newer run; a run
+whose figures were all measured again goes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+__all__ = ["RESULTS", "Figure", "Run", "figures_in", "keep", "read", "save", "unit_of", "with_run"]
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("riffle-spark", "pyspark", "pyarrow", "numpy")
+UNITS = (
+    ("rows_per_s", "rows/s"),
+    ("elements_per_s", "elements/s"),
+    ("mb_per_s", "MB/s"),
+    ("rounds", ""),
+    ("ratio", "x"),
+    ("over", "x"),
+    ("bytes", "bytes"),
+    ("mb", "MB"),
+    ("ms", "ms"),
+    ("s", "s"),
+    ("seconds", "s"),
+    ("phases", "s"),
+    ("slots", "s"),
+)
+"""Words of a figure's name, and the unit that they say. The first one found counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number, its unit, and of how many batches or calls it is the median or the best."""
+
+    value: float
+    unit: str = ""
+    repetitions: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: what was called, when, of which revision, on what, with which versions, and what came out."""
+
+    command: str
+    date: str
+    revision: str
+    machine: str
+    cores: int
+    versions: Mapping[str, str]
+    note: str
+    figures: Mapping[str, Figure]
+
+
+def read(file: Path) -> tuple[Run, ...]:
+    """Return the runs of a file, oldest first; none if it is not there."""
+    if not file.exists():
+        return ()
+    runs = (Run(**each) for each in json.loads(file.read_text())["runs"])
+    return tuple(replace(run, figures={name: _figure(fields) for name, fields in run.figures.items()}) for run in runs)
+
+
+def _figure(fields: object) -> Figure:
+    assert isinstance(fields, dict), fields
+    return Figure(**fields)
+
+
+def save(file: Path, runs: Sequence[Run]) -> None:
+    """Write a file of runs."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"runs": [asdict(run) for run in runs]}, indent=1, ensure_ascii=False) + "\n")
+
+
+def with_run(runs: Sequence[Run], newer: Run) -> tuple[Run, ...]:
+    """Return runs without the figures that a newer one has measured again, and the newer one."""
+    kept = (
+        replace(run, figures={name: each for name, each in run.figures.items() if name not in newer.figures})
+        for run in runs
+    )
+    return (*(run for run in kept if run.figures), newer)
+
+
+def figures_in(printed: Mapping[str, object]) -> dict[str, Figure]:
+    """Return the numbers of what a benchmark prints as JSON: within an object as `object.name`, of a list its length.
+
+    The object `repetitions`, if there is one, says of how many batches or calls a figure is made.
+    """
+    told = printed.get("repetitions", {})
+    repetitions = told if isinstance(told, dict) else {}
+    numbers = _numbers({name: value for name, value in printed.items() if name != "repetitions"})
+    return {name: Figure(value, unit_of(name), repetitions.get(name, 1)) for name, value in numbers}
+
+
+def _numbers(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{before}{name}.")
+        elif isinstance(value, list):
+            yield f"{before}{name}", len(value)
+        elif isinstance(value, (int, float)) and math.isfinite(value):
+            yield f"{before}{name}", value
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that a figure's name says, or nothing for a plain number."""
+    words = f"_{name.replace('.', '_')}_"
+    return next((unit for word, unit in UNITS if f"_{word}_" in words), "")
+
+
+def _run_of(command: str, printed: Mapping[str, object]) -> Run:
+    today = datetime.now(timezone.utc).date().isoformat()
+    versions = {"Java": _java(), "Python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    cores = len(os.sched_getaffinity(0))
+    return Run(command, today, _revision(), _machine(), cores, versions, "", figures_in(printed))
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home) / "bin" / "java" if home else "java"
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "([^"]+)"', told)
+    return found[1] if found else "unknown"
+
+
+def _machine() -> str:
+    found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{found[1] if found else platform.machine()}, {memory / 2**30:.0f} GB"
+
+
+def _revision() -> str:
+    """Return the commit that is checked out; `+` stands for changes that are not in it."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=RESULTS.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return found.stdout.strip() or "unknown"
+
+
+def keep(command: str, options: Sequence[str], printed: str, folder: Path = RESULTS) -> Path:
+    """Save what a benchmark printed, its figures in the last line, under its name; return the file."""
+    lines = printed.strip().splitlines()
+    if not lines or not lines[-1].startswith("{"):
+        sys.exit("there are no figures to save")
+    file = folder / f"{command.rsplit(maxsplit=1)[-1]}.json"
+    newer = _run_of(" ".join(["./run", command, *options]), json.loads(lines[-1]))
+    save(file, with_run(read(file), newer))
+    return file
+
+
+def main(command: str, *options: str) -> None:
+    """Keep what comes in from a benchmark, and pass it on."""
+    printed = sys.stdin.read()
+    file = keep(command, options, printed)
+    print(printed, end="")
+    print(f"Saved in benchmarks/results/{file.name}; ./run bench page writes the page", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,124 @@
+"""The numbers page is made of what benchmarks measured, and nothing else quotes other figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.page import PAGE, filled, shown, whole_page
+from benchmarks.results import RESULTS, Figure, Run, figures_in, keep, read, save, unit_of, with_run
+from tests.kit.pages import CHECKOUT
+
+PRINTED = {
+    "rows_per_s": 176_432,
+    "phases": {"sink": 0.25},
+    "dearer": ["one", "two"],
+    "unknown": float("nan"),
+    "repetitions": {"rows_per_s": 10},
+}
+
+
+def _run(command: str, **values: float) -> Run:
+    figures = {name: Figure(value, unit_of(name)) for name, value in values.items()}
+    return Run(command, "2026-11-22", "abc1234", "a machine", 2, {"pyspark": "4.0.5"}, "", figures)
+
+
+def test_the_page_is_what_the_command_makes_of_the_files() -> None:
+    """docs/numbers.md is what `./run bench page` writes; if this fails, run that."""
+    assert PAGE.read_text() == whole_page()
+
+
+def test_every_file_of_figures_is_on_the_page() -> None:
+    """The page has a section for each file of figures, with the runs that are in it."""
+    page = PAGE.read_text()
+    files = sorted(RESULTS.glob("*.json"))
+    assert files
+    assert [run.command for file in files for run in read(file) if f"`{run.command}`, {run.date}" not in page] == []
+
+
+def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:
+    """A figure in bold type in the README or in a page of processors stands on the numbers page."""
+    numbers = PAGE.read_text()
+    for page in (CHECKOUT / "README.md", CHECKOUT / "docs" / "processors.md"):
+        quoted = [each for each in re.findall(r"\*\*([^*\n]+)\*\*", page.read_text()) if each[0].isdigit()]
+        assert quoted
+        assert [each for each in quoted if not re.search(rf"(?<![\w.]){re.escape(each)}(?!\w)", numbers)] == []
+
+
+def test_what_a_benchmark_prints_becomes_figures() -> None:
+    """Numbers are kept with unit and repetitions, those of an object under both names; what is no number is left."""
+    assert figures_in(PRINTED) == {
+        "rows_per_s": Figure(176_432, "rows/s", 10),
+        "phases.sink": Figure(0.25, "s"),
+        "dearer": Figure(2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("batch_ms_builtin", "ms"),
+        ("times_ms.none.128x8", "ms"),
+        ("rows_per_s_spark", "rows/s"),
+        ("cold_restore_mb_per_s", "MB/s"),
+        ("peak_memory_mb", "MB"),
+        ("standby_kill_extra_s", "s"),
+        ("expiry_batch_s_of_a_tenth", "s"),
+        ("row_form_ratio", "x"),
+        ("requests_per_batch", ""),
+        ("lost", ""),
+    ],
+)
+def test_a_name_says_its_unit(name: str, unit: str) -> None:
+    """The unit of a figure is read from its name."""
+    assert unit_of(name) == unit
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [
+        (Figure(176_432, "rows/s"), "176 000 rows/s"),
+        (Figure(0.0, "bytes"), "0 bytes"),
+        (Figure(2_013_000, "bytes"), "2.01 MB"),
+        (Figure(999_999, "x"), "1 000 000 x"),
+        (Figure(8.0, "x"), "8 x"),
+        (Figure(0.2449, "x"), "0.245 x"),
+        (Figure(20), "20"),
+    ],
+)
+def test_figures_are_shown_with_three_digits(figure: Figure, text: str) -> None:
+    """A figure has three digits, thousands apart, and its unit."""
+    assert shown(figure) == text
+
+
+def test_a_newer_run_takes_over_what_it_measured_again(tmp_path: Path) -> None:
+    """A figure belongs to the run that measured it last; a run with none left goes; files keep all of it."""
+    first, second = _run("a", scale_s=1, kill_s=2), _run("b", spark_s=3)
+    third = _run("c", kill_s=4, spark_s=5)
+    runs = with_run((first, second), third)
+    assert [(run.command, set(run.figures)) for run in runs] == [("a", {"scale_s"}), ("c", {"kill_s", "spark_s"})]
+    save(tmp_path / "x.json", runs)
+    assert read(tmp_path / "x.json") == runs
+
+
+def test_a_text_that_names_an_unknown_figure_is_refused() -> None:
+    """A text is filled with figures and repetitions; one that no run has is named."""
+    runs = [_run("a", kill_s=2)]
+    assert filled("{kill_s}, {kill_s:repetitions} time", runs) == "2 s, 1 time"
+    with pytest.raises(KeyError, match="kill_ms"):
+        filled("{kill_s} {kill_ms}", runs)
+
+
+def test_what_a_benchmark_printed_is_kept(tmp_path: Path) -> None:
+    """The last line that comes in is written with its command, cores and versions; nothing coming in is an error."""
+    file = keep("bench throughput", ["--rows", "10"], f"noise\n{json.dumps(PRINTED)}\n", tmp_path)
+    (run,) = read(file)
+    assert (file.name, run.command) == ("throughput.json", "./run bench throughput --rows 10")
+    assert run.figures["rows_per_s"] == Figure(176_432, "rows/s", 10)
+    assert run.cores >= 1
+    assert {"Java", "Python", "pyspark"} < set(run.versions)
+    with pytest.raises(SystemExit):
+        keep("bench throughput", [], "", tmp_path)
