@@ -26,6 +26,7 @@ __all__ = ["RESULTS", "Figure", "Run", "figures_in", "keep", "read", "save", "un
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("riffle-spark", "pyspark", "pyarrow", "numpy")
+NOT_MEASURED = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs/numbers.md")
 UNITS = (
     ("rows_per_s", "rows/s"),
     ("elements_per_s", "elements/s"),
@@ -144,12 +145,15 @@ def _machine() -> str:
 
 
 def _revision() -> str:
-    """Return the commit that is checked out; `+` stands for changes that are not in it."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-        cwd=RESULTS.parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() or "unknown"
+    """Return the commit that is checked out; `+` stands for changes that are not in it, saved figures left out."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", *NOT_MEASURED)
+    return f"{commit}+" if changes else commit or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 def keep(command: str, options: Sequence[str], printed: str, folder: Path = RESULTS) -> Path:
