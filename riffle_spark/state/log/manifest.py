@@ -23,6 +23,11 @@ class Head(NamedTuple):
     version: int
     attempt: str
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the driver that ordered it, -1 where nothing was made yet."""
+        return int(self.attempt.split("-", 1)[0]) if self.attempt else -1
+
 
 EMPTY_HEAD = Head(-1, "")
 """The head of a key-group that nothing has touched yet."""

@@ -1,10 +1,10 @@
 """Bringing local copies to exactly the heads a driver names. Knows copies, parts and folders. Does not know batches
 or users.
 
-Owner, standby and warm-up run this same code: a copy that is on the chain folds the links it misses, in order; one
-that is not (there is none, it is older than the snapshot, of another boot, damaged, or of an abandoned line) is
-restored into a new folder and switched in. A copy that is already beyond what the driver named means that the caller
-is out of date.
+So a slot gets the copies that it computes from, and a member those that it takes snapshots of. What each lacks
+`copy_plan` decides: links are folded in order, and what has to be restored is filled in a new folder and switched in. A
+copy that is beyond what the driver named means that the caller is out of date. Copies that follow the log beside the
+batches are brought after it by `follow`, piece by piece.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.snapshot_copy import begun, open_copy, settle
 from riffle_spark.state.copies.snapshot_file import FILE
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link, Snapshot
+from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
+from riffle_spark.state.restore.copy_plan import plan_copy
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Brought", "CopyKeeper", "head_of", "is_beyond", "not_cut"]
+__all__ = ["Brought", "CopyKeeper", "head_of", "not_cut"]
 
 _GROUP_BYTES = 64 << 20
 _BASE_BYTES = 4 << 20
@@ -129,21 +130,20 @@ class CopyKeeper:
 
     def _plan(self, key_group: int, entry: Entry, opened: dict[int, Copy]) -> _Work | None:
         copy, head = self._open(key_group)
-        if entry.cut is not None and (head is None or entry.after(head) is None):
-            entry = self._whole(key_group)
-        links = entry.after(head) if head is not None else None
-        if copy is not None and head is not None and links is not None:
-            opened[key_group] = copy
-            return _Work(key_group, copy, entry, head, links, restore=False) if links else None
         if copy is not None:
-            copy.close()
-        if head is not None and not self._newest:
-            self._check_not_beyond(head, entry.head, key_group)
-        if entry.head == EMPTY_HEAD:
+            opened[key_group] = copy
+        plan = plan_copy(head, entry, self._epoch, lambda: self._whole(key_group), newest=self._newest)
+        if copy is not None and plan.action == "fold":
+            return _Work(key_group, copy, plan.entry, plan.base, plan.links, restore=False) if plan.links else None
+        if copy is not None:
+            opened.pop(key_group).close()
+        if head is not None and plan.action == "beyond":
+            raise self._out_of_date(head, plan.entry.head, key_group)
+        if plan.action == "drop":
             self._folder.drop(self._schema.store, key_group)
             return None
         opened[key_group] = fresh = self._new_copy(key_group)
-        return _Work(key_group, fresh, entry, entry.base, entry.chain, restore=True)
+        return _Work(key_group, fresh, plan.entry, plan.base, plan.links, restore=True)
 
     def _new_copy(self, key_group: int) -> Copy:
         return Copy(self._folder.fresh(self._schema.store, key_group), new=True, layout=self._schema.layout)
@@ -161,13 +161,11 @@ class CopyKeeper:
         except DamagedCopy:
             return copy, None
 
-    def _check_not_beyond(self, found: Head, wanted: Head, key_group: int) -> None:
-        if is_beyond(found, wanted, self._epoch):
-            raise OutOfDate(
-                f"the copy is at version {found.version} of epoch {_epoch(found)}, the batch starts from "
-                f"{wanted.version}",
-                where=f"{self._schema.store}, key-group {key_group}",
-            )
+    def _out_of_date(self, found: Head, wanted: Head, key_group: int) -> OutOfDate:
+        return OutOfDate(
+            f"the copy is at version {found.version} of epoch {found.epoch}, the batch starts from {wanted.version}",
+            where=f"{self._schema.store}, key-group {key_group}",
+        )
 
     def _lacking(self, group: Sequence[_Work]) -> Lacking:
         links = tuple(link for work in group for link in work.links)
@@ -196,17 +194,6 @@ class CopyKeeper:
     def _switch(self, work: _Work, opened: dict[int, Copy]) -> None:
         self._folder.switch(self._schema.store, work.key_group, work.copy.folder)
         assert opened[work.key_group] is work.copy
-
-
-def is_beyond(found: Head, wanted: Head, epoch: int) -> bool:
-    """Tell whether a copy that is not on the chain to ``wanted`` is further on, as a driver of ``epoch`` sees it: else
-    it is of a line that was given up, or too old.
-    """
-    return _epoch(found) > epoch or (_epoch(found) == epoch and found.version > wanted.version)
-
-
-def _epoch(head: Head) -> int:
-    return int(head.attempt.split("-", 1)[0]) if head.attempt else -1
 
 
 def head_of(folder: Folder, store: str, key_group: int) -> Head | None:

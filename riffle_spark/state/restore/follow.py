@@ -26,7 +26,8 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.bring import head_of, is_beyond
+from riffle_spark.state.restore.bring import head_of
+from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
 from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, ahead
 from riffle_spark.state.restore.reader import Reader, next_range, span_bytes
@@ -34,7 +35,7 @@ from riffle_spark.state.restore.supply import rows_of
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Follower", "Following", "Planner"]
+__all__ = ["CopyPlanner", "CopyProgress", "Follower"]
 
 RANGE_BYTES = 8 << 20
 """A snapshot is got in ranges of so many bytes, and a delta in one get unless more than this lies between two parts."""
@@ -43,7 +44,7 @@ _AT_ONCE = 8
 
 
 class _Range(NamedTuple):
-    of: Following
+    of: CopyProgress
     start: int
     length: int
 
@@ -63,7 +64,7 @@ class Follower:
         self._may_begin = may_begin
         self._reader = Reader(objects, folder)
         self._incoming = IncomingSnapshots(folder.path)
-        self._planner = Planner(folder, self._incoming, epoch, whole)
+        self._planner = CopyPlanner(folder, self._incoming, epoch, whole)
         self.restores = 0
         self.folds = 0
 
@@ -77,7 +78,7 @@ class Follower:
         """Bytes of deltas that came from the store."""
         return self._reader.totals.fetched_bytes - self.snapshot_bytes
 
-    def follow(self, wanted: Mapping[Address, Entry]) -> list[Following]:
+    def follow(self, wanted: Mapping[Address, Entry]) -> list[CopyProgress]:
         """Return how far each copy came, in the order given. Nothing is raised: errors are told copy by copy."""
         all_of_them = [self._planner.looked(address, entry) for address, entry in wanted.items()]
         restores = [one for one in all_of_them if one.restore]
@@ -89,7 +90,7 @@ class Follower:
                 self._incoming.forget(one.address)
         return all_of_them
 
-    def _fold(self, those: Sequence[Following]) -> None:
+    def _fold(self, those: Sequence[CopyProgress]) -> None:
         owed = {link: one for one in those if one.error is None for link in one.links}
         runs = iter(self._reader.runs(owed, RANGE_BYTES))
         reading = ahead(self._reader.read, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
@@ -105,8 +106,9 @@ class Follower:
             yield run
 
     def _fold_run(
-        self, run: list[Link], reading: Future[dict[Link, pa.Table | CorruptStateError]], owed: Mapping[Link, Following]
-    ) -> None:
+        self, run: list[Link], reading: Future[dict[Link, pa.Table | CorruptStateError]],
+        owed: Mapping[Link, CopyProgress],
+    ) -> None:  # fmt: skip
         try:
             found = reading.result()
         except Exception as trouble:  # noqa: BLE001 - as above
@@ -132,7 +134,7 @@ class Follower:
             raise ConfigError("the order does not tell the columns of this store", where=store)
         return self._schemas[store]
 
-    def _fold_link(self, one: Following, link: Link, rows: CopyRows) -> None:
+    def _fold_link(self, one: CopyProgress, link: Link, rows: CopyRows) -> None:
         if one.error is not None or one.links[:1] != (link,):
             return
         try:
@@ -148,13 +150,13 @@ class Follower:
             one.at, one.links, one.fetched = link.head, one.links[1:], one.fetched + link.length
             self.folds += 1
 
-    def _opened(self, one: Following) -> Copy:
+    def _opened(self, one: CopyProgress) -> Copy:
         current = self._folder.current(*one.address)
         if current is None:
             raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
         return open_copy(current, self._schema(one.address[0]))
 
-    def _restore(self, those: Sequence[Following]) -> None:
+    def _restore(self, those: Sequence[CopyProgress]) -> None:
         getting = ahead(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)
         with closing(getting):
             for piece, data in getting:
@@ -164,7 +166,7 @@ class Follower:
                     except Exception as trouble:  # noqa: BLE001 - as above
                         piece.of.error = str(trouble)
 
-    def _ranges(self, those: Sequence[Following]) -> Iterator[_Range]:
+    def _ranges(self, those: Sequence[CopyProgress]) -> Iterator[_Range]:
         """Yield what is still to be got of each snapshot, as far as disk and budget allow."""
         for one in those:
             at, size = one.fetched, one.entry.snapshot.length if one.entry.snapshot else 0
@@ -206,7 +208,7 @@ class Follower:
         if one.fetched == snapshot.length:
             self._fill(one, self._schema(one.address[0]).encode(self._incoming.table(one.address, snapshot)))
 
-    def _fill(self, one: Following, rows: CopyRows | None) -> None:
+    def _fill(self, one: CopyProgress, rows: CopyRows | None) -> None:
         """Switch a new copy in that stands where the chain begins, unless another process was quicker."""
         self._planner.plan(one)
         if not one.restore:
@@ -225,7 +227,7 @@ class Follower:
 
 
 @dataclass(slots=True)
-class Following:
+class CopyProgress:
     """How far one copy came: where it is (``None``: there is none), what it lacks, bytes fetched of bytes to fetch."""
 
     address: Address
@@ -243,8 +245,8 @@ class Following:
         return not self.links and not self.restore and self.error is None
 
 
-class Planner:
-    """Tells what copies of one member lack. ``whole`` gets an entry that came cut."""
+class CopyPlanner:
+    """Looks where copies of one member are, and plans what they lack. ``whole`` gets an entry that came cut."""
 
     def __init__(
         self, folder: Folder, incoming: IncomingSnapshots, epoch: int, whole: Callable[[Address], Entry]
@@ -254,52 +256,48 @@ class Planner:
         self._epoch = epoch
         self._whole = whole
 
-    def looked(self, address: Address, entry: Entry) -> Following:
+    def looked(self, address: Address, entry: Entry) -> CopyProgress:
         """Return where a copy is, with what it lacks or what was wrong with looking."""
-        one = Following(address, entry)
+        one = CopyProgress(address, entry)
         try:
             self.plan(one)
         except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
             one.error = str(trouble)
         return one
 
-    def plan(self, one: Following) -> None:
+    def plan(self, one: CopyProgress) -> None:
         """Look where the copy is; set what it lacks: nothing, some links, or everything.
 
-        A copy of a key-group that is empty goes. Raises what reading the log raises.
+        A copy of a key-group that is empty goes, one that is beyond its entry stays. Raises what reading the log
+        raises.
         """
         one.at = head_of(self._folder, *one.address)
         one.restore, one.links = False, ()
-        links = None if one.at is None else one.entry.after(one.at)
-        if links is None and self._is_beyond(one):
+        plan = plan_copy(one.at, one.entry, self._epoch, lambda: self._whole(one.address))
+        one.entry, one.restore, one.links = plan.entry, plan.action == "restore", plan.links
+        if plan.action == "beyond":
             return
-        if links is None and one.entry.cut is not None:
-            one.entry = self._whole(one.address)
-            links = None if one.at is None else one.entry.after(one.at)
-        if links is None and one.entry.head == EMPTY_HEAD:
+        if plan.action == "drop":
             self._folder.drop(*one.address)
             one.at = None
             return
-        one.restore, one.links = links is None, one.entry.chain if links is None else links
         one.total = sum(link.length for link in one.links)
         if one.restore and one.entry.snapshot is not None:
             one.total += one.entry.snapshot.length
             one.fetched = self._incoming.begun(one.address, one.entry.snapshot)
 
-    def look_again(self, one: Following, trouble: OutOfDate) -> None:
+    def look_again(self, one: CopyProgress, trouble: OutOfDate) -> None:
         """Another process moved the copy: good if it is where it should be or further on, else for the next piece."""
         one.at = head_of(self._folder, *one.address)
-        if one.at is not None and (one.entry.after(one.at) == () or self._is_beyond(one)):
+        plan = plan_of_entry(one.at, one.entry, self._epoch)
+        if plan.action == "beyond" or (plan.action == "fold" and not plan.links):
             one.links = ()
         else:
             one.error = str(trouble)
 
-    def give_up(self, one: Following, trouble: DamagedCopy) -> None:
+    def give_up(self, one: CopyProgress, trouble: DamagedCopy) -> None:
         """Remove a copy that turned out damaged: the next piece restores it."""
         one.error = str(trouble)
         if not isinstance(trouble, CopyInUse):
             self._folder.drop(*one.address)
             one.at = None
-
-    def _is_beyond(self, one: Following) -> bool:
-        return one.at is not None and is_beyond(one.at, one.entry.head, self._epoch)

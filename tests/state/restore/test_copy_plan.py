@@ -1,0 +1,191 @@
+"""What a copy lacks: the same decision whoever asks, and never a fold onto a head that is not on the chain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import OutOfDate
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Snapshot
+from riffle_spark.state.restore.bring import CopyKeeper
+from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy, plan_of_entry
+from riffle_spark.state.restore.follow import Follower
+from riffle_spark.state.restore.prefetch import Budget
+from tests.kit.state.members import SCHEMA, Place, held
+
+
+class Known(NamedTuple):
+    """A key-group's past: where its entry was, and by which driver; what each head holds; links off the chain."""
+
+    entries: list[Entry]
+    epoch: int
+    contents: dict[Head, tuple[Head, ...]]
+    before: tuple[Link, ...]
+
+
+STEPS = st.lists(
+    st.sampled_from(["commit", "commit", "commit", "lost attempt", "snapshot", "claim", "rollback"]), max_size=14
+)
+
+
+@st.composite
+def pasts(draw: st.DrawFn) -> Known:
+    """Draw a past of commits, attempts that nobody listed, snapshots, claims of new drivers, and rollbacks."""
+    entries, epoch, contents, before = [EMPTY], 1, {EMPTY_HEAD: ()}, ()
+    for number, step in enumerate(draw(STEPS)):
+        entry = entries[-1]
+        if step in ("commit", "lost attempt"):
+            head = Head(entry.head.version + 1, f"{epoch}-{number:032x}")
+            contents[head] = (*contents[entry.head], head)
+            if step == "commit":
+                entries.append(entry.extended(Link(head, 0, 1, 0, 1)))
+        elif step == "snapshot" and entry.chain:
+            at = draw(st.sampled_from(entry.chain)).head
+            replaced = entry.replaced(Snapshot(f"{at.version}-{epoch}-s", at, 1, 0, 1))
+            assert replaced is not None
+            before = entry.chain[: len(entry.chain) - len(replaced.chain)]
+            entries.append(replaced)
+        elif step == "claim":
+            epoch += 1
+        elif step == "rollback":
+            epoch, before = epoch + 1, ()
+            entries.append(draw(st.sampled_from(entries)))
+    return Known(entries, epoch, contents, before)
+
+
+def cut_entries(past: Known) -> list[Entry]:
+    """Return the newest entry whole, and cut in each way in which orders cut it."""
+    whole = past.entries[-1]
+    recent = [whole.recent(links) for links in range(1, len(whole.chain))]
+    since = [whole.since(entry) for entry in past.entries]
+    trails = [
+        Entry(None, (*past.before[at:], *whole.chain), cut=past.before[at - 1].head)
+        for at in range(1, len(past.before))
+        if past.before[-1].head == whole.base
+    ]
+    return [whole, *recent, *since, *trails]
+
+
+def followed(plan: CopyPlan, head: Head | None, contents: dict[Head, tuple[Head, ...]]) -> tuple[Head, ...]:
+    """Return what a copy holds that did as planned; a link that does not fit where the copy is fails."""
+    if plan.action == "drop":
+        return ()
+    at = plan.entry.snapshot.head if plan.action == "restore" and plan.entry.snapshot else head
+    if plan.action == "restore" and not plan.entry.snapshot:
+        at = EMPTY_HEAD
+    assert at == plan.base
+    holding = contents[at]
+    for link in plan.links:
+        assert contents[link.head] == (*holding, link.head), "a link was folded onto another head than its own"
+        holding = contents[link.head]
+    return holding
+
+
+@given(pasts(), st.data())
+def test_a_copy_that_does_as_planned_holds_what_was_committed(past: Known, data: st.DataObject) -> None:
+    """From every head there ever was, and none, links lead exactly to the entry's head, however it is cut."""
+    whole = past.entries[-1]
+    entry = data.draw(st.sampled_from(cut_entries(past)))
+    for head in (None, *past.contents):
+        plan = plan_copy(head, entry, past.epoch, lambda: whole, newest=True)
+        assert plan.action in ("fold", "restore", "drop")
+        assert followed(plan, head, past.contents) == past.contents[whole.head]
+
+
+@given(pasts(), st.data())
+def test_a_cut_entry_is_decided_as_the_whole_one(past: Known, data: st.DataObject) -> None:
+    """What an order leaves out of an entry changes nothing but where links come from: a trail may spare a restore."""
+    whole = past.entries[-1]
+    entry = data.draw(st.sampled_from(cut_entries(past)))
+    for head in (None, *past.contents):
+        expected = plan_of_entry(head, whole, past.epoch)
+        plan = plan_copy(head, entry, past.epoch, lambda: whole)
+        if head in {link.head for link in past.before} and plan.action == "fold":
+            continue
+        assert (plan.action, plan.base, plan.links) == (expected.action, expected.base, expected.links)
+
+
+@given(pasts(), st.data(), st.integers(-1, 2))
+def test_a_copy_that_is_further_on_is_left_alone(past: Known, data: st.DataObject, newer: int) -> None:
+    """It is one that went on from an entry of the past under its driver or a newer one; no other is."""
+    entry, epoch = data.draw(st.sampled_from(past.entries)), max(1, past.epoch - newer)
+    for head in past.contents:
+        plan = plan_of_entry(head, entry, epoch)
+        is_on, ahead = entry.after(head) is not None, (head.epoch, head.version) > (epoch, entry.head.version)
+        assert (plan.action == "beyond") == (ahead and not is_on)
+        assert (plan.action == "fold") == is_on
+
+
+def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> None:
+    """Neither for a copy that is on what is left of the chain, nor for one beyond it, nor for one that is there."""
+    links = tuple(Link(Head(version, f"2-{version:032x}"), 0, 1, 0, 1) for version in range(6))
+    whole = Entry(None, links)
+    asked: list[Head | None] = []
+    beyond, given_up = Head(7, f"2-{99:032x}"), Head(7, f"1-{99:032x}")
+    for head in (links[5].head, links[4].head, links[3].head, beyond, links[2].head, given_up, None):
+        plan_copy(head, whole.recent(2), 2, lambda head=head: asked.append(head) or whole)
+    assert asked == [links[2].head, given_up, None]
+
+
+CASES = {
+    "no copy": (None, 3, 1, 3),
+    "behind": (1, 3, 1, 3),
+    "there": (3, 3, 1, 3),
+    "behind the snapshot": (0, 3, 1, 3),
+    "beyond": (3, 1, 1, None),
+    "beyond, by a newer driver": (3, 1, 0, None),
+    "of a line that was given up": (3, 1, 2, 1),
+    "of a line that began with it": (3, -1, 2, -1),
+}
+"""The version that the copy is at, the one wanted, the driver's epoch, and where it ends (``None``: it stays)."""
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(("at", "wanted", "epoch", "end"), CASES.values(), ids=CASES.keys())
+def test_a_slot_and_a_standby_decide_the_same(
+    tmp_path: Path, at: int | None, wanted: int, epoch: int, end: int | None, is_cut: bool
+) -> None:
+    """Copies end where the entry leads, or stay where they are: then a slot stops, and a standby has finished."""
+    place, entries = Place(tmp_path / "member"), {-1: EMPTY}
+    for version in range(4):
+        place.seal(version, {1: {"a": version}})
+        if version == 2:
+            place.snapshot(1)
+        entries[version] = place.entries[1]
+    whole = entries[wanted]
+    for asks in (brought, stood_by):
+        place.keeper().forget([1])
+        if at is not None:
+            place.bring({1: entries[at]})
+        assert asks(place, whole.recent(1) if is_cut else whole, whole, epoch) == (end is not None)
+        current, version = place.folder.current(SCHEMA.store, 1), at if end is None else end
+        assert (current is None) == (version == -1)
+        if current is not None and version is not None:
+            with Copy(current) as copy:
+                assert (copy.head(), held(copy)) == (entries[version].head, {"a": version})
+
+
+def brought(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
+    """Bring the copy as a slot does; tell whether it is at the entry's head, not refused as beyond it."""
+    try:
+        copies, _ = CopyKeeper(place.folder, SCHEMA, place.reader, epoch, lambda _: whole).bring({1: entry})
+    except OutOfDate:
+        return False
+    for copy in copies.values():
+        copy.close()
+    return True
+
+
+def stood_by(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
+    """Bring the copy after the log as a standby does; tell whether it is at the entry's head, not left beyond it."""
+    address, budget = (SCHEMA.store, 1), Budget(1000.0, None, lambda: 0.0)
+    schemas = {SCHEMA.store: SCHEMA}
+    follower = Follower(place.folder, place.store, schemas, epoch, lambda _: whole, budget, lambda: True)
+    (one,) = follower.follow({address: entry})
+    assert one.finished
+    return one.at in (None, whole.head)
