@@ -161,9 +161,4 @@ class Deletes:
     def are_fenced(self) -> bool:
         """Tell whether the log has a record of another epoch after the driver's own. One request where it has none."""
         epoch, sequence = self._tail
-        log = Log(self._objects, "")
-        while self._objects.exists(paths.record(sequence + 1)):
-            sequence += 1
-            if log.read(sequence).epoch != epoch:
-                return True
-        return False
+        return any(record.epoch != epoch for record in Log(self._objects, "").after(sequence))

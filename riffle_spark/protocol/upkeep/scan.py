@@ -21,7 +21,6 @@ __all__ = ["Looked", "Scanned", "Scans", "look", "scan"]
 
 _OLD_AT_ONCE = 1_000
 """So many records one scan reads at most only to find that they are too old to be kept."""
-_LATER_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +117,14 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
 
 def _later(log: Log, tail: Record) -> Iterator[Record]:
     """Yield the records after ``tail``. Raises ``FencedError`` at one of another driver."""
-    for sequence in range(tail.sequence + 1, tail.sequence + _LATER_MAX):
-        record = log.find(sequence)
-        if record is None:
-            return
+    for record in log.after(tail.sequence):
         if record.epoch != tail.epoch:
             raise FencedError(
-                f"record {sequence} was appended by another driver: it decides what is deleted now",
+                f"record {record.sequence} was appended by another driver: it decides what is deleted now",
                 remedy="stop this query: a newer driver owns its state",
-                where=paths.record(sequence),
+                where=paths.record(record.sequence),
             )
         yield record
-    raise UnavailableError("the log grows faster than it is read", remedy="none: a later scan finds the rest")
 
 
 _AGAIN_SECONDS = 60.0

@@ -10,7 +10,7 @@ Until it is settled nothing else is appended. Each record names the digest of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
@@ -24,6 +24,8 @@ __all__ = ["FULL_EVERY", "Log"]
 FULL_EVERY = 16
 """A record is full at least this often; between, it holds the entries changed since the last full one."""
 _APPEND_TRIES = 5
+_LATER_MAX = 10_000
+"""So many records beyond those known are looked for at most: a log that grows faster has no end to be found."""
 
 
 class Log:
@@ -75,10 +77,12 @@ class Log:
 
     def _find_newer(self, sequences: list[int]) -> None:
         """Add the records that a LIST which lags does not show yet: those after the newest that it shows."""
-        newer = sequences[-1] + 1 if sequences else 0
-        while self._store.exists(paths.record(newer)):
+        first = sequences[-1] + 1 if sequences else 0
+        for newer in range(first, first + _LATER_MAX):
+            if not self._store.exists(paths.record(newer)):
+                return
             sequences.append(newer)
-            newer += 1
+        raise _no_end(first)
 
     def _open_broken(self, sequences: list[int]) -> Record:
         """Take the newest record that can be read, to be followed by one after the newest there is.
@@ -158,6 +162,18 @@ class Log:
         name = paths.record(sequence)
         data = self._store.get(name)
         return None if data is None else decode(data, name)
+
+    def after(self, sequence: int) -> Iterator[Record]:
+        """Yield the records that follow this one, to the newest. Raises ``CorruptStateError`` at a damaged one, and
+        ``UnavailableError`` where they do not end.
+        """
+        first = sequence + 1
+        for later in range(first, first + _LATER_MAX):
+            record = self.find(later)
+            if record is None:
+                return
+            yield record
+        raise _no_end(first)
 
     def manifest_of(self, record: Record) -> Manifest:
         """Return what ``record`` and the full record it changes say together."""
@@ -286,6 +302,14 @@ class Log:
             entries=manifest.entries if full else changed,
             members=(draft.members or self._members) if full else (),
         )
+
+
+def _no_end(first: int) -> UnavailableError:
+    return UnavailableError(
+        f"the log has more than {_LATER_MAX} records from {first} on, and grows faster than it is read",
+        remedy="none if a later try finds its end; else look which driver writes to it",
+        where=paths.record(first),
+    )
 
 
 def _joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:

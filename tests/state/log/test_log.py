@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.state.log import log as log_file
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from riffle_spark.testing.lagging_store import LaggingStore
 from tests.kit.state.drawn_records import PLAIN, ROOT, drafted, entry, grown, manifest, opened
 
 
@@ -164,6 +166,28 @@ def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
     with pytest.raises(FencedError):
         first.settle()
     assert not first.unclear
+
+
+def test_the_records_after_one_are_read_to_the_newest() -> None:
+    """One get each, and one that finds none."""
+    store = MemoryStore()
+    log, before = grown(store, 6), store.requests["get"]
+    assert [record.sequence for record in log.after(2)] == [3, 4, 5]
+    assert store.requests["get"] - before == 4
+    assert list(log.after(5)) == []
+
+
+def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by whoever walks it nor by whoever opens it while LIST lags: both are told that it grows too fast."""
+    monkeypatch.setattr(log_file, "_LATER_MAX", 4)
+    store = LaggingStore(MemoryStore())
+    log = grown(store, 3)
+    assert len(list(log.after(-1))) == 3
+    log.append(drafted("more", 2), log.manifest)
+    with pytest.raises(UnavailableError, match="grows faster"):
+        list(log.after(-1))
+    with pytest.raises(UnavailableError, match="grows faster"):
+        opened(store)
 
 
 def test_what_records_list_is_told_for_scans() -> None:
