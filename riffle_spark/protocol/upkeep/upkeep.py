@@ -126,8 +126,8 @@ class Upkeep:
         self._scans.before_first_batch(place.record, self._retention, self._clock.seconds(), interval)
 
     def _catch_up(self, place: UpkeepInput) -> None:
-        due_now = self._due(self._policy.times(_OVERDUE), place)
-        orders = self._orders(place, due_now, {}, {})
+        overdue = _due(self._policy.times(_OVERDUE), place)
+        orders = self._orders(place, self._snapshots_of(overdue, place), {}, {})
         try:
             self._rounds.now({e: replace(order, seconds=_CATCH_UP_SECONDS) for e, order in orders.items()})
         except UnavailableError as error:
@@ -179,8 +179,10 @@ class Upkeep:
         drops = ownership.cleaner.due(ownership.copies, ownership.members.live, now, self._settings.state_cleanup_delay)
         stores = [operator.store for operator in place.operators]
         wanted = follows(ownership, place.manifest, stores)
-        orders = self._orders(place, self._due(self._policy, place), wanted, drops)
-        self._warnings.update(self._long_chains.seen(self._too_long(place), record))
+        due_now, too_long = _due(self._policy, place), self._policy.times(TIMES)
+        orders = self._orders(place, self._snapshots_of(due_now, place), wanted, drops)
+        long_chains = [address for address, entry in due_now.items() if due(too_long, address, entry, record.version)]
+        self._warnings.update(self._long_chains.seen(long_chains, record))
         self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.members.live.items()})
         self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         if record.sequence >= self._next_sweep:
@@ -189,27 +191,20 @@ class Upkeep:
             ownership.copies.forget_trails(self._retention.oldest)
         self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
 
-    def _due(self, policy: SnapshotPolicy, place: UpkeepInput) -> dict[MemberId, list[SnapshotOrder]]:
-        """Return the snapshots that are due, by the owner that takes them."""
-        stores = {operator.store for operator in place.operators}
+    def _snapshots_of(
+        self, due_now: Mapping[Address, Entry], place: UpkeepInput
+    ) -> dict[MemberId, list[SnapshotOrder]]:
+        """Return the snapshots to take of those that are due, by the owner that takes them."""
         owners, record = place.ownership.owners, place.record
         unlisted = {address for address, _ in self._taken}
         wanted: dict[MemberId, list[Address]] = {}
-        for (store, key_group), entry in sorted(place.manifest.entries.items()):
-            if store not in stores or key_group not in owners or (store, key_group) in unlisted:
-                continue
-            if due(policy, (store, key_group), entry, record.version):
+        for store, key_group in sorted(due_now):
+            if key_group in owners and (store, key_group) not in unlisted:
                 wanted.setdefault(owners[key_group], []).append((store, key_group))
         return {
-            member: [SnapshotOrder(*a, place.manifest.entry(*a)) for a in _in_turn(mine, record.sequence)]
+            member: [SnapshotOrder(*a, due_now[a]) for a in _in_turn(mine, record.sequence)]
             for member, mine in wanted.items()
         }
-
-    def _too_long(self, place: UpkeepInput) -> list[Address]:
-        """Return the addresses whose chains are several times longer than they should be."""
-        policy, stores = self._policy.times(TIMES), {operator.store for operator in place.operators}
-        entries = place.manifest.entries.items()
-        return [a for a, entry in entries if a[0] in stores and due(policy, a, entry, place.record.version)]
 
     def _orders(
         self, place: UpkeepInput, snapshots: Mapping[MemberId, list[SnapshotOrder]],
@@ -290,6 +285,13 @@ def _kept(settings: Settings) -> tuple[int, int]:
 
 def _policy_of(settings: Settings) -> SnapshotPolicy:
     return SnapshotPolicy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
+
+
+def _due(policy: SnapshotPolicy, place: UpkeepInput) -> dict[Address, Entry]:
+    """Return the entries of which a snapshot is due."""
+    stores, version = {operator.store for operator in place.operators}, place.record.version
+    entries = place.manifest.entries.items()
+    return {address: e for address, e in entries if address[0] in stores and due(policy, address, e, version)}
 
 
 def _in_turn(addresses: Sequence[Address], sequence: int) -> list[Address]:

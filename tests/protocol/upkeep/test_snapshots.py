@@ -62,6 +62,23 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
             entry = replaced
 
 
+@given(
+    st.floats(0, 4), st.integers(1, 40), st.lists(st.integers(1, 4 * FLOOR), max_size=200),
+    st.integers(0, 400 * FLOOR), st.integers(0, 32_767), st.integers(2, 4),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_what_a_slower_policy_makes_due_is_due_by_the_policy_itself(
+    share: float, links: int, deltas: list[int], snapshot_bytes: int, key_group: int, factor: int
+) -> None:
+    """So chains that are too long are looked for only among those of which a snapshot is due."""
+    policy, address = SnapshotPolicy(share, links, 50), ("totals", key_group)
+    snapshot = taken(Head(0, "1-a"), snapshot_bytes) if snapshot_bytes else None
+    chain = tuple(link(version, length) for version, length in enumerate(deltas, 1))
+    for entry in (Entry(snapshot, chain[:count]) for count in range(len(chain) + 1)):
+        version = entry.head.version
+        assert due(policy, address, entry, version) or not due(policy.times(factor), address, entry, version)
+
+
 @given(st.floats(0.5, 4), st.lists(st.integers(1, FLOOR), min_size=30, max_size=200), st.integers(0, 40 * FLOOR))
 @settings(deadline=None, max_examples=60)
 def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], keys_bytes: int) -> None:
