@@ -59,13 +59,9 @@ class PandasForm:
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
         """See ``Form``."""
         rows_max = self._rows_of(rows)
-        for first, end in windows(positions, self._rows_max):
+        together = rows_max if rows_max == self._rows_max else 0  # keys of large rows are converted one by one
+        for first, end in windows(positions, together):
             start, stop = positions[first], positions[end]
-            if rows_max < self._rows_max:
-                for key in range(first, end):
-                    begin, after = positions[key], positions[key + 1]
-                    yield self._pieces(rows.slice(begin, after - begin), rows_max)
-                continue
             if stop - start > rows_max:
                 yield self._pieces(rows.slice(start, stop - start), rows_max)
                 continue

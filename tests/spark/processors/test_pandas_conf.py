@@ -77,6 +77,16 @@ def test_frames_are_cut_by_bytes() -> None:
     assert sizes[2**31 - 1] == [[[0, 1, 2]], [], [[3, 4, 5, 6, 7, 8, 9]]]
 
 
+def test_keys_whose_frames_are_cut_by_bytes_are_converted_one_by_one() -> None:
+    """A null makes floats of the whole numbers of its own frame only; else of all that are converted together."""
+    rows = pa.table({"n": pa.array([1, 2, None, 4], pa.int64())})
+    kinds = {}
+    for bytes_max in (40, 24, 2**31 - 1):
+        form = PandasForm(schema_of_ddl("n long"), PandasOptions(bytes_max=bytes_max))
+        kinds[bytes_max] = [[frame.n.dtype.kind for frame in of_key] for of_key in form.rows(rows, [0, 2, 4])]
+    assert kinds == {40: [["i"], ["f"]], 24: [["i"], ["f"]], 2**31 - 1: [["f"], ["f"]]}
+
+
 @pytest.mark.parametrize(
     ("processor", "told"),
     [
