@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Column", "Input", "check_fields", "column_of", "found_column", "input_of", "source_of"]
+__all__ = ["Column", "Input", "check_fields", "column_of", "found_column", "input_of", "is_same_name", "source_of"]
 
 _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
@@ -50,6 +50,13 @@ class Input(NamedTuple):
         check_fields([*self.fields, *added])
         kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added]
         return Input(pa.schema([*self.rows, *kinds]), self.shown, (*self.fields, *added))
+
+
+def is_same_name(one: str, other: str, *, case_sensitive: bool) -> bool:
+    """Tell whether Spark takes two names for the same: unless case counts, it compares them in lower case (``ß`` is not
+    ``SS``), as Python does.
+    """
+    return one == other or (not case_sensitive and one.lower() == other.lower())
 
 
 def check_fields(columns: Collection[Column]) -> None:
@@ -136,7 +143,7 @@ def _parts(name: str) -> list[str]:
 
 def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensitive: bool) -> str | None:
     """Return which of these names is meant. Raises ``ConfigError`` if several are."""
-    found = [one for one in names if one == part or not (case_sensitive or one.lower() != part.lower())]
+    found = [one for one in names if is_same_name(one, part, case_sensitive=case_sensitive)]
     if len(found) > 1:
         raise ConfigError(
             f"column {name!r} may be any of {', '.join(found)}",

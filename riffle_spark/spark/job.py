@@ -19,6 +19,7 @@ from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import WatermarkPolicy
@@ -180,11 +181,13 @@ def _operator(part: JobOperator, batch: DataFrame, rows: pa.Schema) -> Operator:
 
 def _keyed_alike(initial: DataFrame, operator: Operator) -> DataFrame:
     """Return an initial state whose key's columns are named as the operator's, where case is all that differs."""
-    if operator.case_sensitive:
-        return initial
-    keys = {name.casefold(): name for name in operator.schema.key.names if name not in initial.columns}
-    names = [keys.get(name.casefold(), name) for name in initial.columns]
+    keys = [name for name in operator.schema.key.names if name not in initial.columns]
+    names = [_named_alike(name, keys, case_sensitive=operator.case_sensitive) for name in initial.columns]
     return initial if names == initial.columns or len(set(names)) < len(names) else initial.toDF(*names)
+
+
+def _named_alike(name: str, keys: Sequence[str], *, case_sensitive: bool) -> str:
+    return next((key for key in keys if is_same_name(key, name, case_sensitive=case_sensitive)), name)
 
 
 def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:

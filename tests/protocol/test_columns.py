@@ -8,7 +8,7 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Watermark
 from riffle_spark.process.blocks.aggregates import aggregate, count, max_, min_, sum_
-from riffle_spark.protocol.input_columns import Column, column_of, input_of
+from riffle_spark.protocol.input_columns import Column, column_of, input_of, is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
@@ -34,6 +34,25 @@ ROWS = pa.schema([("User", pa.string()), ("v", pa.int64()), ("s", STRUCT), ("a.b
 def test_a_column_is_found_as_spark_finds_it(name: str, case_sensitive: bool, path: tuple[str, ...]) -> None:
     """By its name in any case, unless case counts, and below structs."""
     assert column_of(name, ROWS, "store", case_sensitive=case_sensitive) == Column(path[-1], path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("user", "USER", True),
+        ("größe", "GRÖSSE", False),
+        ("größe", "GRÖßE", True),
+        ("ΟΔΟΣ", "οδος", True),
+        ("\u212a", "k", True),
+        ("\u0130", "i", False),
+        ("ſ", "s", False),
+    ],
+)
+def test_names_differ_in_case_as_spark_has_it(one: str, other: str, is_same: bool) -> None:
+    """It compares lower case, not what Unicode folds to one; where case counts, only what is equal is the same."""
+    assert is_same_name(one, other, case_sensitive=False) == is_same_name(other, one, case_sensitive=False) == is_same
+    assert not is_same_name(one, other, case_sensitive=True)
+    assert is_same_name(one, one, case_sensitive=True)
 
 
 @pytest.mark.parametrize("name", ["USER", "S.x", "s.X", "none", "s.none", "v.x", "s.", ".s", "s..x", "`s", ""])
