@@ -87,11 +87,6 @@ class KnownCopies:
             for member in told.keys() - members:
                 del told[member]
 
-    @property
-    def members(self) -> frozenset[str]:
-        """Of whom anything is known."""
-        return frozenset({*self._heads, *self._sealed})
-
     def of(self, member: str) -> Mapping[Address, Head]:
         """Return a member's copies."""
         return self._heads.get(member, {})

@@ -253,8 +253,10 @@ def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp
     world.cluster.silent = {"9"}
     world.cluster.add("9")
     world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
-    assert len(world.ownership.copies.members - {*world.ownership.members.live}) == 1
+    folder = world.folder_of("9").name
+    assert folder not in world.ownership.members.live
+    assert world.ownership.copies.of(folder)
     world.cluster.lose("9")
     world.feed()
-    assert world.ownership.copies.members <= {*world.ownership.members.live}
+    assert not world.ownership.copies.of(folder)
     world.check_state()
