@@ -27,8 +27,6 @@ from riffle_spark.assign.owner_weights import is_weighed
 
 __all__ = ["Loads", "OwnerPlan", "Step", "Waiting", "plan_owners", "shortest_cycle"]
 
-FAR = 1 << 62
-
 
 @dataclass(frozen=True, slots=True)
 class OwnerPlan:

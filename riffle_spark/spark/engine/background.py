@@ -77,10 +77,6 @@ class BackgroundThread:
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, seconds)
 
-    def stopped(self) -> bool:
-        """Tell whether no more work is taken."""
-        return self._stopped.is_set()
-
     def _run(self) -> None:
         while (work := self._next()) is not None:
             try:

@@ -25,7 +25,7 @@ from riffle_spark.state.formats.row_layout import unreadable
 
 __all__ = [
     "NO_DUE", "WORD_BYTES", "Dues", "Parsed", "cut_key", "cut_keys", "cut_length", "due_bytes", "due_key", "due_of",
-    "dues_of", "index_bytes", "index_key", "index_of", "numbers_of", "parsed", "stored_keys", "whole_keys",
+    "dues_of", "index_bytes", "index_of", "numbers_of", "parsed", "stored_keys", "whole_keys",
 ]  # fmt: skip
 
 KEY_BYTES_MAX: Final = 240
@@ -100,11 +100,6 @@ def parsed(whole: pa.LargeBinaryArray, types: Sequence[pa.DataType]) -> Parsed:
     return Parsed(columns, lengths, data[at], pick_slices(data, at + 1, offsets[1:]))
 
 
-def index_key(index: int) -> bytes:
-    """Return what follows a list's prefix for its element of this number."""
-    return _WORD.pack(index)
-
-
 def index_of(stored: bytes) -> int:
     """Return the number of a list's element from its stored key."""
     index: int = _WORD.unpack(stored[-WORD_BYTES:])[0]
@@ -123,7 +118,7 @@ def due_of(data: bytes) -> int:
 
 
 def index_bytes(indexes: Offsets, valid: Mask) -> pa.Array:
-    """Return ``index_key`` of each, and nothing where it is not valid."""
+    """Return what follows a list's prefix for each number of an element, and nothing where it is not valid."""
     return _words(indexes.view(np.uint64), valid)
 
 

@@ -59,7 +59,7 @@ class KeyPlaces(NamedTuple):
     """What stored keys are of: row i of ``keys`` (the key's columns) and the rest belong to stored key i.
 
     ``groups`` are the stored keys' beginnings as ``group_keys`` gives them, ``variables`` names, ``elements`` what
-    follows: nothing, ``index_key``, ``map_key`` or ``due_key``.
+    follows: nothing, an element's number (``index_of``), ``map_key`` or ``due_key``.
     """
 
     keys: pa.Table

@@ -13,7 +13,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.nested_keys import encode_nested_keys
 from riffle_spark.state.formats.part_codec import DELETED
-from riffle_spark.state.schemas.variable_keys import due_key, due_of, index_key, index_of
+from riffle_spark.state.schemas.variable_keys import due_key, due_of, index_of
 from riffle_spark.state.schemas.variables import DUE, INDEX, NO_DUE, TIMER, VARIABLE, Variable, VariableColumns
 from tests.kit.state.drawn import damaged, some
 from tests.kit.state.drawn_variables import table_of, wide_tables
@@ -157,7 +157,7 @@ def element_of(schema: VariableColumns, row: dict[str, object]) -> bytes:
     variable = schema.variable(row[VARIABLE])
     if variable.kind == "map":
         return schema.map_key(variable.name, tuple(row[variable.column]["key"].values()))
-    return index_key(row[INDEX]) if variable.kind == "list" else b""
+    return int(row[INDEX]).to_bytes(8, "big") if variable.kind == "list" else b""
 
 
 @some
