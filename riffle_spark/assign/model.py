@@ -151,7 +151,8 @@ class AssignSettings:
     ``include`` and ``exclude`` are (tag, value) pairs; the tag ``id`` is the member's id and ``rack`` its rack, unless
     a member has tags of those names. ``forced_awareness`` maps a tag to all the values it should have.
     ``instance_balance`` and ``store_balance`` weigh the two balances against each other; 0 switches one off.
-    ``moves_at_once`` bounds the owner moves of one assignment that nothing forces.
+    ``moves_at_once`` bounds the owner moves of one assignment that nothing forces. What is marked as no setting of a
+    query is set by simulations, or by assignors of users that call ``assign`` themselves.
     """
 
     acceptable_recovery_lag: int = 10_000
@@ -163,15 +164,16 @@ class AssignSettings:
     rack_aware_assignment_non_overlap_cost: int = 1
     rack_aware_assignment_tags: tuple[str, ...] = ()
     assignor: str | Assignor = "high_availability"
-    include: tuple[tuple[str, str], ...] = ()
-    exclude: tuple[tuple[str, str], ...] = ()
+    include: tuple[tuple[str, str], ...] = ()  # no setting of a query
+    exclude: tuple[tuple[str, str], ...] = ()  # no setting of a query, which excludes drained members
+    # no setting of a query
     forced_awareness: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    rebalance_enable: Literal["all", "owners", "standbys", "none"] = "all"
-    allow_rebalance: Literal["all_owned", "always"] = "all_owned"
-    instance_balance: float = 0.45
-    store_balance: float = 0.55
-    moves_at_once: int | None = None
-    user_cost: UserCost | None = None
+    rebalance_enable: Literal["all", "owners", "standbys", "none"] = "all"  # no setting of a query
+    allow_rebalance: Literal["all_owned", "always"] = "all_owned"  # no setting of a query
+    instance_balance: float = 0.45  # no setting of a query
+    store_balance: float = 0.55  # no setting of a query
+    moves_at_once: int | None = None  # no setting of a query
+    user_cost: UserCost | None = None  # no setting of a query
 
 
 @dataclass(frozen=True, slots=True)
