@@ -26,7 +26,7 @@ from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Brought", "CopyKeeper", "head_of", "not_cut"]
+__all__ = ["Brought", "CopyKeeper", "head_of"]
 
 _GROUP_BYTES = 64 << 20
 _BASE_BYTES = 4 << 20
@@ -55,7 +55,7 @@ class _Work:
     restore: bool
 
 
-def not_cut(key_group: int) -> Entry:
+def _not_cut(key_group: int) -> Entry:
     """Stand for a way to get whole entries where none can be cut."""
     raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
 
@@ -69,7 +69,7 @@ class CopyKeeper:
 
     def __init__(
         self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int,
-        whole: Callable[[int], Entry] = not_cut, *, newest: bool = False,
+        whole: Callable[[int], Entry] = _not_cut, *, newest: bool = False,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._schema = schema
