@@ -1,18 +1,20 @@
 """What the value of a setting may be. Knows units and ranges. Does not know any setting.
 
 Each check takes what a user wrote and returns the value, or raises ``ValueError`` that says what is allowed. Of that
-``checked`` makes the error for users.
+``checked`` makes the error for users. A ``Range`` is a check that can also be listed in a table.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from riffle_spark.errors import ConfigError
 
 __all__ = [
     "Check",
+    "Range",
     "checked",
     "flag",
     "names",
@@ -34,17 +36,42 @@ Value = object
 Check = Callable[[Value], Value]
 
 
-def checked(name: str, value: Value, check: Check, source: str) -> Value:
-    """Return what a check makes of a setting's value. Raises ``ConfigError``; ``source`` says where to correct it."""
+def _as_it_is(value: Value) -> Value:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A check, what it allows in a few words of Markdown, and how a user would write a value that it returned."""
+
+    check: Check
+    words: str
+    written: Check = _as_it_is
+
+    def __call__(self, value: Value) -> Value:
+        """Return the value that is meant. Raises ``ValueError`` that says what is allowed."""
+        return self.check(value)
+
+    def of(self, unit: str) -> Range:
+        """Return the same check, its words followed by what is counted or named: ``whole(2).of("records")``."""
+        return replace(self, words=f"{self.words} {unit}".strip())
+
+
+def _range(words: str, written: Check = _as_it_is) -> Callable[[Check], Range]:
+    return lambda check: Range(check, words, written)
+
+
+def checked(name: str, value: Value, check: Check, *, remedy: str, where: str) -> Value:
+    """Return what a check makes of a value. Raises ``ConfigError`` that says what is allowed."""
     try:
         return check(value)
     except ValueError as error:
         raise ConfigError(
-            f"{name} = {value!r} is not allowed: it must be {error}", remedy=f"correct it in {source}", where=name
+            f"{name} = {value!r} is not allowed: it must be {error}", remedy=remedy, where=where
         ) from None
 
 
-def whole(low: int, high: int | None = None) -> Check:
+def whole(low: int, high: int | None = None) -> Range:
     """Return a check for whole numbers in a range."""
     allowed = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
 
@@ -59,10 +86,10 @@ def whole(low: int, high: int | None = None) -> Check:
             raise ValueError(allowed)
         return number
 
-    return check
+    return Range(check, f"≥ {low}" if high is None else f"{low} to {high}")
 
 
-def seconds(low: float) -> Check:
+def seconds(low: float) -> Range:
     """Return a check for durations: finite seconds, or text with a unit."""
     allowed = f"a duration of at least {low:g} s and at most 36500 d, as seconds or as text such as '10 min'"
 
@@ -72,7 +99,15 @@ def seconds(low: float) -> Check:
             raise ValueError(allowed)
         return float(number)
 
-    return check
+    return Range(check, f"≥ {_duration_text(low)}", _duration_text)
+
+
+def _duration_text(value: Value) -> str:
+    """Return seconds with the largest unit of which they are a whole number."""
+    number = float(value)  # type: ignore[arg-type]
+    fitting = (unit for unit in ("d", "h", "min", "s", "ms") if number and (number / _UNITS[unit]).is_integer())
+    unit = next(fitting, "s")
+    return f"{number / _UNITS[unit]:.15g} {unit}"
 
 
 def _duration(text: str) -> float | None:
@@ -84,7 +119,7 @@ def _duration(text: str) -> float | None:
         return None
 
 
-def number(low: float) -> Check:
+def number(low: float) -> Range:
     """Return a check for numbers with a lower bound."""
 
     def check(value: Value) -> Value:
@@ -96,9 +131,10 @@ def number(low: float) -> Check:
             raise ValueError(f"a number of at least {low:g}")
         return number
 
-    return check
+    return Range(check, f"≥ {low:g}")
 
 
+@_range("0 to 1", lambda value: f"{100 * float(value):g} %")  # type: ignore[arg-type]
 def share(value: Value) -> Value:
     """Return a fraction, also from text in percent."""
     try:
@@ -110,7 +146,7 @@ def share(value: Value) -> Value:
     return number
 
 
-def one_of(*names: str) -> Check:
+def one_of(*names: str) -> Range:
     """Return a check for one of some names."""
 
     def check(value: Value) -> Value:
@@ -118,9 +154,10 @@ def one_of(*names: str) -> Check:
             raise ValueError("one of " + ", ".join(names))
         return value
 
-    return check
+    return Range(check, ", ".join(f"`{name}`" for name in names))
 
 
+@_range("")
 def text(value: Value) -> Value:
     """Return text that is not empty."""
     if not isinstance(value, str) or not value:
@@ -128,11 +165,12 @@ def text(value: Value) -> Value:
     return value
 
 
-def optional(check: Check) -> Check:
+def optional(allowed: Range) -> Range:
     """Return a check that lets ``None`` and empty text through as ``None``."""
-    return lambda value: None if value in (None, "") else check(value)
+    return replace(allowed, check=lambda value: None if value in (None, "") else allowed(value))
 
 
+@_range("true, false")
 def flag(value: Value) -> Value:
     """Return a truth value, also from text."""
     words: dict[Value, bool] = {"true": True, "false": False, True: True, False: False}
@@ -143,6 +181,7 @@ def flag(value: Value) -> Value:
     return words[value]
 
 
+@_range("names")
 def names(value: Value) -> Value:
     """Return a tuple of names, also from text with commas."""
     items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
@@ -151,6 +190,7 @@ def names(value: Value) -> Value:
     return tuple(items)
 
 
+@_range("pairs")
 def pairs(value: Value) -> Value:
     """Return pairs of names, from ``pattern=name`` texts in a list or separated by commas, or from a table."""
     items = list(value.items()) if isinstance(value, dict) else value

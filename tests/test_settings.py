@@ -12,7 +12,8 @@ import pytest
 
 import riffle_spark
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import LIVE, Settings, from_sources, hasty
+from riffle_spark.setting_values import Range, one_of, optional, seconds, text, whole
+from riffle_spark.settings import LINES, LIVE, Settings, from_sources, hasty
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -49,6 +50,45 @@ def test_what_may_change_while_a_query_runs_are_settings() -> None:
     """Every live setting exists; where state lies and how it is cut is not among them."""
     assert set(Settings.__dataclass_fields__) >= LIVE
     assert not LIVE & {"root", "key_groups", "dispatch", "local_dir", "standby_mode", "assignor"}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_line_of_a_setting_holds_together(name: str) -> None:
+    """Its default as it is shown means the default, its example can be said, and only what takes a restart is fixed."""
+    line = LINES[name]
+    shown = line.allowed.written(line.default)
+    assert getattr(Settings(**{name: shown}), name) == getattr(Settings(), name) == line.default  # type: ignore[arg-type]
+    assert line.allowed.words
+    assert line.meaning
+    assert not (line.live and line.fixed)
+    if line.default is None:
+        assert getattr(Settings(**{name: line.example}), name) == line.example  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (whole(0), "≥ 0"),
+        (whole(1, 20), "1 to 20"),
+        (whole(2).of("records"), "≥ 2 records"),
+        (seconds(0.1), "≥ 100 ms"),
+        (seconds(90), "≥ 90 s"),
+        (one_of("a", "b"), "`a`, `b`"),
+        (optional(text.of("URL")), "URL"),
+    ],
+)
+def test_a_range_says_in_a_few_words_what_it_allows(allowed: Range, words: str) -> None:
+    """The words are made of the same bounds that are checked."""
+    assert allowed.words == words
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(0, "0 s"), (0.25, "250 ms"), (1.5, "1500 ms"), (60, "1 min"), (129_600, "36 h")]
+)
+def test_durations_are_shown_as_somebody_would_write_them(number: float, shown: str) -> None:
+    """In the largest unit of which they are a whole number, and so that they can be read again."""
+    assert seconds(0).written(number) == shown
+    assert seconds(0)(shown) == number
 
 
 @pytest.mark.parametrize(
@@ -134,12 +174,12 @@ def test_an_unknown_setting_in_code_suggests_the_nearest() -> None:
 
 def test_an_unknown_setting_of_a_file_suggests_the_nearest(tmp_path: Path) -> None:
     """In the table, at the top level, and a table that is itself misspelled."""
-    for text, near in (
+    for written, near in (
         ("[riffle]\nretained_version = 3\n", "retained_versions"),
         ("retained_version = 3\n", "retained_versions"),
         ("[rifle]\nretained_versions = 3\n", "did you mean"),
     ):
-        (tmp_path / "riffle.toml").write_text(text)
+        (tmp_path / "riffle.toml").write_text(written)
         with pytest.raises(ConfigError, match=near):
             from_sources(None, {}, tmp_path / "riffle.toml")
 

@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import click
 
 from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Strategy
 from riffle_spark.errors import ConfigError, RiffleError
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
-from riffle_spark.simulate.scenario import STRATEGIES, Scenario, read_scenario
+from riffle_spark.simulate.scenario import Scenario, read_scenario
 
 __all__ = ["plan_command"]
 
@@ -33,7 +34,7 @@ __all__ = ["plan_command"]
 @click.option("--history", is_flag=True, help="With --converge: every round's assignment and the lags before it.")
 @click.option(
     "--strategy",
-    type=click.Choice(STRATEGIES),
+    type=click.Choice(get_args(Strategy)),
     help="Use this rack-aware strategy instead of the file's.",
 )
 @click.option(

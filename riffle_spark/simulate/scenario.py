@@ -7,7 +7,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final, Literal, cast
 
@@ -15,9 +15,10 @@ from riffle_spark import setting_values as values
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
 from riffle_spark.errors import ConfigError
 from riffle_spark.names import check_known
+from riffle_spark.settings import LINES
 from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
 
-__all__ = ["STRATEGIES", "Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
+__all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
 
 RUNNING, UNKNOWN = -2, -3
 
@@ -142,7 +143,6 @@ def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
     )
 
 
-STRATEGIES: Final = ("none", "min_cost", "balance_subtopology")
 _NEUTRAL: Final = {
     "num_standby": "num_standbys",
     "max_warmup": "max_warmup_replicas",
@@ -160,15 +160,7 @@ def _values_by_tag(value: object) -> object:
 
 
 _CHECKS: Final[Mapping[str, values.Check]] = {
-    "acceptable_recovery_lag": values.whole(0),
-    "num_standbys": values.whole(0),
-    "max_warmup_replicas": values.whole(1),
-    "balance_band": values.share,
-    "rack_aware_assignment_strategy": values.one_of(*STRATEGIES),
-    "rack_aware_assignment_traffic_cost": values.whole(0),
-    "rack_aware_assignment_non_overlap_cost": values.whole(0),
-    "rack_aware_assignment_tags": values.names,
-    "assignor": values.text,
+    **{each.name: LINES[each.name].allowed for each in fields(AssignSettings) if each.name in LINES},
     "include": values.pairs,
     "exclude": values.pairs,
     "forced_awareness": _values_by_tag,
@@ -192,7 +184,7 @@ def settings_of(config: Mapping[str, object], strategy: str | None = None) -> As
         if name in found:
             raise ConfigError(f"{said} and {name} are one setting", remedy="say one of them", where=f"config, {said}")
         if value is not None:
-            found[name] = values.checked(said, value, _CHECKS[name], "config")
+            found[name] = values.checked(said, value, _CHECKS[name], remedy="correct it in config", where=said)
     if strategy is not None:
         found["rack_aware_assignment_strategy"] = strategy
     return AssignSettings(**found)  # type: ignore[arg-type]

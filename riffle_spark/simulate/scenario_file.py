@@ -12,6 +12,7 @@ from riffle_spark.names import check_known
 __all__ = ["Json", "check_file", "check_part", "check_scenario", "items_of"]
 
 Json = Mapping[str, object]
+_REMEDY: Final = "correct it; docs/assignor.md tells the format"
 _LAGS_BY_NAME: Final = {-2: "running", -3: "unknown"}
 
 
@@ -106,27 +107,18 @@ def _checked(
     source: str, where: str,
 ) -> Json:  # fmt: skip
     if not isinstance(part, Mapping):
-        raise _refused(f"not a scenario: {part!r} is no {kind}, an object with {', '.join(fields)}", where)
+        raise ConfigError(
+            f"not a scenario: {part!r} is no {kind}, an object with {', '.join(fields)}", remedy=_REMEDY, where=where
+        )
     what = "field" if kind in ("file", "return") else f"field of {'an' if kind == 'event' else 'a'} {kind}"
     check_known(what, part, tuple(fields), source=source, where=where)
     for name in needed:
         if part.get(name) is None:
-            raise _refused(f"not a scenario: the {kind} has no {name!r}", where)
+            raise ConfigError(f"not a scenario: the {kind} has no {name!r}", remedy=_REMEDY, where=where)
     for name, value in part.items():
         if value is not None:
-            _check_value(name, value, fields[name], where)
+            values.checked(name, value, fields[name], remedy=_REMEDY, where=where)
     return part
-
-
-def _check_value(name: str, value: object, check: values.Check, where: str) -> None:
-    try:
-        check(value)
-    except ValueError as error:
-        raise _refused(f"{name} = {value!r} is not allowed: it must be {error}", where) from None
-
-
-def _refused(problem: str, where: str) -> ConfigError:
-    return ConfigError(problem, remedy="correct it; docs/assignor.md tells the format", where=where)
 
 
 _ROLES: Final = ("source", "changelog")

@@ -13,7 +13,7 @@ from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
-from riffle_spark.settings import Settings
+from riffle_spark.settings import LINES, Settings
 
 __all__ = ["Cut", "cut_into_slots", "hands_of", "hashed_assignment", "hashed_layout", "laid_out", "without_effect"]
 
@@ -52,19 +52,12 @@ def _dealt(key_groups: list[int], hands: int) -> list[tuple[int, ...]]:
     return [tuple(key_groups[hand::hands]) for hand in range(min(hands, len(key_groups)))]
 
 
-_ASSIGNORS = (
-    "acceptable_recovery_lag", "assignor", "balance_band", "max_warmup_replicas", "num_standbys",
-    "probing_rebalance_interval", "rack_aware_assignment_non_overlap_cost", "rack_aware_assignment_strategy",
-    "rack_aware_assignment_tags", "rack_aware_assignment_traffic_cost", "scheduled_rebalance_max_delay", "standby_mode",
-)  # fmt: skip
-
-
 def without_effect(settings: Settings) -> tuple[str, ...]:
     """Return the settings that have another value than their default and no effect where hashes name the owners."""
     if settings.dispatch != "hashed":
         return ()
-    default = Settings()
-    return tuple(name for name in _ASSIGNORS if getattr(settings, name) != getattr(default, name))
+    lines = sorted(LINES.items())
+    return tuple(name for name, line in lines if line.of_assignment and getattr(settings, name) != line.default)
 
 
 def hashed_layout(

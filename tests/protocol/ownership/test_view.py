@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import get_args
 
-from riffle_spark.assign.model import AssignSettings
+import pytest
+
+from riffle_spark.assign.model import AssignSettings, Strategy
+from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.view import assign_settings
-from riffle_spark.settings import Settings
+from riffle_spark.settings import LINES, Settings
 
 
 def test_every_setting_of_the_assignors_is_passed_on() -> None:
@@ -22,3 +26,19 @@ def test_every_setting_of_the_assignors_is_passed_on() -> None:
     assert len(shared) == 9
     assert {name: getattr(seen, name) for name in shared} == {name: getattr(said, name) for name in shared}
     assert seen.exclude == (("id", "a"), ("id", "b"))
+
+
+def test_the_assignors_defaults_are_those_of_the_settings() -> None:
+    """Who says nothing gets the same from the assignor and from a query; what they share is of assignment."""
+    shared = {each.name: each.default for each in fields(AssignSettings) if each.name in LINES}
+    assert shared == {name: LINES[name].default for name in shared}
+    assert all(LINES[name].of_assignment for name in shared)
+    assert assign_settings(Settings(), frozenset()) == AssignSettings()
+
+
+def test_the_strategies_of_the_settings_are_the_assignors() -> None:
+    """Each strategy that the assignor knows can be set, and no other."""
+    for strategy in get_args(Strategy):
+        assert Settings(rack_aware_assignment_strategy=strategy).rack_aware_assignment_strategy == strategy
+    with pytest.raises(ConfigError, match="one of " + ", ".join(get_args(Strategy))):
+        Settings(rack_aware_assignment_strategy="other")
