@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, Member, Strategy, Task, TaskId, Traffic, View
@@ -21,7 +21,6 @@ from riffle_spark.simulate.group import run
 from riffle_spark.simulate.scenario import Scenario
 from tests.kit.kafka_streams import Anchor, Family, anchors
 
-STRATEGIES: tuple[Strategy, ...] = ("none", "min_cost", "balance_subtopology")
 SIZES = ((128, 8), (128, 100), (256, 16), (512, 32), (1000, 50), (2000, 100), (4000, 200), (10_000, 1_000))
 RACKS = 6
 GROUPS = 8
@@ -69,7 +68,7 @@ def times() -> dict[str, dict[str, float]]:
     """Measure every strategy and size."""
     found: dict[str, dict[str, float]] = {}
     warm = scale_out(64, 4)
-    for strategy in STRATEGIES:
+    for strategy in get_args(Strategy):
         settings = AssignSettings(num_standbys=1, max_warmup_replicas=16, rack_aware_assignment_strategy=strategy)
         assign(warm, settings)
         found[strategy] = {
@@ -196,7 +195,7 @@ def figures() -> dict[str, Any]:
         **without,
         **with_racks,
         "broken": without["broken"] + with_racks["broken"],
-        "repetitions": {f"times_ms.{each}.{t}x{m}": calls(t) for each in STRATEGIES for t, m in SIZES},
+        "repetitions": {f"times_ms.{each}.{t}x{m}": calls(t) for each in get_args(Strategy) for t, m in SIZES},
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.settings import Settings
 
 __all__ = [
     "PIECE_BYTES",
@@ -134,13 +135,13 @@ def check_range(start: int, length: int | None) -> None:
 class StoreOptions:
     """Settings of the S3 client; other stores have none. Stores with equal options share one client a process."""
 
-    s3_endpoint: str | None = None
+    s3_endpoint: str | None = Settings.s3_endpoint
     """Base URL of an S3-compatible server; buckets then go in the path. ``None``: AWS, or as its tools are told."""
-    s3_region: str | None = None
+    s3_region: str | None = Settings.s3_region
     """``None``: what AWS's own environment variables and files say."""
-    s3_connect_timeout_seconds: float = 5.0
-    s3_read_timeout_seconds: float = 20.0
-    s3_max_attempts: int = 4
+    s3_connect_timeout_seconds: float = Settings.s3_connect_timeout
+    s3_read_timeout_seconds: float = Settings.s3_read_timeout
+    s3_max_attempts: int = Settings.s3_max_attempts
     """How often one call is sent in all, the first time included."""
-    s3_max_connections: int = 16
+    s3_max_connections: int = Settings.s3_max_connections
     """Connections kept open, a process; more threads than that wait for each other."""
