@@ -2,8 +2,8 @@
 steer.
 
 A line of ``Settings`` says all there is to say of a setting; checks, liveness, the reference page and the example file
-are made of it. Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of the Spark configuration < code. Durations are seconds,
-or text such as ``"10 min"``; shares are fractions, or text such as ``"20 %"``.
+are made of it. Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of the Spark configuration < code.
+Durations are seconds, or text such as ``"10 min"``; shares are fractions, or text such as ``"20 %"``.
 """
 
 from __future__ import annotations

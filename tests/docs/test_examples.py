@@ -14,6 +14,7 @@ from riffle_spark import Settings
 from riffle_spark.settings import LIVE, read_toml
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
+from tests.docs import reference
 from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
 from tests.kit.shared_session import SharedSession
 
@@ -60,6 +61,21 @@ def test_the_page_says_of_each_setting_whether_it_is_live() -> None:
     """The column that tells when a change takes effect says "live" of the live settings, and of no other."""
     rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
     assert {row[0].strip("`") for row in rows if row[3] == "live"} == LIVE
+
+
+def test_the_reference_is_what_the_settings_lines_say() -> None:
+    """The page's tables and conf/riffle.toml are as `./run reference` writes them: run it after changing a setting."""
+    assert reference.PAGE.read_text() == reference.page(reference.PAGE.read_text())
+    assert reference.EXAMPLE.read_text() == reference.example()
+
+
+def test_the_page_keeps_what_stands_around_its_tables() -> None:
+    """A table that differs is written anew, the text about it stays, and a page without a section is refused."""
+    page = reference.PAGE.read_text()
+    assert reference.page(page.replace("| `num_standbys` | 0 | ≥ 0 | live |", "| `num_standbys` | 7 |")) == page
+    assert reference.page(page.replace("## Keys\n", "## Keys\n\nAbout keys.\n")).count("About keys.\n") == 1
+    with pytest.raises(LookupError, match="## Keys"):
+        reference.page(page.replace("## Keys", "## Locks"))
 
 
 def _value(cell: str) -> str:

@@ -1,0 +1,91 @@
+"""What `./run reference` writes: the tables of docs/configuration.md and conf/riffle.toml, from the lines of
+`riffle_spark.settings`. Knows how both look. Does not know any setting.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+
+from riffle_spark.settings import LINES, SettingLine
+from tests.kit.folders import CHECKOUT
+
+PAGE = CHECKOUT / "docs" / "configuration.md"
+EXAMPLE = CHECKOUT / "conf" / "riffle.toml"
+
+_HEAD = "| setting | default | unit, range | changes | meaning |\n| --- | --- | --- | --- | --- |\n"
+_TABLE = r"(?m:^## {}\n)(?:(?!## |\|).*\n)*(?P<table>(?:\|.*\n)+)"
+_LINK = re.compile(r"\[([^]]*)]\([^)]*\)")
+_THOUSANDS = re.compile(r"(?<=\d)(?=(?:\d{3})+\b)")
+_INTRODUCTION = """\
+# Settings of the jobs that are started from this folder. Uncommented values go before the defaults, and give way to
+# spark.riffle.* of the Spark configuration (spark-submit --conf spark.riffle.retained_for=2h) and to the job's code.
+# Shown are the defaults, or an example where there is none. Durations: seconds, or text such as "10 min".
+# In brackets: what a value can be, and how it changes; docs/configuration.md tells more. ./run reference writes this.
+
+[riffle]
+"""
+
+
+def page(before: str) -> str:
+    """Return the page with the table of each section's settings renewed. What stands around the tables stays."""
+    for title, lines in _sections().items():
+        table = re.search(_TABLE.format(re.escape(title)), before)
+        if table is None:
+            raise LookupError(f"{PAGE.name} needs a heading '## {title}' and a table below it: write it there first")
+        rows = "".join(_row(name, line) for name, line in lines.items())
+        before = before[: table.start("table")] + _HEAD + rows + before[table.end("table") :]
+    return before
+
+
+def example() -> str:
+    """Return conf/riffle.toml: every setting with its default, commented out."""
+    return _INTRODUCTION + "".join(
+        f"\n# --- {title} ---\n" + "".join(text for each in lines.items() for text in _commented(*each))
+        for title, lines in _sections().items()
+    )
+
+
+def _sections() -> dict[str, dict[str, SettingLine]]:
+    found: dict[str, dict[str, SettingLine]] = {}
+    title = ""
+    for name, line in LINES.items():
+        title = line.section or title
+        found.setdefault(title, {})[name] = line
+    return found
+
+
+def _row(name: str, line: SettingLine) -> str:
+    allowed = _THOUSANDS.sub(" ", line.allowed.words)
+    return f"| `{name}` | {_default(line)} | {allowed} | {_changes(line)} | {line.meaning} |\n"
+
+
+def _default(line: SettingLine) -> str:
+    written = line.allowed.written(line.default)
+    if isinstance(written, tuple):
+        return ", ".join(written) or "none"
+    if isinstance(written, bool):
+        return str(written).lower()
+    if isinstance(written, (int, float)):
+        return _THOUSANDS.sub(" ", f"{written:.15g}")
+    return "not set" if written is None else f"`{written}`" if written is line.default else str(written)
+
+
+def _changes(line: SettingLine) -> str:
+    return "live" if line.live else line.fixed or "restart"
+
+
+def _commented(name: str, line: SettingLine) -> Iterator[str]:
+    allowed = line.allowed.words.replace("≥", "at least")
+    meaning = f"{line.meaning[0].upper()}{line.meaning[1:]} ({'; '.join(filter(None, (allowed, _changes(line))))})."
+    told = _LINK.sub(r"\1", meaning).replace("`", "")
+    yield "\n" + textwrap.fill(told, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
+    shown = line.allowed.written(line.default) if line.example is None else line.example
+    yield f"# {name} = {json.dumps(shown)}\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
+    EXAMPLE.write_text(example())
