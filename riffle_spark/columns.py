@@ -24,6 +24,7 @@ __all__ = [
     "fixed_values",
     "fixed_width",
     "is_text_or_bytes",
+    "one_array",
     "pick_slices",
     "positions_of",
     "valid_mask",
@@ -46,8 +47,13 @@ def whole(column: Column) -> pa.Array:
     """Return the column as one array, text and bytes with 64-bit offsets."""
     if is_text_or_bytes(column.type):
         column = column.cast(pa.large_binary())
+    return one_array(column)
+
+
+def one_array(column: Column) -> pa.Array:
+    """Return the column as one array: as it is where it is one already, else copied together."""
     if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [_empty(column.type)])
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
 
 
@@ -133,7 +139,3 @@ def positions_of(lengths: npt.NDArray[np.integer]) -> Offsets:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def _empty(kind: pa.DataType) -> pa.Array:
-    return pa.array([], type=kind)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from riffle_spark.columns import one_array
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.accumulators import Accumulator, Count, First, KeyedValues, Last, Max, Mean, Min, Sum
 from riffle_spark.process.blocks.block import Batch, Declared, Update
@@ -107,7 +108,7 @@ class Aggregates:
         for name, accumulator in self.columns:
             values = _values(batch.rows, accumulator.column)
             suffixes = [name + suffix for suffix in accumulator.state(values.type)]
-            folded = accumulator.fold(values, [_whole(batch.state.column(column)) for column in suffixes], groups)
+            folded = accumulator.fold(values, [one_array(batch.state.column(column)) for column in suffixes], groups)
             state.update(zip(suffixes, folded, strict=True))
             output = output.append_column(name, accumulator.finish(folded, values.type, groups))
         everything = np.arange(batch.keys.num_rows, dtype=np.int64)
@@ -156,8 +157,4 @@ def _refuse_repeated(names: list[str], what: str) -> None:
 
 
 def _values(rows: pa.Table, column: str | None) -> pa.Array:
-    return pa.repeat(True, rows.num_rows) if column is None else _whole(rows.column(column))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return pa.repeat(True, rows.num_rows) if column is None else one_array(rows.column(column))

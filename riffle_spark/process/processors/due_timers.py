@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from riffle_spark.columns import one_array
 from riffle_spark.process.processors.cells import DeltaRows, Scope
 from riffle_spark.process.processors.timer_cells import Timers
 from riffle_spark.state.schemas.variable_keys import index_of
@@ -168,10 +169,6 @@ class DueTimers:
         if variable.key is None:
             return None
         keys = self._scope.schema.map_keys(variable.name, stored, self._scope.reading.longs(stored))
-        of_key = pa.StructArray.from_arrays([_flat(column) for column in keys.columns], fields=list(variable.key))
+        of_key = pa.StructArray.from_arrays([one_array(column) for column in keys.columns], fields=list(variable.key))
         values = pa.nulls(len(stored), pa.struct(list(variable.value)))
         return pa.StructArray.from_arrays([of_key, values], names=["key", "value"])
-
-
-def _flat(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

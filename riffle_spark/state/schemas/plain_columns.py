@@ -9,6 +9,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riffle_spark.columns import one_array
 from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
 from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
@@ -53,7 +54,7 @@ class PlainColumns:
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""
-        return encode_keys([_flat(table.column(name)) for name in self.key.names])
+        return encode_keys([one_array(table.column(name)) for name in self.key.names])
 
     def fit(self, table: pa.Table) -> pa.Table:
         """See ``StoreSchema``."""
@@ -66,7 +67,7 @@ class PlainColumns:
         keys, longs = shortened(stored)
         values: list[bytes | None] = encoded.to_pylist()
         if DELETED in table.column_names:
-            for index in pc.indices_nonzero(_flat(table.column(DELETED))).to_pylist():
+            for index in pc.indices_nonzero(one_array(table.column(DELETED))).to_pylist():
                 values[index] = None
         return CopyRows(keys, values, longs, stored.nbytes + encoded.nbytes)
 
@@ -92,7 +93,3 @@ def shortened(whole: pa.Array) -> tuple[list[bytes], list[bytes | None] | None]:
         return whole.to_pylist(), None
     cut, full = local_key(whole).to_pylist(), whole.to_pylist()
     return cut, [long if long != short else None for short, long in zip(cut, full, strict=True)]
-
-
-def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

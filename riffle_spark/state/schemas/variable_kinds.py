@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.columns import binary_column, positions_of
+from riffle_spark.columns import binary_column, one_array, positions_of
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
 from riffle_spark.state.formats.nested_keys import check_map_key_type, decode_nested_keys, encode_nested_keys
@@ -135,7 +135,7 @@ class ValueRows:
         return {self.variable.column: self._decoded(values)}
 
     def _structs(self, rows: pa.Table) -> pa.Array:
-        return _flat(rows.column(self.variable.column))
+        return one_array(rows.column(self.variable.column))
 
     def _decoded(self, values: pa.Array) -> pa.Array:
         return _struct(self.codec.decode(values))
@@ -216,10 +216,6 @@ def _nothing(count: int) -> pa.Array:
     return binary_column(b"", positions_of(np.zeros(count, dtype=np.int64)))
 
 
-def _flat(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _part(structs: pa.Array, name: str) -> pa.Array:
     """Return a field, null where the struct is."""
     return structs.flatten()[structs.type.get_field_index(name)]
@@ -230,5 +226,5 @@ def _fields(structs: pa.Array, schema: pa.Schema) -> pa.Table:
 
 
 def _struct(table: pa.Table) -> pa.Array:
-    arrays = [_flat(column) for column in table.columns]
+    arrays = [one_array(column) for column in table.columns]
     return pa.StructArray.from_arrays(arrays, fields=list(table.schema))
