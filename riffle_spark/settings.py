@@ -26,6 +26,7 @@ else:
 
 __all__ = [
     "CONF_PREFIX",
+    "DISPATCHES",
     "LINES",
     "LIVE",
     "SettingLine",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 CONF_PREFIX = "spark.riffle."
+DISPATCHES: Final = ("key_group", "partition", "hashed")
 _SHORTEST_PROBING_SECONDS = 60.0
 _Default = TypeVar("_Default")
 
@@ -107,8 +109,9 @@ class Settings:
         "four for each slot is a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",
         section="Keys")
     dispatch: str = setting(
-        "key_group", one_of("key_group", "partition", "hashed"), "how rows find their slot: by key, or by the (topic, "
-        "partition) that they come from", fixed="[by a procedure](dispatch.md)")
+        "key_group", one_of(*DISPATCHES),
+        "how rows find their slot: by key, or by the (topic, partition) that they come from",
+        fixed="[by a procedure](dispatch.md)")
     dispatch_columns: tuple[str, ...] = setting(
         ("topic", "partition"), names,
         "the two columns with a row's topic and partition, for `partition` and `hashed`")

@@ -12,6 +12,7 @@ import pytest
 
 import riffle_spark
 from riffle_spark.errors import ConfigError
+from riffle_spark.keygroups import TOTAL_MAX
 from riffle_spark.setting_values import Range, one_of, optional, seconds, text, whole
 from riffle_spark.settings import LINES, LIVE, Settings, from_sources, hasty
 
@@ -63,6 +64,11 @@ def test_the_line_of_a_setting_holds_together(name: str) -> None:
     assert not (line.live and line.fixed)
     if line.default is None:
         assert getattr(Settings(**{name: line.example}), name) == line.example  # type: ignore[arg-type]
+
+
+def test_there_can_be_as_many_key_groups_as_a_key_can_have() -> None:
+    """The setting and the key-groups themselves have one bound."""
+    assert LINES["key_groups"].allowed.words == f"1 to {TOTAL_MAX}"
 
 
 @pytest.mark.parametrize(

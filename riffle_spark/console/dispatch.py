@@ -13,6 +13,7 @@ import click
 
 from riffle_spark.console.options import of_a_root, settings_in, show
 from riffle_spark.errors import ConfigError
+from riffle_spark.settings import DISPATCHES
 
 if TYPE_CHECKING:
     from riffle_spark.offline.switch import PartitionOf
@@ -24,7 +25,7 @@ _PARTITION_OF = "From a pyarrow table of key columns to one of topic and partiti
 
 @click.command("dispatch")
 @of_a_root
-@click.option("--to", type=click.Choice(["key_group", "partition", "hashed"]), required=True, help="The new dispatch.")
+@click.option("--to", type=click.Choice(DISPATCHES), required=True, help="The new dispatch.")
 @click.option("--partition-of", metavar="MODULE:FUNCTION", help=_PARTITION_OF)
 @click.option("--key-groups", type=int, help="Another number of key-groups, or shards at most; else it stays.")
 def dispatch_command(

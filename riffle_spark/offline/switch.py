@@ -28,6 +28,7 @@ from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.offline.reshard import Place, SharedKey, earliest_ms, resharded
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
+from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -40,9 +41,8 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.schema_text import schema_of_text
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["DISPATCHES", "PartitionOf", "switch_dispatch"]
+__all__ = ["PartitionOf", "switch_dispatch"]
 
-DISPATCHES = ("key_group", "partition", "hashed")
 PartitionOf: TypeAlias = Callable[[pa.Table], pa.Table]
 """From a table of key columns to a table of ``topic`` and ``partition``, row for row, always the same for a key."""
 _SAMPLE = 256

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import get_args
 
 import pytest
 
+from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, Strategy
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.view import assign_settings
 from riffle_spark.settings import LINES, Settings
+from tests.kit.assign_views import view
 
 
 def test_every_setting_of_the_assignors_is_passed_on() -> None:
@@ -42,3 +45,11 @@ def test_the_strategies_of_the_settings_are_the_assignors() -> None:
         assert Settings(rack_aware_assignment_strategy=strategy).rack_aware_assignment_strategy == strategy
     with pytest.raises(ConfigError, match="one of " + ", ".join(get_args(Strategy))):
         Settings(rack_aware_assignment_strategy="other")
+
+
+def test_the_assignors_that_a_setting_tells_of_are_there() -> None:
+    """Each name that the range of `assignor` gives decides."""
+    told = re.findall(r"`(\w+)`", LINES["assignor"].allowed.words)
+    assert len(told) == 3
+    for name in told:
+        assert assign(view("a:0-3 b:"), AssignSettings(assignor=name)).warnings == ()
