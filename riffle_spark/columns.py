@@ -28,7 +28,7 @@ __all__ = [
     "pick_slices",
     "positions_of",
     "valid_mask",
-    "whole",
+    "with_long_offsets",
 ]
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
@@ -43,7 +43,7 @@ _TEXT_OR_BYTES = [getattr(pa.types, f"is_{name}") for name in _TEXT_NAMES if has
 """The views came with pyarrow 16."""
 
 
-def whole(column: Column) -> pa.Array:
+def with_long_offsets(column: Column) -> pa.Array:
     """Return the column as one array, text and bytes with 64-bit offsets."""
     if is_text_or_bytes(column.type):
         column = column.cast(pa.large_binary())

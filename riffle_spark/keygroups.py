@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from riffle_spark.columns import Column, byte_slices, fixed_values, is_text_or_bytes, valid_mask, whole
+from riffle_spark.columns import Column, byte_slices, fixed_values, is_text_or_bytes, valid_mask, with_long_offsets
 from riffle_spark.errors import ConfigError
 from riffle_spark.keyhash import Words, hash_bytes, hash_ints, hash_longs, murmur3_int
 
@@ -54,7 +54,7 @@ def key_hashes(columns: Sequence[Column]) -> Words:
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint64)
     for position, column in enumerate(columns):
         check_key_type(f"key column {position}", column.type)
-        array = whole(column)
+        array = with_long_offsets(column)
         valid = valid_mask(array)
         hashed = _hash_column(array, column.type, hashes)
         hashes = hashed if valid is None else np.where(valid, hashed, hashes)

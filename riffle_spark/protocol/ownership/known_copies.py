@@ -19,7 +19,7 @@ from riffle_spark.messages.census_orders import Census
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Link, Manifest
 
-__all__ = ["CopyLag", "KnownCopies", "whole"]
+__all__ = ["CopyLag", "KnownCopies", "lag_without_copy"]
 
 _SEALED_REMEMBERED = 256
 
@@ -34,7 +34,7 @@ class CopyLag(NamedTuple):
 LEVEL = CopyLag(0, 0)
 
 
-def whole(entry: Entry) -> CopyLag:
+def lag_without_copy(entry: Entry) -> CopyLag:
     """Return what a member without a copy lacks."""
     taken = entry.snapshot
     records = (taken.rows if taken else 0) + sum(link.rows for link in entry.chain)
@@ -146,7 +146,7 @@ class KnownCopies:
         """Return what a member's copy lacks; without a copy, or with one off the chain, the whole state."""
         links = self.missing(member, address, entry)
         if links is None:
-            return whole(entry)
+            return lag_without_copy(entry)
         if not links:
             return LEVEL
         sealed = self._sealed.get(member, ())
@@ -158,6 +158,6 @@ class KnownCopies:
         takes fewer bytes.
         """
         links, head = self.missing(member, address, entry), self._heads.get(member, {}).get(address, EMPTY_HEAD)
-        if not links or head == EMPTY_HEAD or self.lag(member, address, entry).bytes > whole(entry).bytes:
+        if not links or head == EMPTY_HEAD or self.lag(member, address, entry).bytes > lag_without_copy(entry).bytes:
             return entry
         return Entry(None, tuple(links), entry.timer_ms, cut=head)

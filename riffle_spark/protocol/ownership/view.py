@@ -21,7 +21,7 @@ from riffle_spark.assign.model import (
     Traffic,
     View,
 )
-from riffle_spark.protocol.ownership.known_copies import KnownCopies, whole
+from riffle_spark.protocol.ownership.known_copies import KnownCopies, lag_without_copy
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
@@ -104,7 +104,7 @@ def _tasks(situation: Situation) -> tuple[Task, ...]:
         Task(
             task(key_group),
             kind=kind,
-            size=sum(whole(entry).records for entry in situation.entries(key_group)),
+            size=sum(lag_without_copy(entry).records for entry in situation.entries(key_group)),
             weight=situation.weights.get(key_group),
             owner_traffic=situation.traffic.get(key_group, NO_TRAFFIC),
         )

@@ -30,7 +30,7 @@ from riffle_spark.columns import (
     is_text_or_bytes,
     pick_slices,
     valid_mask,
-    whole,
+    with_long_offsets,
 )
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keygroups import canonical_floats, check_key_type
@@ -59,12 +59,12 @@ def encode_keys(columns: Sequence[Column]) -> pa.LargeBinaryArray:
     for position, column in enumerate(columns):
         check_key_type(f"key column {position}", column.type)
         if not is_text_or_bytes(column.type):
-            fixed.append(_encode_fixed(whole(column), column.type))
+            fixed.append(_encode_fixed(with_long_offsets(column), column.type))
             continue
         if fixed:
             pieces.append(_rows_as_binary(np.hstack(fixed)))
             fixed = []
-        pieces += _encode_text(whole(column))
+        pieces += _encode_text(with_long_offsets(column))
     if fixed:
         pieces.append(_rows_as_binary(np.hstack(fixed) if len(fixed) > 1 else fixed[0]))
     if len(pieces) == 1:
@@ -127,7 +127,9 @@ def decode_keys(encoded: Column | Sequence[bytes], types: Sequence[pa.DataType])
 
     Keys that were never made from such columns raise ``CorruptStateError``; shortened ones (``local_key``) are such.
     """
-    array = whole(encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary()))
+    array = with_long_offsets(
+        encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary())
+    )
     columns, lengths = decode_beginnings(array, types)
     data, offsets = byte_slices(array)
     KeyBytes(data).check_at_end(offsets[:-1] + lengths, offsets[1:])

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.columns import Column, Mask, Offsets, binary_column, byte_slices, positions_of, whole
+from riffle_spark.columns import Column, Mask, Offsets, binary_column, byte_slices, positions_of, with_long_offsets
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.state.formats.key_codec import KeyBytes, decode_keys, encode_keys
 
@@ -44,7 +44,7 @@ def encode_nested_keys(columns: Sequence[Column]) -> pa.LargeBinaryArray:
     """Return the bytes of every row's key, as a large binary array without nulls."""
     if not any(_is_nested(column.type) for column in columns):
         return encode_keys(columns)
-    return _joined([_encoded(whole(column)) for column in columns])
+    return _joined([_encoded(with_long_offsets(column)) for column in columns])
 
 
 def _is_nested(kind: pa.DataType) -> bool:
@@ -98,7 +98,9 @@ def decode_nested_keys(encoded: Column | Sequence[bytes], types: Sequence[pa.Dat
     """
     if not any(map(_is_nested, types)):
         return decode_keys(encoded, types)
-    array = whole(encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary()))
+    array = with_long_offsets(
+        encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary())
+    )
     data, offsets = byte_slices(array)
     read, at, columns = KeyBytes(data), offsets[:-1], []
     for kind in types:

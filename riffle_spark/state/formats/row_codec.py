@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.columns import Bytes, Offsets, byte_slices, positions_of, whole
+from riffle_spark.columns import Bytes, Offsets, byte_slices, positions_of, with_long_offsets
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.formats.row_layout import RowLayout, unreadable
 
@@ -44,7 +44,7 @@ class RowCodec:
                 f"rows of ({_described(rows.schema)}) where ({_described(self.schema)}) is declared",
                 remedy="return exactly the declared columns, in their order",
             )
-        return self._layout.encode(map(whole, rows.columns), rows.num_rows)
+        return self._layout.encode(map(with_long_offsets, rows.columns), rows.num_rows)
 
     def decode(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> pa.Table:
         """Return the rows. Bytes that are not rows of this schema raise ``CorruptStateError``."""
@@ -71,7 +71,7 @@ def _as_slices(values: Sequence[bytes] | pa.LargeBinaryArray) -> tuple[Bytes, Of
     if isinstance(values, pa.Array | pa.ChunkedArray):
         if values.null_count:
             raise unreadable("a value is missing")
-        return byte_slices(whole(values))
+        return byte_slices(with_long_offsets(values))
     lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
     return np.frombuffer(b"".join(values), dtype=np.uint8), positions_of(lengths)
 

@@ -32,7 +32,7 @@ from riffle_spark.columns import (
     pick_slices,
     positions_of,
     valid_mask,
-    whole,
+    with_long_offsets,
 )
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats.leaf_types import (
@@ -176,7 +176,7 @@ def _lengths_of(bodies: pa.Array) -> Offsets:
 def _bodies_of(array: pa.Array, element: RowLayout | None) -> pa.Array:
     """Return the body of every text or list. Table and elements of a list are slices of what all lists hold."""
     if element is None:
-        bodies = whole(array)
+        bodies = with_long_offsets(array)
         return bodies.fill_null(b"") if bodies.null_count else bodies
     elements, starts, ends = list_parts(array)
     rows = element.encode([elements], len(elements))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from riffle_spark.messages.census_orders import Census
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ownership.known_copies import CopyLag, KnownCopies, whole
+from riffle_spark.protocol.ownership.known_copies import CopyLag, KnownCopies, lag_without_copy
 from riffle_spark.state.copies import folder
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.formats import part_codec
@@ -111,7 +111,7 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
         missing = past.copies.missing(MEMBER, ADDRESS, past.entry)
         lag = past.copies.lag(MEMBER, ADDRESS, past.entry)
         if missing is None:
-            assert lag == whole(past.entry)
+            assert lag == lag_without_copy(past.entry)
             continue
         lacking = [link for link in missing if link.head.attempt not in past.copies._sealed.get(MEMBER, ())]
         assert lag == CopyLag(sum(link.rows for link in lacking), sum(link.length for link in lacking))
@@ -125,9 +125,13 @@ def test_a_copy_that_nobody_reported_counts_as_the_whole_state(acts: list[str], 
     past = Past(chance)
     for act in acts:
         past.act(act)
-        assert past.copies.lag("m2", ADDRESS, past.entry) == (whole(past.entry) if past.every else CopyLag(0, 0))
+        assert past.copies.lag("m2", ADDRESS, past.entry) == (
+            lag_without_copy(past.entry) if past.every else CopyLag(0, 0)
+        )
         past.copies.wiped(MEMBER)
-        assert past.copies.lag(MEMBER, ADDRESS, past.entry) == (whole(past.entry) if past.every else CopyLag(0, 0))
+        assert past.copies.lag(MEMBER, ADDRESS, past.entry) == (
+            lag_without_copy(past.entry) if past.every else CopyLag(0, 0)
+        )
 
 
 @given(ACTS, st.randoms(use_true_random=False))
