@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
-from riffle_spark.names import check_known
 from riffle_spark.setting_values import flag, names, number, one_of, optional, pairs, seconds, share, text, whole
+from riffle_spark.unknown_names import check_known
 
 if sys.version_info >= (3, 11):
     import tomllib

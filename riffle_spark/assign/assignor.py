@@ -27,7 +27,7 @@ from riffle_spark.assign.standby_racks import cheaper
 from riffle_spark.assign.standby_target import standby_target
 from riffle_spark.assign.validity import violations
 from riffle_spark.errors import ConfigError
-from riffle_spark.names import nearest
+from riffle_spark.unknown_names import nearest
 
 __all__ = ["assign", "high_availability", "load_assignor", "raised", "refusals", "with_target"]
 

@@ -14,9 +14,9 @@ from typing import Final, Literal, cast
 from riffle_spark import setting_values as values
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
 from riffle_spark.errors import ConfigError
-from riffle_spark.names import check_known
 from riffle_spark.settings import LINES
 from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
+from riffle_spark.unknown_names import check_known
 
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
 

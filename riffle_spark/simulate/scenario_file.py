@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
-from riffle_spark.names import check_known
+from riffle_spark.unknown_names import check_known
 
 __all__ = ["Json", "check_file", "check_part", "check_scenario", "items_of"]
 

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
-from riffle_spark.names import keywords_told
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
@@ -27,6 +26,7 @@ from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.spark_batch import Sink, arity
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
+from riffle_spark.unknown_names import keywords_told
 
 __all__ = [
     "JobOperations",

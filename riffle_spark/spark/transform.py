@@ -16,7 +16,6 @@ from pyspark.sql.types import DataType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
-from riffle_spark.names import keywords_told
 from riffle_spark.process.blocks.block import Declared, TimeMode
 from riffle_spark.process.processors.processing import Processing, Times
 from riffle_spark.process.processors.processor import Form
@@ -28,6 +27,7 @@ from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stateful import Stateful
 from riffle_spark.state.schemas.variables import VariableColumns
+from riffle_spark.unknown_names import keywords_told
 
 __all__ = ["TransformWithState", "transform_with_state", "transform_with_state_in_pandas"]
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.errors import ConfigError, UserFunctionError
-from riffle_spark.names import keywords_told
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.types.conform import conform
 from riffle_spark.state.formats.key_codec import encode_keys
+from riffle_spark.unknown_names import keywords_told
 
 __all__ = ["ArrowFunction", "Context", "arrow_function"]
 
