@@ -6,6 +6,7 @@ A real query implements them in ``spark/``; a simulated one in a test. Nothing h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -22,6 +23,7 @@ __all__ = [
     "Delivery",
     "Executor",
     "IncomingBatch",
+    "Lock",
     "SlotLayout",
     "SlotPlace",
     "StaleRows",
@@ -31,6 +33,8 @@ __all__ = [
 
 
 WatermarkPolicy: TypeAlias = Literal["min", "max"]
+Lock: TypeAlias = AbstractContextManager[object]
+"""Lets one thread in at a time; is entered again and again, never by a thread that is inside."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -195,6 +199,10 @@ class Background(Protocol):
 
     def rest(self, seconds: float) -> None:
         """Wait in the middle of work, or not any longer if the background is being stopped."""
+        ...
+
+    def lock(self) -> Lock:
+        """Return a new lock, for what the work and those who submit or ask share."""
         ...
 
 

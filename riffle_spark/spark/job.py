@@ -25,7 +25,7 @@ from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import WatermarkPolicy
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, routing
-from riffle_spark.spark.engine.background import BackgroundThread, SystemClock
+from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.event_time import policy_in, watermark_in
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
@@ -88,7 +88,7 @@ class RunningJob:
         topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)
         objects, beside = (open_store(self._home.root, self._home.options) for _ in range(2))
         ports = DriverPorts(
-            objects, self._cluster, self._clock, self._background, reached=reached, upkeep_objects=beside,
+            objects, self._cluster, self._clock, self._background, random_id, reached, upkeep_objects=beside,
             racks_of=topology.racks,
         )  # fmt: skip
         self.driver = Driver(self._settings, self._home, ports)

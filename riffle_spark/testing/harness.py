@@ -56,6 +56,10 @@ class Declared(Protocol):
     durable: bool
 
 
+def _random_id() -> str:
+    return uuid.uuid4().hex
+
+
 @runtime_checkable
 class Configured(Protocol):
     """What goes by settings of Spark's."""
@@ -89,7 +93,7 @@ class Harness:
         self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
         self._folder = Path(tempfile.mkdtemp(prefix="riffle-harness-"))
-        self._store = MemoryStore(uuid.uuid4().hex)
+        self._store = MemoryStore(_random_id())
         home = home_of(f"memory://{self._store.name}", self._folder / "copies")
         self.root = home.root
         self._cluster = SimCluster(home, self._store)
@@ -151,7 +155,7 @@ class Harness:
                 f"the watermark is at {self.watermark_ms} and cannot go back to {to_ms}",
                 remedy="begin with another harness",
             )
-        stamp = Stamp(uuid.uuid4().hex, self.now_ms)
+        stamp = Stamp(_random_id(), self.now_ms)
         draft = claim_record(log.tail, _QUERY, self._settings.key_groups, self._settings.dispatch, stamp)
         log.append(replace(draft, watermark_ms=to_ms), log.manifest)
         self.restart()
@@ -189,7 +193,7 @@ class Harness:
         self._runs += 1
         self._settings = self._settings.but(**settings)
         ports = DriverPorts(
-            self._store, self._cluster, ManualClock(self.now_ms), InlineBackground(), reached=self._faults.reached
+            self._store, self._cluster, ManualClock(self.now_ms), InlineBackground(), _random_id, self._faults.reached
         )
         self._driver = Driver(self._settings, self._cluster.home, ports)
 

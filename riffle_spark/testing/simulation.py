@@ -5,7 +5,8 @@ where, which attempt runs when, and whose answer counts (``simulated_work``).
 
     cluster = SimCluster(home_of("memory://mine", folder), store)
     cluster.add("1")
-    driver = Driver(settings, cluster.home, DriverPorts(store, cluster, ManualClock(), InlineBackground()))
+    ports = DriverPorts(store, cluster, ManualClock(), InlineBackground(), new_id=lambda: uuid4().hex)
+    driver = Driver(settings, cluster.home, ports)
     driver.process(incoming, [operator], SimWork(cluster, rows, {"totals": SimSink()}))
 """
 
@@ -19,13 +20,13 @@ from pathlib import Path
 from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt, given_up
-from riffle_spark.protocol.ports import Executor
+from riffle_spark.protocol.ports import Executor, Lock
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
 
-__all__ = ["InlineBackground", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
+__all__ = ["InlineBackground", "InlineLock", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
 
 RandomBytes = Callable[[int], bytes]
 _STANDING_STILL = float
@@ -85,6 +86,24 @@ class InlineBackground:
 
     def rest(self, seconds: float) -> None:
         """Go on at once: nobody waits in a simulation."""
+
+    def lock(self) -> Lock:
+        """Return a new lock."""
+        return InlineLock()
+
+
+class InlineLock:
+    """A lock where there is one thread: who enters it twice would wait for ever, so that is refused."""
+
+    def __init__(self) -> None:
+        self.held = False
+
+    def __enter__(self) -> None:
+        assert not self.held, "the thread that is inside would wait for itself"
+        self.held = True
+
+    def __exit__(self, *_: object) -> None:
+        self.held = False
 
 
 def home_of(root: str, local_dir: Path, application: str = "app") -> Home:

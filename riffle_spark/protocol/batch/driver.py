@@ -49,7 +49,7 @@ class Driver:
         upkeep_objects = around.upkeep_objects or around.objects
         self._upkeep = Upkeep(settings, upkeep_objects, around.background, self._rounds, around.clock)
         self._run_id: str | None = None
-        self.operations = Operations(settings.key_groups, settings.dispatch)
+        self.operations = Operations(settings.key_groups, settings.dispatch, around.background.lock())
         arrivals = Arrivals(settings, around.cluster, around.background, around.racks_of)
         self.ownership = Ownership(settings, arrivals, self.operations)
         self._fenced: FencedError | None = None

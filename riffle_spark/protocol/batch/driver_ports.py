@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ class DriverPorts:
     cluster: Cluster
     clock: Clock
     background: Background
-    new_id: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
+    new_id: Callable[[], str]
     reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
     upkeep_objects: ObjectStore | None = None
     racks_of: RacksOf = field(default=lambda said: {member: rack for member, _, rack in said})

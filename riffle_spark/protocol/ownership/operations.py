@@ -4,12 +4,12 @@ not know how it is done: the driver looks before each batch.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.readiness import MemberState
+from riffle_spark.protocol.ports import Lock
 from riffle_spark.settings import LIVE, Settings, check_names
 
 __all__ = ["Operations", "OperatorOrders"]
@@ -31,10 +31,10 @@ class OperatorOrders:
 class Operations:
     """The orders that stand, and the checks of new ones. Every method may be called from any thread, and again."""
 
-    def __init__(self, key_groups: int, dispatch: str) -> None:
+    def __init__(self, key_groups: int, dispatch: str, lock: Lock) -> None:
         self._key_groups = key_groups
         self._dispatch = dispatch
-        self._lock = threading.Lock()
+        self._lock = lock
         self.orders = OperatorOrders()
         self.members: tuple[MemberState, ...] = ()
 

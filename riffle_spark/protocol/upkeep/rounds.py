@@ -11,7 +11,6 @@ the run that is ending or begins the next one.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,14 +42,14 @@ class Rounds:
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
-        self.told = TakenSnapshots(cluster)
+        self.told = TakenSnapshots(cluster, background.lock())
         self._cluster: Cluster = self.told
         self._background = background
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = background.lock()
         self._next: tuple[dict[str, UpkeepOrder], int] | None = None
         self._running = False
-        self.setbacks = Setbacks()
+        self.setbacks = Setbacks(background.lock())
         self.in_batch = False
         self.arrived: deque[UpkeepReceipt] = deque()
 

@@ -10,13 +10,13 @@ does not come to its work at all is only delayed: it comes back by itself, and w
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.delays import Delays
+from riffle_spark.protocol.ports import Lock
 from riffle_spark.state.log.manifest import Head
 
 __all__ = ["Setbacks"]
@@ -42,8 +42,8 @@ class _Piece(NamedTuple):
 class Setbacks:
     """What failed beside the batches. Asked on one thread and told on another."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
         self._pieces: Delays[_Piece] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
         self._heads: dict[_Piece, Head] = {}
         self._executors: Delays[str] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)

@@ -9,12 +9,11 @@ when it is asked which are given up, and is found the next time.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
-from riffle_spark.protocol.ports import Cluster, Executor
+from riffle_spark.protocol.ports import Cluster, Executor, Lock
 from riffle_spark.state.log import paths
 
 __all__ = ["TakenSnapshots"]
@@ -26,9 +25,9 @@ class TakenSnapshots:
     ``lost`` counts the snapshots that were ordered and neither named nor left for later.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, lock: Lock) -> None:
         self._cluster = cluster
-        self._lock = threading.Lock()
+        self._lock = lock
         self._under_way = 0
         self._named: set[str] = set()
         self.lost = 0

@@ -1,18 +1,25 @@
-"""One daemon thread for upkeep, the gate before a batch and the real clock. Knows threads and time, so that the
-protocol need not.
+"""One daemon thread for upkeep, the gate before a batch, the real clock and random ids. Knows threads, time and chance,
+so that the protocol need not.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.ports import Lock
 
-__all__ = ["BackgroundThread", "Gate", "Stopped", "SystemClock"]
+__all__ = ["BackgroundThread", "Gate", "Stopped", "SystemClock", "random_id"]
+
+
+def random_id() -> str:
+    """Return a new random id, hexadecimal."""
+    return uuid.uuid4().hex
 
 
 class SystemClock:
@@ -64,6 +71,10 @@ class BackgroundThread:
     def rest(self, seconds: float) -> None:
         """Wait in the middle of work, or not any longer once it is stopped."""
         self._stopped.wait(seconds)
+
+    def lock(self) -> Lock:
+        """Return a new lock."""
+        return threading.Lock()
 
     def stop(self) -> None:
         """Drop the work that waits and end the thread after the piece that runs. Idempotent; ``ended`` waits for it."""

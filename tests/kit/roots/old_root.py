@@ -8,6 +8,7 @@ import json
 import tarfile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import lmdb
 
@@ -78,7 +79,9 @@ class OldRoot:
         cluster = SimCluster(home, self.objects)
         cluster.add("1")
         self._cluster, self._sinks = cluster, {store: SimSink() for store in STORES}
-        ports = DriverPorts(self.objects, cluster, ManualClock(_LATER_MS), InlineBackground())
+        ports = DriverPorts(
+            self.objects, cluster, ManualClock(_LATER_MS), InlineBackground(), new_id=lambda: uuid4().hex
+        )
         self.driver = Driver(Settings(**{**usual, **settings}), home, ports)  # type: ignore[arg-type]
         self._operators = built()
 

@@ -9,6 +9,7 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.spark.stateful import JobOperations
+from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -151,7 +152,7 @@ def test_before_the_first_batch_orders_are_refused(tmp_path: Path) -> None:
 
 def test_hashed_dispatch_refuses_pins(tmp_path: Path) -> None:
     """There the owner follows from the membership alone."""
-    operations = Operations(8, "hashed")
+    operations = Operations(8, "hashed", InlineBackground().lock())
     with pytest.raises(ConfigError, match="hashed"):
         operations.pin(0, "1")
 

@@ -113,7 +113,7 @@ def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> Non
     """``ports.racks_of`` names each member's rack; the assignor's view has it, and standbys go elsewhere."""
     world = Elastic(tmp_path, executors=("1", "2", "3", "4"), num_standbys=1)
     around = DriverPorts(
-        world.store, world.cluster, world.clock, world.background,
+        world.store, world.cluster, world.clock, world.background, lambda: world.chance.randbytes(16).hex(),
         racks_of=lambda said: {member: ("near" if host in ("host-1", "host-2") else "far") for member, host, _ in said},
     )  # fmt: skip
     world.driver = Driver(replace(world.settings), world.home, around)

@@ -126,7 +126,7 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
             seen.append((told.named(), sorted(orders)))
             return [receipt]
 
-    told = TakenSnapshots(Asking(world.home, world.store))
+    told = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
     order = UpkeepOrder(world.home, "", 1, 0, {})
     assert told.named() == frozenset()
     told.upkeep({"1": order})

@@ -15,6 +15,7 @@ from riffle_spark.protocol.upkeep import rounds as module
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, home_of
+from riffle_spark.testing.simulation import InlineLock
 
 
 class Dropping(SimCluster):
@@ -51,7 +52,9 @@ class Handover:
 
     def is_free(self) -> bool:
         """Tell whether another thread could go on now: not while the one that is stepped holds the lock."""
-        return not self.rounds._lock.locked()
+        lock = self.rounds._lock
+        assert isinstance(lock, InlineLock)
+        return not lock.held
 
 
 def between_steps(

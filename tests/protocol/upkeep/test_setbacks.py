@@ -180,7 +180,7 @@ def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it
 
 def test_what_worked_again_begins_a_new_row_of_failures() -> None:
     """Failures with successes between them are never given up, and the delay is the first one each time."""
-    setbacks, now = Setbacks(), 0.0
+    setbacks, now = Setbacks(InlineBackground().lock()), 0.0
     order = UpkeepOrder(home_of("memory://rows", Path("unused")), "m1", 1, 0, {}, follows=(Follow("s", 0, EMPTY),))
     failed = UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),), ran=True)
     for _ in range(2 * TRIES):

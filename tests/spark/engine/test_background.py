@@ -96,3 +96,19 @@ def test_a_rest_takes_its_time_when_nobody_stops_it() -> None:
     began = time.monotonic()
     BackgroundThread().rest(0.2)
     assert time.monotonic() - began >= 0.19
+
+
+def test_a_lock_of_the_background_lets_one_thread_in_at_a_time() -> None:
+    """Each lock is one of its own: who is inside one holds up who comes to it, and nobody who comes to another."""
+    worker = BackgroundThread()
+    lock, other, came = worker.lock(), worker.lock(), threading.Event()
+
+    def come() -> None:
+        with lock:
+            came.set()
+
+    with lock, other:
+        worker.submit(come)
+        assert not came.wait(0.05)
+    assert came.wait(SOON_SECONDS)
+    worker.stop()
