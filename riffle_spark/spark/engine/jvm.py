@@ -1,9 +1,11 @@
-"""The way to Spark's JVM, behind one getter, and how an interruption looks that comes from there. Knows whether there
-is one. Does not know what it is used for.
+"""The way to Spark's JVM, behind one getter; what is asked of a kept frame and of jobs there; and how an interruption
+looks that comes from there. With ``inventory`` and ``placed`` all of Spark's that is private: docs/spark-internals.md.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 __all__ = [
     "NoJvm",
     "Py4JJavaError",
-    "checkpointed",
     "context",
     "frame_of",
     "is_classic",
@@ -20,9 +21,17 @@ __all__ = [
     "logical_rdd",
     "module",
     "observed",
+    "release",
+    "running_seconds",
     "scala_seq",
     "session",
+    "sized",
 ]
+
+
+_LONG_BYTES = 8
+_TASKS = 10_000
+_RUNNING = "RUNNING"
 
 
 class NoJvm(Exception):
@@ -72,6 +81,24 @@ def checkpointed(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed().rdd()
 
 
+def release(frame: DataFrame) -> None:
+    """Drop what a local checkpoint keeps."""
+    checkpointed(frame).unpersist(False)
+
+
+def sized(frame: DataFrame) -> DataFrame:
+    """Return a frame of the rows of a local checkpoint whose plan has their size, as Spark's block managers know it."""
+    spark, leaf, rdd = frame.sparkSession, frame._jdf.queryExecution().analyzed(), checkpointed(frame)
+    jvm = context(spark)._jvm
+    kept = [info for info in context(spark)._jsc.sc().getRDDStorageInfo() if info.id() == rdd.id()]
+    size = sum(info.memSize() + info.diskSize() for info in kept)
+    # Statistics take a Scala BigInt, which Py4J turns into an int at once: those of so many longs stand in for them.
+    ranges = module(getattr(jvm.org.apache.spark.sql.catalyst.plans.logical, "Range$"))
+    longs = ranges.apply(0, size // _LONG_BYTES + 1, 1, 1)
+    plan = logical_rdd(jvm, leaf.output(), rdd, leaf.outputPartitioning(), session(spark), longs.stats())
+    return frame_of(spark, plan)
+
+
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any, stats: Any = None) -> Any:
     """Return a plan that is an RDD of rows; its constructor gained a tenth parameter in Spark 4.3."""
     none, nil = module(getattr(jvm.scala, "None$")), scala_seq(jvm, [])
@@ -98,6 +125,21 @@ def scala_seq(jvm: Any, items: list[Any]) -> Any:
     for item in items:
         java_list.add(item)
     return jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_list).toSeq()
+
+
+def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
+    """Return for how many seconds the tasks of the jobs with this tag have run, by executor; nothing where Spark does
+    not tell.
+    """
+    jvm, found = context(spark)._jsc.sc(), dict[str, float]()
+    with suppress(Exception):
+        for job in jvm.statusTracker().getJobIdsForTag(tag):
+            for stage in jvm.statusTracker().getJobInfo(job).get().stageIds():
+                tasks = jvm.statusStore().taskList(stage, 0, _TASKS)
+                for task in (tasks.apply(at) for at in range(tasks.size())):
+                    if str(task.status()) == _RUNNING:
+                        found[str(task.executorId())] = time.time() - task.launchTime().getTime() / 1000
+    return found
 
 
 _NAMES = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")

@@ -1,5 +1,5 @@
-"""Which Kafka the running query reads, and which racks hold its partitions. Knows its plan, its offset log and Kafka's
-administration. Does not know members or assignments.
+"""Which Kafka the running query reads, and which racks hold its partitions. Knows the options of Kafka's source, its
+offsets as text, and Kafka's administration. Does not know Spark's plans.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 from pyspark.sql import DataFrame
 
-from riffle_spark.spark.engine.inventory import running_query
+from riffle_spark.spark.engine.inventory import latest_offsets, source_options
 
 __all__ = ["kafka_of", "partition_racks"]
 
@@ -29,49 +29,30 @@ def kafka_of(batch: DataFrame) -> tuple[str, tuple[str, ...]] | None:
     first, with its topics.
     """
     try:
-        execution = running_query(batch)
-        kafka = [options for options in _source_options(execution) if _BOOTSTRAP in options]
+        kafka = [options for options in source_options(batch) if _BOOTSTRAP in options]
         if not kafka:
             return None
         servers = kafka[0][_BOOTSTRAP]
-        topics = {topic for options in kafka if options[_BOOTSTRAP] == servers for topic in _topics(options, execution)}
+        topics = {topic for options in kafka if options[_BOOTSTRAP] == servers for topic in _topics(options, batch)}
     except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: racks are never a condition
         _logger.warning("which Kafka the query reads cannot be found out: %s", str(error).split("\n")[0])
         return None
     return servers, tuple(sorted(topics))
 
 
-def _source_options(execution: Any) -> list[dict[str, str]]:
-    """Return the options of each source of the plan that has some, their names in lower case."""
-    if execution is None:
-        return []
-    leaves = execution.analyzedPlan().collectLeaves()
-    found = [leaves.apply(at) for at in range(leaves.size())]
-    streams = [leaf for leaf in found if leaf.getClass().getSimpleName() == "StreamingRelationV2"]
-    return [{str(name).lower(): str(value) for name, value in leaf.extraOptions().items()} for leaf in streams]
-
-
-def _topics(options: Mapping[str, str], execution: Any) -> Iterable[str]:
+def _topics(options: Mapping[str, str], batch: DataFrame) -> Iterable[str]:
     if "subscribe" in options:
         return [topic.strip() for topic in options["subscribe"].split(",")]
     if "assign" in options:
         return list(json.loads(options["assign"]))
     pattern = re.compile(options["subscribepattern"])
-    return [topic for topic in _topics_read(execution) if pattern.fullmatch(topic)]
+    return [topic for topic in _topics_read(batch) if pattern.fullmatch(topic)]
 
 
-def _topics_read(execution: Any) -> list[str]:
-    """Return the topics that the latest offsets are of: after version and metadata a line a source, Kafka's a map from
-    topic to partitions.
-    """
-    latest = execution.offsetLog().getLatest()
-    lines = [str(offset.get()) for offset in _items(latest.get()._2().offsets())] if latest.isDefined() else []
-    read = [json.loads(line) for line in lines if line.startswith("{")]
+def _topics_read(batch: DataFrame) -> list[str]:
+    """Return the topics that the latest offsets are of: Kafka's are a map from topic to partitions."""
+    read = [json.loads(text) for text in latest_offsets(batch) if text.startswith("{")]
     return [topic for offsets in read for topic, partitions in offsets.items() if isinstance(partitions, dict)]
-
-
-def _items(seq: Any) -> list[Any]:
-    return [item for item in (seq.apply(at) for at in range(seq.size())) if item.isDefined()]
 
 
 _TIMEOUT_SECONDS = 10.0

@@ -18,7 +18,6 @@ from riffle_spark.spark.engine import jvm as handles
 
 __all__ = ["GONE", "KeptResult", "is_told"]
 
-_LONG_BYTES = 8
 _logger = logging.getLogger("riffle_spark")
 GONE = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """Spark's name for a part of a local checkpoint that is nowhere any more."""
@@ -40,7 +39,7 @@ class KeptResult:
         """
         if handles.is_classic(self.frame.sparkSession):
             try:
-                self.frame = _sized(self.frame)
+                self.frame = handles.sized(self.frame)
             except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans are only slower without it
                 _logger.debug("sinks' frames have no size: %s", error)
 
@@ -57,24 +56,9 @@ class KeptResult:
         if not handles.is_classic(self.frame.sparkSession):
             return
         try:
-            handles.checkpointed(self.frame).unpersist(False)
+            handles.release(self.frame)
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: it must not hide why a batch failed
             _logger.warning("a batch's result is kept until its last reference is collected: %s", error)
-
-
-def _sized(frame: DataFrame) -> DataFrame:
-    """Return a frame of the same kept rows whose plan has their size, as Spark's block managers know it."""
-    spark, leaf, rdd = frame.sparkSession, frame._jdf.queryExecution().analyzed(), handles.checkpointed(frame)
-    context = handles.context(spark)
-    kept = [info for info in context._jsc.sc().getRDDStorageInfo() if info.id() == rdd.id()]
-    size = sum(info.memSize() + info.diskSize() for info in kept)
-    # Statistics take a Scala BigInt, which Py4J turns into an int at once: those of so many longs stand in for them.
-    ranges = handles.module(getattr(context._jvm.org.apache.spark.sql.catalyst.plans.logical, "Range$"))
-    longs = ranges.apply(0, size // _LONG_BYTES + 1, 1, 1)
-    plan = handles.logical_rdd(
-        context._jvm, leaf.output(), rdd, leaf.outputPartitioning(), handles.session(spark), longs.stats()
-    )
-    return handles.frame_of(spark, plan)
 
 
 def is_told(words: str, error: BaseException) -> bool:

@@ -95,8 +95,6 @@ class TaggedJobs:
 _LOOK_SECONDS = 1.0
 _WAITS = 10
 """A job that waits for its cores is given up after so many times its time, too: nothing waits for ever."""
-_TASKS = 10_000
-_RUNNING = "RUNNING"
 
 
 class Deadline:
@@ -132,25 +130,10 @@ class Deadline:
         began = time.monotonic()
         wait = self.seconds
         while not self._ended.wait(wait):
-            running = _running(self._spark, self._tag)
+            running = handles.running_seconds(self._spark, self._tag)
             overdue = sorted(executor for executor, seconds in running.items() if seconds >= self.seconds)
             if overdue or time.monotonic() - began > _WAITS * self.seconds:
                 self.overdue, self.passed = tuple(overdue), True
                 with suppress(Exception):
                     handles.context(self._spark).cancelJobsWithTag(self._tag)
             wait = min(_LOOK_SECONDS, self.seconds)
-
-
-def _running(spark: SparkSession, tag: str) -> dict[str, float]:
-    """Return for how many seconds the tasks of the jobs with this tag have run, by executor; nothing where Spark does
-    not tell.
-    """
-    jvm, found = handles.context(spark)._jsc.sc(), dict[str, float]()
-    with suppress(Exception):
-        for job in jvm.statusTracker().getJobIdsForTag(tag):
-            for stage in jvm.statusTracker().getJobInfo(job).get().stageIds():
-                tasks = jvm.statusStore().taskList(stage, 0, _TASKS)
-                for task in (tasks.apply(at) for at in range(tasks.size())):
-                    if str(task.status()) == _RUNNING:
-                        found[str(task.executorId())] = time.time() - task.launchTime().getTime() / 1000
-    return found
