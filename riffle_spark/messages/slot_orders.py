@@ -13,7 +13,7 @@ from riffle_spark.errors import RiffleError
 from riffle_spark.process.blocks.block import BlockComputation, TimeMode
 from riffle_spark.process.processors.processing import ProcessorComputation
 from riffle_spark.state.log.manifest import Entry, Head, Link
-from riffle_spark.state.objects.open import StoreOptions
+from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 

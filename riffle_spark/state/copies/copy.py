@@ -21,9 +21,10 @@ from typing import cast
 import lmdb
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies import reading
+from riffle_spark.state.copies import lmdb_reading
 from riffle_spark.state.copies.lmdb_file import INITIAL_MAP_BYTES, CopyInUse, DamagedCopy, LmdbFile, damaged, trouble
-from riffle_spark.state.copies.reading import CopyReading, Reading, keys_under
+from riffle_spark.state.copies.lmdb_reading import CopyReading, keys_under
+from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
 
@@ -164,7 +165,7 @@ class Copy(LmdbFile):
         prefixes = [rows.keys[place] for place in rows.cleared]
         cleared = [key for prefix in prefixes for key in keys_under(transaction, self._state, prefix)]
         if rows.indexed:
-            reading.follow(transaction, self._state, self._due, cleared, rows)
+            lmdb_reading.follow(transaction, self._state, self._due, cleared, rows)
         self._remove(transaction, cleared)
         kept, deleted = rows.split()
         with transaction.cursor() as cursor:
@@ -204,7 +205,7 @@ class Copy(LmdbFile):
                 _, added = cursor.putmulti(zip(rows.keys, values, strict=True), append=True)
                 assert added == len(rows.keys), "a snapshot is sorted by key, each key once"
             if rows.indexed:
-                reading.fill(transaction, self._due, rows)
+                lmdb_reading.fill(transaction, self._due, rows)
             self._put_long(transaction, rows)
             self._write_head(transaction, head)
 
