@@ -1,0 +1,212 @@
+"""The laws that tools check: each is broken once in a copy of the package, and the breach is found by name."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.kit.folders import CHECKOUT
+from tests.kit.pages import table_rows
+
+PACKAGE = "riffle_spark"
+INTERNALS = CHECKOUT / "docs" / "spark-internals.md"
+NAMES = f"{PACKAGE}/state/log/paths.py"
+TIMEOUT_SECONDS = 120
+_JVM = re.compile(r"_(j[a-z]\w*|gateway|fqn|sc)\Z")
+_OBJECT = re.compile(r"(^|/)(log|delta|snapshot)/|key_group=")
+_WORD = re.compile(r"[\w$-]+")
+_CALLED = re.compile(r"[a-z]+[A-Z]\w*|[A-Z][a-z]\w*|[A-Z]+\Z")
+"""How the JVM's methods and classes are written; ours are not."""
+
+
+ONE_WAY = "Imports run one way"
+PURE = "assign/ and simulate/ without clock, chance, logging, threads, environment"
+PROTOCOL = "protocol/ without clock, chance, threads, environment, lmdb, boto3; messages/ and process/ too"
+SPARK = "pyspark only in spark/"
+BOTO3 = "boto3 only in state/objects/s3 and s3_client"
+LMDB = "lmdb only in four files of state/copies"
+MACHINE = "Locks of files, programs and Kafka's administration each in their files"
+CALLS = "Clocks, chance and environment only where it is said"
+WALK = "Spark's inner parts and the names of objects"
+
+
+class Breach(NamedTuple):
+    """A law, the file of the package that lines are put in, those that break it, and what the tool says then."""
+
+    law: str
+    file: str
+    lines: str
+    told: str
+
+
+def _imports(law: str, file: str, module: str) -> Breach:
+    """Return the breach of an import that is not allowed: the tool names both sides."""
+    told = f"{PACKAGE}.{file.replace('/', '.')} -> {module} (l.{{}})"
+    return Breach(law, file, f"import {module}", told)
+
+
+def _calls(file: str, lines: str, name: str) -> Breach:
+    """Return the breach of a call that is not allowed."""
+    return Breach(CALLS, file, lines, f"{PACKAGE}/{file}.py:{{}}:{{}}: TID251 `{name}` is banned")
+
+
+def _walks(file: str, lines: str, told: str) -> Breach:
+    """Return the breach of what no linter knows."""
+    return Breach(WALK, file, lines, f"{PACKAGE}/{file}.py:{{}} {told}")
+
+
+BREACHES = [
+    _imports(ONE_WAY, "state/log/record", f"{PACKAGE}.worker.slot"),
+    _imports(ONE_WAY, "worker/run_block", f"{PACKAGE}.protocol.receipts"),
+    Breach(ONE_WAY, "cupboard", '"""A room that has no place."""', f"{PACKAGE}.cupboard"),
+    _imports(PURE, "assign/flow", "random"),
+    _imports(PURE, "assign/board", "time"),
+    _imports(PURE, "assign/counts", "logging"),
+    _imports(PURE, "assign/demand", "threading"),
+    _imports(PURE, "assign/racks", "os"),
+    _imports(PURE, "assign/explain", f"{PACKAGE}.state.objects.memory"),
+    _imports(PURE, "simulate/group", "secrets"),
+    _imports(PROTOCOL, "protocol/delays", "time"),
+    _imports(PROTOCOL, "protocol/upkeep/rounds", "threading"),
+    _imports(PROTOCOL, "protocol/batch/driver", "uuid"),
+    _imports(PROTOCOL, "protocol/shards", "lmdb"),
+    _imports(PROTOCOL, "protocol/receipts", "boto3"),
+    _imports(PROTOCOL, "protocol/operator", f"{PACKAGE}.state.objects.open"),
+    _imports(PROTOCOL, "messages/upkeep_orders", f"{PACKAGE}.state.copies.copy"),
+    _imports(SPARK, "worker/seal", "pyspark"),
+    _imports(SPARK, "spark/engine/routing", "py4j"),
+    _imports(BOTO3, "state/objects/directory", "boto3"),
+    _imports(BOTO3, "state/log/log", "botocore"),
+    _imports(LMDB, "state/copies/folder", "lmdb"),
+    _imports(MACHINE, "worker/member_folders", "fcntl"),
+    _imports(MACHINE, "spark/warm", "subprocess"),
+    _imports(MACHINE, "spark/job", "kafka"),
+    _calls("protocol/upkeep/snapshots", "datetime.now(timezone.utc)", "datetime.datetime.now"),
+    _calls("state/log/manifest", "import time; time.time_ns()", "time"),
+    _calls("console/plan", "import uuid; uuid.uuid4()", "uuid.uuid4"),
+    _calls("assign/owner_target", "import numpy; numpy.random.default_rng()", "numpy.random"),
+    _calls("columns", "import os; os.urandom(1)", "os.urandom"),
+    _calls("settings", "import os; os.getenv('HOME')", "os.getenv"),
+    _walks("spark/engine/routing", "F._jvm.java", "reaches _jvm"),
+    _walks("spark/warm", "getattr(time, '_jsc')", "reaches _jsc"),
+    _walks("spark/engine/jvm", "module(None).stopNow()", "calls stopNow, which is not listed"),
+    _walks("spark/stateful", "from pyspark.sql.types import _parse", "reaches _parse"),
+    _walks("worker/slot", "f'delta/{time}/1'", "names an object"),
+    _walks("state/log/log", "'log/' + str(1)", "names an object"),
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """What each tool says of a copy of the package in which every law is broken."""
+    copy = tmp_path_factory.mktemp("laws")
+    shutil.copytree(CHECKOUT / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml"):
+        shutil.copy(CHECKOUT / name, copy)
+    for breach in BREACHES:
+        with (copy / PACKAGE / f"{breach.file}.py").open("a") as file:
+            file.write(f"{breach.lines}\n")
+    return {
+        **_by_contract(_said(copy, "lint-imports", "--no-cache")),
+        CALLS: _said(copy, "ruff", "check", "--no-cache", "--output-format=concise", PACKAGE),
+        WALK: "\n".join(breaches_below(copy)),
+    }
+
+
+def _said(folder: Path, tool: str, *arguments: str) -> str:
+    """Return what a tool of this environment says, which has to find fault; in lines that are long enough for it."""
+    command, environment = [str(Path(sys.executable).with_name(tool)), *arguments], {**os.environ, "COLUMNS": "400"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def _by_contract(said: str) -> dict[str, str]:
+    """Return what is said of each broken contract, by the name that is underlined above it."""
+    parts = re.split(r"^(\S.*)\n-+\n", said.partition("Broken contracts")[2], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def breaches_below(folder: Path) -> list[str]:
+    """Name each place of a package that reaches for an inner part of Spark and is not listed, or names an object."""
+    found, words, page = list[str](), listed(), set(_words(INTERNALS.read_text()))
+    for path in sorted((folder / PACKAGE).rglob("*.py")):
+        name, tree = path.relative_to(folder).as_posix(), ast.parse(path.read_text())
+        mine = words.get(name, frozenset[str]())
+        found += [f"{name}:{line} reaches {part}" for line, part in _private(tree) if part not in mine]
+        called = _called(tree) if any(map(_JVM.match, mine)) else ()
+        found += [f"{name}:{line} calls {part}, which is not listed" for line, part in called if part not in page]
+        found += [f"{name}:{line} names an object" for line in _names_objects(tree) if name != NAMES]
+    return found
+
+
+def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each private part of Spark that is reached: an attribute of the JVM's, or a function of PySpark's."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=attr) if not (isinstance(value, ast.Name) and value.id == "self"):
+                if _JVM.match(attr):
+                    yield node.lineno, attr
+            case ast.Constant(value=str(text)) if _JVM.match(text):
+                yield node.lineno, text
+            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == "pyspark":
+                yield from ((node.lineno, each.name) for each in names if each.name.startswith("_"))
+
+
+def _called(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield what is written as the JVM's methods and classes are, and no name of a level of logging."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _CALLED.match(node.attr) and ast.unparse(node.value) != "logging":
+            yield node.lineno, node.attr
+
+
+def _names_objects(tree: ast.AST) -> Iterator[int]:
+    """Yield the line of each text, but docstrings, that holds a part of an object's name."""
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in said and _OBJECT.search(text):
+                yield node.lineno
+
+
+def listed() -> dict[str, frozenset[str]]:
+    """Return the words that the page has of Spark's inner parts, by the file that uses them."""
+    words: dict[str, frozenset[str]] = {}
+    for cells in table_rows(INTERNALS):
+        if len(cells) == 5 and cells[1].startswith("`"):
+            file = f"{PACKAGE}/{cells[1].strip('`')}"
+            words[file] = words.get(file, frozenset()) | set(_words(cells[0]))
+    return words
+
+
+def _words(text: str) -> list[str]:
+    return [word for code in re.findall(r"`([^`]+)`", text) for word in _WORD.findall(code)]
+
+
+@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: f"{breach.law}: {breach.file}")
+def test_a_planted_breach_is_found(breach: Breach, told: Mapping[str, str]) -> None:
+    """The tool names the law, the file and what it must not do."""
+    assert re.search(re.escape(breach.told).replace(r"\{\}", r"\d+"), told[breach.law])
+
+
+def test_the_package_keeps_the_laws_that_no_linter_knows() -> None:
+    """Spark's JVM and private functions are reached where the page says and as it says; one file makes object names."""
+    assert breaches_below(CHECKOUT) == []
+
+
+def test_the_page_of_sparks_inner_parts_lists_nothing_that_is_not_used() -> None:
+    """Each word of a row stands in the row's file."""
+    for file, words in listed().items():
+        text = (CHECKOUT / file).read_text()
+        assert sorted(word for word in words if word not in text) == [], file
