@@ -21,16 +21,13 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.formats.key_codec import local_key
 from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.whole import restored
-from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
-from riffle_spark.state.schemas.variables import DUE
 
-__all__ = ["Place", "SharedKey", "earliest_ms", "resharded", "state_of"]
+__all__ = ["Place", "SharedKey", "resharded", "state_of"]
 
 Place = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """From a shard and keys of it to each key's new shard."""
@@ -81,7 +78,7 @@ def _placed(schema: StoreSchema, state: pa.Table, source: int, place: Place) -> 
 def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
     """Return the rows as a local copy lists them; all rows of a key must be of one source."""
     state = rows.select(schema.part_schema().names)
-    order = pc.sort_indices(_stored_keys(schema, state))
+    order = pc.sort_indices(schema.stored_keys(state))
     rows, keys = rows.take(order), schema.encoded(rows).take(order)
     sources = rows.column(_SOURCE).combine_chunks()
     shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
@@ -91,12 +88,6 @@ def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
         key = ", ".join(f"{name} = {first[name]!r}" for name in schema.key.names)
         raise SharedKey(key, (first[_SOURCE], second[_SOURCE]), schema.store)
     return rows.select(state.column_names)
-
-
-def _stored_keys(schema: StoreSchema, state: pa.Table) -> pa.Array:
-    if isinstance(schema, PlainColumns):
-        return local_key(schema.encoded(state))
-    return pa.array(schema.encode(state).keys, pa.large_binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +160,12 @@ def _written(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
 
 def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     """Return one shard's whole state as a snapshot's table, in no particular order."""
-    if isinstance(schema, PlainColumns):
+    if schema.one_row_a_key:
         return _newest(schema, key_group, entry, reader)
     return _restored(schema, key_group, entry, reader)
 
 
-def earliest_ms(schema: StoreSchema, rows: pa.Table) -> int | None:
-    """Return when the first timer or element among rows of state is due (ms)."""
-    if isinstance(schema, PlainColumns):
-        return None
-    earliest: int | None = pc.min(rows.column(DUE)).as_py()
-    return earliest
-
-
-def _newest(schema: PlainColumns, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
+def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     wanted = schema.part_schema(delta=True)
     parts = reader.links(entry.chain)
     tables = [parts[link] for link in entry.chain]

@@ -26,7 +26,7 @@ import pyarrow as pa
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.offline.recovery import Plan
-from riffle_spark.offline.reshard import Place, SharedKey, earliest_ms, resharded
+from riffle_spark.offline.reshard import Place, SharedKey, resharded
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.formats import part_codec
@@ -37,7 +37,6 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.schema_text import schema_of_text
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
@@ -126,7 +125,7 @@ class _Switch:
             schema = schema_of_text(store, self.tail.schemas[store])
             new = self._moved(schema, mine, place)
             entries |= {(store, shard): entry for shard, entry in new.items()}
-            what = "keys" if isinstance(schema, PlainColumns) else "entries"
+            what = "keys" if schema.one_row_a_key else "entries"
             taken = [entry.snapshot for entry in new.values() if entry.snapshot]
             steps.append(
                 f"write the state of store {store!r} anew: {sum(s.rows for s in taken)} {what}, "
@@ -157,7 +156,7 @@ class _Switch:
             try:
                 moved = resharded(schema, entries, reader, place, Path(folder))
                 return {
-                    shard: Entry(self._put(schema.store, shard, rows), timer_ms=earliest_ms(schema, rows))
+                    shard: Entry(self._put(schema.store, shard, rows), timer_ms=schema.earliest_ms(rows))
                     for shard, rows in moved
                 }
             except SharedKey as found:

@@ -14,8 +14,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.whole import restored
-from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE, VariableColumns
+from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE, Variable
 
 __all__ = ["Contents", "Key"]
 
@@ -48,17 +47,16 @@ class Contents:
 
     def columns(self) -> dict[Key, dict[str, object]]:
         """Return a block's state columns by key."""
-        schema = self.operator.schema
-        if not isinstance(schema, PlainColumns):
+        if self.operator.declared.variables is not None:
             raise ConfigError(
                 "the operator has state variables, not columns", remedy="name the variable: state('visits')"
             )
-        keys = schema.key.names
+        keys = self.operator.schema.key.names
         return {tuple(row.pop(name) for name in keys): row for row in self.table().to_pylist()}
 
     def variable(self, name: str) -> dict[Key, object]:
         """Return a processor's variable by key: a tuple, a list of tuples, or a dictionary of tuples by tuples."""
-        declared, rows = self._variables().variable(name), self._rows(name)
+        declared, rows = self._variables()[name], self._rows(name)
         found: dict[Key, object] = {}
         for key, row in rows:
             element = row[declared.column]
@@ -80,11 +78,12 @@ class Contents:
         return found
 
     def _rows(self, name: str) -> list[tuple[Key, dict[str, object]]]:
-        keys = self._variables().key.names
+        self._variables()
+        keys = self.operator.schema.key.names
         rows = [row for row in self.table().to_pylist() if row[VARIABLE] == name]
         return [(tuple(row[key] for key in keys), row) for row in rows]
 
-    def _variables(self) -> VariableColumns:
-        if not isinstance(self.operator.schema, VariableColumns):
+    def _variables(self) -> dict[str, Variable]:
+        if self.operator.declared.variables is None:
             raise ConfigError("the operator has columns, not state variables", remedy="look at state() or table()")
-        return self.operator.schema
+        return {variable.name: variable for variable in self.operator.declared.variables}

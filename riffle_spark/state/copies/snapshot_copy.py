@@ -38,11 +38,11 @@ def open_copy(folder: Path, schema: StoreSchema) -> Copy:
 
     Raises ``DamagedCopy`` if that file is gone or has another length, or if the copy is of other columns.
     """
-    has_file = isinstance(schema, PlainColumns) and (folder / FILE).exists()
-    copy = BasedCopy(folder, schema) if isinstance(schema, PlainColumns) and has_file else Copy(folder)
+    columns = schema.file_columns if (folder / FILE).exists() else None
+    copy = Copy(folder) if columns is None else BasedCopy(folder, columns)
     try:
         copy.check_layout(schema.layout)
-        if not has_file and copy.knows(_BASE):
+        if columns is None and copy.knows(_BASE):
             raise damaged(folder, FileNotFoundError(FILE))
     except DamagedCopy:
         copy.close()
@@ -54,9 +54,10 @@ def begun(copy: Copy, head: Head, schema: StoreSchema) -> Copy:
     """Begin a new, empty copy at the head of the snapshot whose readable file lies in its folder; return it opened
     anew.
     """
-    assert isinstance(schema, PlainColumns), "no other store's snapshots are read as files"
+    columns = schema.file_columns
+    assert columns is not None, "no other store's snapshots are read as files"
     copy.close()
-    return BasedCopy(copy.folder, schema, begin_at=head)
+    return BasedCopy(copy.folder, columns, begin_at=head)
 
 
 def settle(copies: Iterable[Copy], size_bytes: int) -> None:

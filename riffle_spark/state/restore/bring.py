@@ -23,7 +23,6 @@ from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_copy
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
-from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Brought", "CopyKeeper", "head_of"]
@@ -174,7 +173,7 @@ class CopyKeeper:
         return Lacking(links, tuple(wanted))
 
     def _wanted(self, work: _Work, snapshot: Snapshot) -> Wanted:
-        is_base = snapshot.length >= _BASE_BYTES and isinstance(self._schema, PlainColumns)
+        is_base = snapshot.length >= _BASE_BYTES and self._schema.file_columns is not None
         return Wanted(work.key_group, snapshot, work.copy.folder / FILE if is_base else None)
 
     def _advance(self, group: list[_Work], supply: Supply, opened: dict[int, Copy]) -> None:

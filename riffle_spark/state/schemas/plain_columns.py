@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +24,8 @@ __all__ = ["PlainColumns", "shortened"]
 class PlainColumns:
     """The key and state columns of one store (Arrow schemas)."""
 
+    one_row_a_key: ClassVar[bool] = True
+
     store: str
     key: pa.Schema
     state: pa.Schema
@@ -30,6 +33,11 @@ class PlainColumns:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", RowCodec(self.state))
+
+    @property
+    def file_columns(self) -> PlainColumns:
+        """See ``StoreSchema``."""
+        return self
 
     @classmethod
     def of_text(cls, store: str, text: Mapping[str, str]) -> PlainColumns:
@@ -55,6 +63,14 @@ class PlainColumns:
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""
         return encode_keys([one_array(table.column(name)) for name in self.key.names])
+
+    def stored_keys(self, table: pa.Table) -> pa.Array:
+        """See ``StoreSchema``."""
+        return local_key(self.encoded(table))
+
+    def earliest_ms(self, table: pa.Table) -> int | None:  # noqa: ARG002 - columns are never due
+        """See ``StoreSchema``."""
+        return None
 
     def fit(self, table: pa.Table) -> pa.Table:
         """See ``StoreSchema``."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = ["StoreSchema"]
 
@@ -30,6 +31,16 @@ class StoreSchema(Protocol):
         """What names the layout of its rows in a local copy: copies of another one are of no use."""
         ...
 
+    @property
+    def one_row_a_key(self) -> bool:
+        """Whether a key's state is one row, so that its newest row in a chain is all of it."""
+        ...
+
+    @property
+    def file_columns(self) -> PlainColumns | None:
+        """The columns of a large snapshot that stays a file beside its copy; ``None`` where it cannot."""
+        ...
+
     def to_text(self) -> dict[str, str]:
         """Return the schema as a record keeps it; ``schema_of_text`` reads it. ``text`` is for a person."""
         ...
@@ -40,6 +51,14 @@ class StoreSchema(Protocol):
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the whole keys of a table's rows (binary, order-preserving)."""
+        ...
+
+    def stored_keys(self, table: pa.Table) -> pa.Array:
+        """Return the keys of a snapshot's rows as a local copy has them: in their order a copy lists the rows."""
+        ...
+
+    def earliest_ms(self, table: pa.Table) -> int | None:
+        """Return when the first of a snapshot's rows is due (ms), ``None`` if none is."""
         ...
 
     def fit(self, table: pa.Table) -> pa.Table:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -74,6 +74,9 @@ class VariableColumns:
 
     The order of ``variables`` is part of what is stored.
     """
+
+    one_row_a_key: ClassVar[bool] = False
+    file_columns: ClassVar[None] = None
 
     store: str
     key: pa.Schema
@@ -151,6 +154,15 @@ class VariableColumns:
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
         return encode_keys([table.column(name) for name in self.key.names])
+
+    def stored_keys(self, table: pa.Table) -> pa.Array:
+        """See ``StoreSchema``."""
+        return pa.array(self.encode(table).keys, pa.large_binary())
+
+    def earliest_ms(self, table: pa.Table) -> int | None:
+        """See ``StoreSchema``."""
+        earliest: int | None = pc.min(table.column(DUE)).as_py()
+        return earliest
 
     def encode(self, table: pa.Table) -> CopyRows:
         """Return a part's or snapshot's rows as a local copy takes them."""
