@@ -10,12 +10,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.process.blocks.block import BlockComputation, TimeMode
-from riffle_spark.process.processors.processing import ProcessorComputation
+from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.store_computation import StoreComputation
 from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
-from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.variables import VariableColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = [
     "ATTEMPT",
@@ -84,8 +83,8 @@ class Order:
     """
 
     home: Home
-    schema: PlainColumns | VariableColumns
-    compute: BlockComputation | ProcessorComputation
+    schema: StoreSchema
+    compute: StoreComputation
     output: pa.Schema
     rows: pa.Schema
     per_key_group: bool

@@ -10,13 +10,11 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
-from riffle_spark.process.blocks.aggregates import Aggregates
-from riffle_spark.process.blocks.block import BlockComputation, Declared
-from riffle_spark.process.processors.processing import ProcessorComputation
+from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
+from riffle_spark.process.store_computation import StoreComputation, bound
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.variables import VariableColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Operator", "operator_of", "with_watermark"]
 
@@ -32,8 +30,7 @@ class Operator:
     that a processor sees, where they are not simply all.
     """
 
-    schema: PlainColumns | VariableColumns
-    compute: BlockComputation | ProcessorComputation
+    compute: StoreComputation
     declared: Declared
     order_by: tuple[str, ...]
     input: pa.Schema
@@ -45,6 +42,11 @@ class Operator:
     fields: tuple[Column, ...] = ()
     shown: Mapping[str, str] = field(default_factory=dict)
     case_sensitive: bool = False
+
+    @property
+    def schema(self) -> StoreSchema:
+        """The columns of the store."""
+        return self.compute.schema
 
     @property
     def store(self) -> str:
@@ -62,7 +64,7 @@ class Operator:
 
 
 def operator_of(
-    store: str, key: Sequence[str], compute: BlockComputation | ProcessorComputation, order_by: Sequence[str],
+    store: str, key: Sequence[str], compute: Computation, order_by: Sequence[str],
     rows: pa.Schema, *, case_sensitive: bool = False,
 ) -> Operator:  # fmt: skip
     """Return the operator for input of schema ``rows``. Raises ``ConfigError`` for missing or unsupported columns."""
@@ -78,16 +80,16 @@ def operator_of(
     declared = compute.declare(schema, given.rows)
     _check_names(store, declared, rows)
     return Operator(
-        _columns(store, schema, declared), compute, declared, tuple(column.name for column in orders), given.rows,
+        bound(compute, store, schema, declared), declared, tuple(column.name for column in orders), given.rows,
         fields=given.fields, shown={} if given.is_plain else given.shown, case_sensitive=case_sensitive,
     )  # fmt: skip
 
 
 def _on_columns(
-    compute: BlockComputation | ProcessorComputation, rows: pa.Schema, store: str, *, case_sensitive: bool
-) -> tuple[BlockComputation | ProcessorComputation, list[Column]]:
-    """Return aggregates of the columns that are meant, and these; what is not found ``declare`` refuses."""
-    if not isinstance(compute, Aggregates):
+    compute: Computation, rows: pa.Schema, store: str, *, case_sensitive: bool
+) -> tuple[Computation, list[Column]]:
+    """Return what names columns on those that are meant, and these; what is not found ``declare`` refuses."""
+    if not isinstance(compute, NamesColumns):
         return compute, []
     found = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
     columns = {name: column for name, column in found.items() if column is not None}
@@ -103,12 +105,6 @@ def _check_names(store: str, declared: Declared, rows: pa.Schema) -> None:
             remedy="rename or drop all but one, or declare the columns that the function needs",
             where=store,
         )
-
-
-def _columns(store: str, key: pa.Schema, declared: Declared) -> PlainColumns | VariableColumns:
-    if declared.variables is None:
-        return PlainColumns(store, key, declared.state)
-    return VariableColumns(store, key, declared.variables, indexed=declared.time_mode != "None")
 
 
 def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:

@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Home, Watermark
-from riffle_spark.process.blocks.block import BlockComputation
-from riffle_spark.process.processors.processing import ProcessorComputation
+from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
@@ -50,7 +49,7 @@ class JobOperator:
 
     store: str
     key: tuple[str, ...]
-    compute: BlockComputation | ProcessorComputation
+    compute: Computation
     order_by: tuple[str, ...]
     durable: bool
     sink: Sink

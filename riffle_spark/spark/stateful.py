@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
-from riffle_spark.process.blocks.block import BlockComputation
-from riffle_spark.process.processors.processing import ProcessorComputation
+from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver
 from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
@@ -61,7 +60,7 @@ class Stateful:
 
     @keywords_told
     def __init__(  # noqa: PLR0913 - all that an operator can be told
-        self, store: str, key: str | Sequence[str], compute: BlockComputation | ProcessorComputation, *,
+        self, store: str, key: str | Sequence[str], compute: Computation, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
         watermark: tuple[str, str] | None = None, initial_state: DataFrame | None = None,
         initial_state_name: str = USUAL_INITIAL,

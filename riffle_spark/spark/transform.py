@@ -40,7 +40,7 @@ _TIME_MODES: Final[dict[str, TimeMode]] = {mode.lower(): mode for mode in get_ar
 
 @dataclass(frozen=True)
 class TransformWithState:
-    """A ``Keyed`` computation of a user's ``StatefulProcessor``; made by ``transform_with_state``.
+    """A ``ProcessorComputation`` of a user's ``StatefulProcessor``; made by ``transform_with_state``.
 
     ``pandas`` is what Spark's configuration says of conversions, and ``None`` for the form of rows.
     """
@@ -58,7 +58,7 @@ class TransformWithState:
         )
 
     def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """See ``Keyed``."""
+        """See ``ProcessorComputation``."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(), times, where=where)
 

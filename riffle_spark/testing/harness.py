@@ -24,8 +24,7 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
-from riffle_spark.process.blocks.block import BlockComputation
-from riffle_spark.process.processors.processing import ProcessorComputation
+from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
@@ -50,7 +49,7 @@ class Declared(Protocol):
 
     store: str
     key: tuple[str, ...]
-    compute: BlockComputation | ProcessorComputation
+    compute: Computation
     order_by: tuple[str, ...]
     watermark: Watermark | None
     durable: bool
@@ -64,7 +63,7 @@ def _random_id() -> str:
 class Configured(Protocol):
     """What goes by settings of Spark's."""
 
-    def with_conf(self, conf: Mapping[str, str]) -> BlockComputation | ProcessorComputation:
+    def with_conf(self, conf: Mapping[str, str]) -> Computation:
         """Return the same under these settings."""
         ...
 
@@ -241,9 +240,7 @@ class Harness:
         self._delivered = rows.to_pylist()
 
 
-def _under(
-    conf: Mapping[str, str] | None, compute: BlockComputation | ProcessorComputation
-) -> BlockComputation | ProcessorComputation:
+def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
     """Return what is computed under these settings of Spark's, where it goes by any."""
     if conf is None or not isinstance(compute, Configured):
         return compute

@@ -4,20 +4,20 @@ not know copies or objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Order
-from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, Update
+from riffle_spark.process.blocks.block import Batch, BoolArray, Update
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.worker.input import TouchedKeys, spans_of
 
-__all__ = ["CallResult", "StateChanges", "as_declared", "changes_of", "in_declared_order", "run"]
+__all__ = ["CallResult", "SlotResult", "StateChanges", "as_declared", "changes_of", "in_declared_order", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,18 @@ def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
     return rows.sort_by(by)
 
 
-def run(order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, found: BoolArray) -> CallResult:
-    """Call the user's computation once, or once a key-group if it asks for that, and join what it returns."""
+def run(
+    order: Order, call: Callable[[Batch], Update], rows: pa.Table, touched: TouchedKeys, state: pa.Table,
+    found: BoolArray,
+) -> CallResult:  # fmt: skip
+    """Call what the user computes once, or once a key-group if it asks for that, and join what it returns."""
     rows = rows.drop_columns([SLOT, KEY_GROUP])
     calls = (
         _by_key_group(order, rows, touched, state, found)
         if order.per_key_group
         else _at_once(order, rows, touched, state, found)
     )
-    compute = cast(BlockComputation, order.compute)
-    updates = [(start, compute(batch)) for start, batch in calls]
+    updates = [(start, call(batch)) for start, batch in calls]
     return _join(order, state.schema, updates)
 
 
@@ -114,6 +116,15 @@ class StateChanges:
         """Yield each key-group that changed, with its rows."""
         for key_group, start, end in spans_of(self.key_groups):
             yield key_group, self.table.slice(start, end - start)
+
+
+class SlotResult(NamedTuple):
+    """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
+
+    output: pa.Table
+    changes: StateChanges
+    timers_fired: int = 0
+    expired: int = 0
 
 
 def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:

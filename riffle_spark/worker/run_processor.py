@@ -4,46 +4,35 @@ key-groups are visited, and in which order. Does not know processors, objects or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import INITIAL, Order
-from riffle_spark.process.processors.processing import Outcome, ProcessorComputation, Times
+from riffle_spark.process.processors.processing import Outcome, Processing, Times
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.reading import EMPTY_READING
 from riffle_spark.state.log.manifest import EMPTY, Entry
-from riffle_spark.state.schemas.variables import VariableColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.worker.input import TouchedKeys
-from riffle_spark.worker.run_block import StateChanges
+from riffle_spark.worker.run_block import SlotResult, StateChanges
 
-__all__ = ["ProcessorResult", "due_key_groups", "now_ms", "run_keyed"]
-
-
-class ProcessorResult(NamedTuple):
-    """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
-
-    output: pa.Table
-    changes: StateChanges
-    timers_fired: int = 0
-    expired: int = 0
+__all__ = ["due_key_groups", "now_ms", "run_keyed"]
 
 
 def run_keyed(
-    order: Order, rows: pa.Table, touched: TouchedKeys, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
-) -> ProcessorResult:
-    """Run the processor over the touched key-groups and those of ``entries`` that have something due.
+    order: Order, begun: Callable[[Times, str], Processing], rows: pa.Table, touched: TouchedKeys,
+    copies: Mapping[int, Copy], entries: Mapping[int, Entry],
+) -> SlotResult:  # fmt: skip
+    """Run what ``begun`` gives over the touched key-groups and those of ``entries`` that have something due.
 
     Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
     """
-    assert isinstance(order.schema, VariableColumns)
-    compute = cast(ProcessorComputation, order.compute)
     times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
-    processing = compute.processing(order.schema, times, f"store {order.schema.store!r}")
+    processing = begun(times, f"store {order.schema.store!r}")
     processing.begin(_grouped(order, rows, touched))
     counts = {key_group: end - start for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
@@ -55,7 +44,7 @@ def run_keyed(
     processing.end()
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
     expired = sum(outcome.expired for outcome in outcomes.values())
-    return ProcessorResult(output, _changes(order.schema, outcomes), fired, expired)
+    return SlotResult(output, _changes(order.schema, outcomes), fired, expired)
 
 
 def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
@@ -71,7 +60,7 @@ def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
     return grouped.with_states(states, codes[is_initial])
 
 
-def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateChanges:
+def _changes(schema: StoreSchema, outcomes: Mapping[int, Outcome]) -> StateChanges:
     tables: Sequence[pa.Table] = [outcome.changes for outcome in outcomes.values()]
     table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
     key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])

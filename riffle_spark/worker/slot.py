@@ -12,13 +12,15 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
+from riffle_spark.process.blocks.block import Batch, Update
+from riffle_spark.process.processors.processing import Processing, Times
 from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
@@ -30,8 +32,8 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.worker import run_block
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
-from riffle_spark.worker.run_block import changes_of
-from riffle_spark.worker.run_processor import ProcessorResult, due_key_groups, run_keyed
+from riffle_spark.worker.run_block import SlotResult, changes_of
+from riffle_spark.worker.run_processor import due_key_groups, run_keyed
 from riffle_spark.worker.seal import seal
 
 __all__ = ["run_slot"]
@@ -87,7 +89,7 @@ class _Attempt:
         )  # fmt: skip
         return output
 
-    def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> ProcessorResult:
+    def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> SlotResult:
         order = self.order
         visited = {key_group for key_group, _, _ in touched.spans}.union(due_key_groups(order, slot))
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in visited}
@@ -96,27 +98,15 @@ class _Attempt:
         else:
             settle(self.folder, order.schema, entries)
         keeper = CopyKeeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
+        state = _SlotState(self, keeper, rows, touched, entries)
         try:
-            return self._computed(keeper, rows, touched, entries)
+            return order.compute.run(state)
         except DamagedCopy:
             keeper.forget(entries)
-            return self._computed(keeper, rows, touched, entries)
-
-    def _computed(
-        self, keeper: CopyKeeper, rows: pa.Table, touched: TouchedKeys, entries: dict[int, Entry]
-    ) -> ProcessorResult:
-        order = self.order
-        if isinstance(order.schema, PlainColumns):
-            with self._brought(keeper, entries) as copies, self.step("read"):
-                state, found = read_state(order.schema, touched, copies, entries)
-            with self.step("compute"):
-                result = run_block.run(order, rows, touched, state, found)
-                return ProcessorResult(result.output, changes_of(order.schema, touched, result))
-        with self._brought(keeper, entries) as copies, self.step("compute"):
-            return run_keyed(order, rows, touched, copies, entries)
+            return order.compute.run(state)
 
     @contextmanager
-    def _brought(self, keeper: CopyKeeper, entries: dict[int, Entry]) -> Iterator[dict[int, Copy]]:
+    def brought(self, keeper: CopyKeeper, entries: dict[int, Entry]) -> Iterator[dict[int, Copy]]:
         """Bring copies to the base, and close them in the end."""
         with self.step("fold"):
             copies, brought = keeper.bring(entries)
@@ -163,6 +153,29 @@ class _Attempt:
             seconds=self.seconds,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **self.facts,  # type: ignore[arg-type]
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotState:
+    """The input of one attempt and the state below it: see ``SlotState``."""
+
+    attempt: _Attempt
+    keeper: CopyKeeper
+    rows: pa.Table
+    touched: TouchedKeys
+    entries: dict[int, Entry]
+
+    def over_tables(self, schema: PlainColumns, call: Callable[[Batch], Update]) -> SlotResult:
+        step, touched, order = self.attempt.step, self.touched, self.attempt.order
+        with self.attempt.brought(self.keeper, self.entries) as copies, step("read"):
+            state, found = read_state(schema, touched, copies, self.entries)
+        with step("compute"):
+            result = run_block.run(order, call, self.rows, touched, state, found)
+            return SlotResult(result.output, changes_of(schema, touched, result))
+
+    def over_readings(self, processing: Callable[[Times, str], Processing]) -> SlotResult:
+        with self.attempt.brought(self.keeper, self.entries) as copies, self.attempt.step("compute"):
+            return run_keyed(self.attempt.order, processing, self.rows, self.touched, copies, self.entries)
 
 
 def run_slot(

@@ -74,18 +74,18 @@ def last(column: str, ignore_nulls: bool = False) -> Accumulator:
 
 @dataclass(frozen=True, slots=True)
 class Aggregates:
-    """A ``Compute`` of several running aggregates; made by ``aggregate``."""
+    """A ``BlockComputation`` of several running aggregates; made by ``aggregate``."""
 
     columns: tuple[tuple[str, Accumulator], ...]
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The columns that are aggregated, each once."""
+        """See ``NamesColumns``."""
         columns = (accumulator.column for _, accumulator in self.columns)
         return tuple(dict.fromkeys(column for column in columns if column is not None))
 
     def on(self, names: Mapping[str, str]) -> Aggregates:
-        """Return the same of columns that the input calls otherwise: names of the input by those of ``sources``."""
+        """See ``NamesColumns``."""
         if all(name == given for given, name in names.items()):
             return self
         return Aggregates(tuple((name, _on(accumulator, names)) for name, accumulator in self.columns))

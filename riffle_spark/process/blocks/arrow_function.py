@@ -71,7 +71,7 @@ def _takes_context(function: Callable[..., object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ArrowFunction:
-    """A ``Compute`` of a user's function; made by ``arrow_function``."""
+    """A ``BlockComputation`` of a user's function; made by ``arrow_function``."""
 
     function: Callable[..., object]
     state: pa.Schema

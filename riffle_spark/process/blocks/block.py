@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,17 @@ import pyarrow as pa
 
 from riffle_spark.state.schemas.variable_kinds import Variable
 
-__all__ = ["Batch", "BlockComputation", "BoolArray", "Declared", "IndexArray", "TimeMode", "Update"]
+__all__ = [
+    "Batch",
+    "BlockComputation",
+    "BoolArray",
+    "Computation",
+    "Declared",
+    "IndexArray",
+    "NamesColumns",
+    "TimeMode",
+    "Update",
+]
 
 IndexArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -75,12 +86,31 @@ class Update:
     deleted: IndexArray
 
 
-class BlockComputation(Protocol):
-    """A stateful computation on Arrow. A plain picklable object, made on the driver and called on executors."""
+class Computation(Protocol):
+    """What a user computes. A plain picklable object, made on the driver and used on executors."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare state and output for these key columns and input columns; ``ConfigError`` if they do not fit."""
         ...
+
+
+@runtime_checkable
+class NamesColumns(Computation, Protocol):
+    """A computation that reads columns which its user named, in the spelling that Spark would take."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names, each once."""
+        ...
+
+    def on(self, names: Mapping[str, str]) -> Computation:
+        """Return the same of columns that the input calls otherwise: names of the input by those of ``sources``."""
+        ...
+
+
+@runtime_checkable
+class BlockComputation(Computation, Protocol):
+    """A stateful computation on Arrow."""
 
     def __call__(self, batch: Batch) -> Update:
         """Compute one batch. Must depend on nothing but its argument, so that a batch can run again."""

@@ -12,12 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError, UserFunctionError
-from riffle_spark.process.blocks.block import Declared, TimeMode
+from riffle_spark.process.blocks.block import Computation, TimeMode
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Processor
 from riffle_spark.process.processors.session import Session
@@ -181,12 +181,9 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class ProcessorComputation(Protocol):
-    """A processor's computation. A plain picklable object, made on the driver and called on executors."""
-
-    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare variables and output for these key and input columns; ``ConfigError`` if they do not fit."""
-        ...
+@runtime_checkable
+class ProcessorComputation(Computation, Protocol):
+    """A processor's computation: it declares variables."""
 
     def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
         """Return the processing of one slot in one batch; ``where`` is told with what the processor raises."""

@@ -18,7 +18,6 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["check_initial", "is_due", "loaded", "with_initial"]
 
@@ -33,7 +32,7 @@ def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUA
         return operator
     if not isinstance(name, str) or not name.strip():
         raise _refused(operator, f"{name!r} is no name of an initial state", "leave it out, or name it as you like")
-    if not isinstance(operator.schema, VariableColumns):
+    if not operator.compute.takes_initial:
         raise _refused(operator, "only a processor can take initial state", "leave initial_state out")
     if not operator.durable:
         raise _refused(operator, "a store that is not durable begins empty wherever it is not", "make it durable")

@@ -42,9 +42,9 @@ def one(value: int, key: str = "a") -> pa.Table:
     return rows_of((key, value, value))
 
 
-def totals() -> Operator:
+def totals(store: str = "totals") -> Operator:
     """Count and sum per key."""
-    return operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS)
+    return operator_of(store, ["k"], aggregate(count=count(), total=sum_("v")), (), ROWS)
 
 
 def last_three(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:

@@ -26,8 +26,7 @@ COLUMNS = pa.schema([("k", pa.string())])
 
 def given(name: str, store: str = "totals") -> Operator:
     """Return an operator that is given an initial state."""
-    operator = totals()
-    return replace(operator, schema=replace(operator.schema, store=store), initial=COLUMNS, initial_name=name)
+    return replace(totals(store), initial=COLUMNS, initial_name=name)
 
 
 def after(*names: str, stores: tuple[str, ...] = ("totals",)) -> Record:

@@ -1,0 +1,92 @@
+"""What users compute, bound to its store. Knows which kind of store each kind of computation keeps, and what it asks of
+a slot. Does not know how a slot answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.blocks.block import Batch, BlockComputation, Computation, Declared, Update
+from riffle_spark.process.processors.processing import Processing, ProcessorComputation, Times
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.variables import VariableColumns
+
+__all__ = ["SlotState", "StoreComputation", "bound"]
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class SlotState(Protocol[Result_co]):
+    """The input of one slot and the state below it. Each way of computing on them gives what became of both."""
+
+    def over_tables(self, schema: PlainColumns, call: Callable[[Batch], Update]) -> Result_co:
+        """Read the state of all touched keys, then call once with it or, if that was declared, once a key-group."""
+        ...
+
+    def over_readings(self, processing: Callable[[Times, str], Processing]) -> Result_co:
+        """Process key-group by key-group, those with something due too, each with its copy open to be read."""
+        ...
+
+
+class StoreComputation(Protocol):
+    """What is computed on one store: how its state lies, and how it runs in a slot. Picklable, as what it is made of.
+
+    ``takes_initial``: it has a use for initial state.
+    """
+
+    @property
+    def schema(self) -> StoreSchema:
+        """The columns of the store."""
+        ...
+
+    @property
+    def takes_initial(self) -> bool: ...  # noqa: D102 - told by the class
+
+    def run(self, slot: SlotState[Result]) -> Result:
+        """Compute on one slot's input and state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    given: BlockComputation
+    schema: PlainColumns
+    takes_initial: bool = False
+
+    def run(self, slot: SlotState[Result]) -> Result:
+        return slot.over_tables(self.schema, self.given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Processor:
+    given: ProcessorComputation
+    schema: VariableColumns
+    takes_initial: bool = True
+
+    def run(self, slot: SlotState[Result]) -> Result:
+        return slot.over_readings(partial(self.given.processing, self.schema))
+
+
+def bound(given: Computation, store: str, key: pa.Schema, declared: Declared) -> StoreComputation:
+    """Return what a user gave as a computation on its store. Its kind is told here alone, by the methods it has.
+
+    Raises ``ConfigError`` for what has none of them.
+    """
+    if isinstance(given, ProcessorComputation):
+        indexed = declared.time_mode != "None"
+        return _Processor(given, VariableColumns(store, key, declared.variables or (), indexed=indexed))
+    if isinstance(given, BlockComputation):
+        return _Block(given, PlainColumns(store, key, declared.state))
+    raise ConfigError(
+        f"compute = {given!r} can neither be called nor has it `processing`",
+        remedy="give aggregate(...), arrow_function(...), or an object with `declare` and one of these methods",
+        where=store,
+    )

@@ -1,0 +1,97 @@
+"""What a user gave, bound to its store: each kind is known by its methods, and asks a slot for what it needs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import cast
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.blocks.block import Batch, Computation, Declared, Update
+from riffle_spark.process.processors.processing import Processing, Times
+from riffle_spark.process.store_computation import StoreComputation, bound
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
+
+KEY = pa.schema([("k", pa.string())])
+N = pa.schema([("n", pa.int64())])
+VARIABLES = (Variable("seen", "value", N),)
+
+
+class Own:
+    """A user's own block: it derives from nothing of ours."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare one column of state."""
+        return Declared(N, pa.schema([*key, *rows]), columns=None, per_key_group=False)
+
+    def __call__(self, batch: Batch) -> Update:
+        """Compute nothing."""
+        raise NotImplementedError
+
+
+class OwnProcessor:
+    """A processor's computation of nobody's."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - it is a Computation
+        """Declare one variable, and timers."""
+        return Declared(pa.schema([]), key, None, per_key_group=False, time_mode="EventTime", variables=VARIABLES)
+
+    def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
+        """Tell what it was given, as no processing would be made of it here."""
+        raise LookupError(schema, times, where)
+
+
+class Asked:
+    """A slot that only tells what it was asked for."""
+
+    def over_tables(self, schema: PlainColumns, call: Callable[[Batch], Update]) -> object:
+        """See ``SlotState``."""
+        return schema, call
+
+    def over_readings(self, processing: Callable[[Times, str], Processing]) -> object:
+        """See ``SlotState``."""
+        return processing
+
+
+def on_store(given: Computation) -> StoreComputation:
+    """Return what an operator makes of it, after a way to an executor and back."""
+    return cast(StoreComputation, pickle.loads(pickle.dumps(bound(given, "s", KEY, given.declare(KEY, KEY)))))
+
+
+@pytest.mark.parametrize("given", [Own(), aggregate(rows=count())], ids=["a user's own", "aggregates"])
+def test_a_block_asks_for_the_state_of_its_keys_whole(given: Computation) -> None:
+    """It keeps plain columns, has no use for initial state, and is called with tables."""
+    computation = on_store(given)
+    assert computation.schema == PlainColumns("s", KEY, given.declare(KEY, KEY).state)
+    assert not computation.takes_initial
+    schema, call = cast("tuple[object, object]", computation.run(Asked()))
+    assert schema is computation.schema
+    assert type(call) is type(given)
+
+
+def test_a_processor_asks_for_readings_of_key_groups() -> None:
+    """It keeps variables, by time where it has timers, takes initial state, and is begun with the store's columns."""
+    computation = on_store(OwnProcessor())
+    assert computation.schema == VariableColumns("s", KEY, VARIABLES, indexed=True)
+    assert computation.takes_initial
+    begun = cast("Callable[[Times, str], Processing]", computation.run(Asked()))
+    times = Times("EventTime", 1)
+    with pytest.raises(LookupError) as told:
+        begun(times, "here")
+    assert told.value.args == (computation.schema, times, "here")
+
+
+def test_what_can_neither_be_called_nor_processes_is_refused() -> None:
+    """The driver says so before the first batch, not a slot."""
+
+    class Neither:
+        declare = Own.declare
+
+    with pytest.raises(ConfigError, match="can neither be called") as caught:
+        bound(Neither(), "s", KEY, Own().declare(KEY, KEY))
+    assert caught.value.where == "s"
