@@ -37,10 +37,7 @@ class SlotState(Protocol[Result_co]):
 
 
 class StoreComputation(Protocol):
-    """What is computed on one store: how its state lies, and how it runs in a slot. Picklable, as what it is made of.
-
-    ``takes_initial``: it has a use for initial state.
-    """
+    """What is computed on one store: how its state lies, and how it runs in a slot. Picklable."""
 
     @property
     def schema(self) -> StoreSchema:
@@ -48,7 +45,9 @@ class StoreComputation(Protocol):
         ...
 
     @property
-    def takes_initial(self) -> bool: ...  # noqa: D102 - told by the class
+    def takes_initial(self) -> bool:
+        """Whether it has a use for initial state."""
+        ...
 
     def run(self, slot: SlotState[Result]) -> Result:
         """Compute on one slot's input and state."""
