@@ -1,0 +1,46 @@
+"""What both kinds of store answer for themselves."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
+
+KEY = pa.schema([("k", pa.string())])
+N = pa.schema([("n", pa.int64())])
+PLAIN = PlainColumns("s", KEY, N)
+TIMED = VariableColumns("s", KEY, (Variable("seen", "value", N),), indexed=True)
+LONG = "l" * 2_000
+
+
+def plain_rows() -> pa.Table:
+    """Return a snapshot's rows, one of a key that is cut in a copy."""
+    return pa.table([["b", LONG, "a"], [1, 2, 3]], schema=PLAIN.part_schema())
+
+
+def timed_rows(*dues: int | None) -> pa.Table:
+    """Return a snapshot's rows of one variable, the first of a key that is cut in a copy, with when they are due."""
+    rows = [
+        {"k": LONG if not at else f"k{at}", "__variable": "seen", "__due": due, "__state_seen": {"n": at}}
+        for at, due in enumerate(dues)
+    ]
+    return pa.Table.from_pylist(rows, schema=TIMED.part_schema())
+
+
+@pytest.mark.parametrize(("schema", "rows"), [(PLAIN, plain_rows()), (TIMED, timed_rows(7, None))])
+def test_stored_keys_are_those_that_a_copy_holds(schema: StoreSchema, rows: pa.Table) -> None:
+    """Long ones are cut alike, so rows sorted by them are in the copy's order."""
+    stored = schema.stored_keys(rows).to_pylist()
+    assert stored == schema.encode(rows).keys
+    assert max(map(len, stored)) < len(LONG)
+
+
+def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:
+    """Columns never are; of variables those that have a time count."""
+    assert PLAIN.earliest_ms(plain_rows()) is None
+    assert TIMED.earliest_ms(timed_rows(None, 9, 7)) == 7
+    assert TIMED.earliest_ms(timed_rows(None)) is None
+    assert TIMED.earliest_ms(timed_rows()) is None
