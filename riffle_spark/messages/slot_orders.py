@@ -10,8 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.process.blocks.block import TimeMode
-from riffle_spark.process.store_computation import StoreComputation
+from riffle_spark.process.blocks.block import Computation, TimeMode
 from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.state.schemas.store_schema import StoreSchema
@@ -84,7 +83,7 @@ class Order:
 
     home: Home
     schema: StoreSchema
-    compute: StoreComputation
+    compute: Computation
     output: pa.Schema
     rows: pa.Schema
     per_key_group: bool

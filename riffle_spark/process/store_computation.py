@@ -1,10 +1,10 @@
-"""What users compute, bound to its store. Knows which kind of store each kind of computation keeps, and what it asks of
-a slot. Does not know how a slot answers.
+"""What users compute, as computations on a store. Knows which kind of store each kind of them keeps, and what that asks
+of a slot. Does not know how a slot answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -18,7 +18,7 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["SlotState", "StoreComputation", "bound"]
+__all__ = ["SlotState", "StoreComputation", "on_store"]
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -37,53 +37,55 @@ class SlotState(Protocol[Result_co]):
 
 
 class StoreComputation(Protocol):
-    """What is computed on one store: how its state lies, and how it runs in a slot. Picklable."""
-
-    @property
-    def schema(self) -> StoreSchema:
-        """The columns of the store."""
-        ...
+    """A computation of either kind: what store it keeps, and how it runs in a slot."""
 
     @property
     def takes_initial(self) -> bool:
         """Whether it has a use for initial state."""
         ...
 
-    def run(self, slot: SlotState[Result]) -> Result:
-        """Compute on one slot's input and state."""
+    def schema(self, store: str, key: pa.Schema, declared: Declared) -> StoreSchema:
+        """Return the columns of its store."""
+        ...
+
+    def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
+        """Compute on one slot's input and state; ``schema`` is the text of the store's."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     given: BlockComputation
-    schema: PlainColumns
     takes_initial: bool = False
 
-    def run(self, slot: SlotState[Result]) -> Result:
-        return slot.over_tables(self.schema, self.given)
+    def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
+        return PlainColumns(store, key, declared.state)
+
+    def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
+        return slot.over_tables(PlainColumns.of_text(store, schema), self.given)
 
 
 @dataclass(frozen=True, slots=True)
 class _Processor:
     given: ProcessorComputation
-    schema: VariableColumns
     takes_initial: bool = True
 
-    def run(self, slot: SlotState[Result]) -> Result:
-        return slot.over_readings(partial(self.given.processing, self.schema))
+    def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
+        return VariableColumns(store, key, declared.variables or (), indexed=declared.time_mode != "None")
+
+    def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
+        return slot.over_readings(partial(self.given.processing, VariableColumns.of_text(store, schema)))
 
 
-def bound(given: Computation, store: str, key: pa.Schema, declared: Declared) -> StoreComputation:
+def on_store(given: Computation, store: str) -> StoreComputation:
     """Return what a user gave as a computation on its store. Its kind is told here alone, by the methods it has.
 
     Raises ``ConfigError`` for what has none of them.
     """
     if isinstance(given, ProcessorComputation):
-        indexed = declared.time_mode != "None"
-        return _Processor(given, VariableColumns(store, key, declared.variables or (), indexed=indexed))
+        return _Processor(given)
     if isinstance(given, BlockComputation):
-        return _Block(given, PlainColumns(store, key, declared.state))
+        return _Block(given)
     raise ConfigError(
         f"compute = {given!r} can neither be called nor has it `processing`",
         remedy="give aggregate(...), arrow_function(...), or an object with `declare` and one of these methods",

@@ -11,7 +11,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
-from riffle_spark.process.store_computation import StoreComputation, bound
+from riffle_spark.process.store_computation import on_store
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema
@@ -30,7 +30,8 @@ class Operator:
     that a processor sees, where they are not simply all.
     """
 
-    compute: StoreComputation
+    schema: StoreSchema
+    compute: Computation
     declared: Declared
     order_by: tuple[str, ...]
     input: pa.Schema
@@ -44,14 +45,14 @@ class Operator:
     case_sensitive: bool = False
 
     @property
-    def schema(self) -> StoreSchema:
-        """The columns of the store."""
-        return self.compute.schema
-
-    @property
     def store(self) -> str:
         """The store's name."""
         return self.schema.store
+
+    @property
+    def takes_initial(self) -> bool:
+        """Whether what is computed has a use for initial state."""
+        return on_store(self.compute, self.store).takes_initial
 
     @property
     def rows(self) -> pa.Schema:
@@ -74,14 +75,15 @@ def operator_of(
     )
     compute, sources = _on_columns(compute, rows, store, case_sensitive=case_sensitive)
     given = input_of(rows).with_fields([*keys, *orders, *sources])
-    schema = pa.schema([pa.field(column.name, given.rows.field(column.name).type) for column in keys])
-    for field_of_key in schema:
-        check_key_type(field_of_key.name, field_of_key.type)
-    declared = compute.declare(schema, given.rows)
+    of_key = pa.schema([pa.field(column.name, given.rows.field(column.name).type) for column in keys])
+    for one in of_key:
+        check_key_type(one.name, one.type)
+    declared = compute.declare(of_key, given.rows)
     _check_names(store, declared, rows)
+    schema = on_store(compute, store).schema(store, of_key, declared)
     return Operator(
-        bound(compute, store, schema, declared), declared, tuple(column.name for column in orders), given.rows,
-        fields=given.fields, shown={} if given.is_plain else given.shown, case_sensitive=case_sensitive,
+        schema, compute, declared, tuple(column.name for column in orders), given.rows, fields=given.fields,
+        shown={} if given.is_plain else given.shown, case_sensitive=case_sensitive,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
 from riffle_spark.process.blocks.block import Batch, Update
 from riffle_spark.process.processors.processing import Processing, Times
+from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
@@ -98,12 +100,13 @@ class _Attempt:
         else:
             settle(self.folder, order.schema, entries)
         keeper = CopyKeeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
-        state = _SlotState(self, keeper, rows, touched, entries)
+        state, store = _SlotState(self, keeper, rows, touched, entries), order.schema.store
+        run = partial(on_store(order.compute, store).run, store, order.schema.to_text(), state)
         try:
-            return order.compute.run(state)
+            return run()
         except DamagedCopy:
             keeper.forget(entries)
-            return order.compute.run(state)
+            return run()
 
     @contextmanager
     def brought(self, keeper: CopyKeeper, entries: dict[int, Entry]) -> Iterator[dict[int, Copy]]:

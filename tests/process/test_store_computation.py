@@ -1,8 +1,7 @@
-"""What a user gave, bound to its store: each kind is known by its methods, and asks a slot for what it needs."""
+"""What a user gave, on its store: each kind is known by its methods, and asks a slot for what it needs."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import cast
 
@@ -13,7 +12,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.process.blocks.block import Batch, Computation, Declared, Update
 from riffle_spark.process.processors.processing import Processing, Times
-from riffle_spark.process.store_computation import StoreComputation, bound
+from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import Variable, VariableColumns
 
@@ -58,32 +57,29 @@ class Asked:
         return processing
 
 
-def on_store(given: Computation) -> StoreComputation:
-    """Return what an operator makes of it, after a way to an executor and back."""
-    return cast(StoreComputation, pickle.loads(pickle.dumps(bound(given, "s", KEY, given.declare(KEY, KEY)))))
-
-
 @pytest.mark.parametrize("given", [Own(), aggregate(rows=count())], ids=["a user's own", "aggregates"])
 def test_a_block_asks_for_the_state_of_its_keys_whole(given: Computation) -> None:
     """It keeps plain columns, has no use for initial state, and is called with tables."""
-    computation = on_store(given)
-    assert computation.schema == PlainColumns("s", KEY, given.declare(KEY, KEY).state)
+    declared = given.declare(KEY, KEY)
+    computation = on_store(given, "s")
+    schema = computation.schema("s", KEY, declared)
+    assert schema == PlainColumns("s", KEY, declared.state)
     assert not computation.takes_initial
-    schema, call = cast("tuple[object, object]", computation.run(Asked()))
-    assert schema is computation.schema
-    assert type(call) is type(given)
+    assert computation.run("s", schema.to_text(), Asked()) == (schema, given)
 
 
 def test_a_processor_asks_for_readings_of_key_groups() -> None:
     """It keeps variables, by time where it has timers, takes initial state, and is begun with the store's columns."""
-    computation = on_store(OwnProcessor())
-    assert computation.schema == VariableColumns("s", KEY, VARIABLES, indexed=True)
+    given = OwnProcessor()
+    computation = on_store(given, "s")
+    schema = computation.schema("s", KEY, given.declare(KEY, KEY))
+    assert schema == VariableColumns("s", KEY, VARIABLES, indexed=True)
     assert computation.takes_initial
-    begun = cast("Callable[[Times, str], Processing]", computation.run(Asked()))
+    begun = cast("Callable[[Times, str], Processing]", computation.run("s", schema.to_text(), Asked()))
     times = Times("EventTime", 1)
     with pytest.raises(LookupError) as told:
         begun(times, "here")
-    assert told.value.args == (computation.schema, times, "here")
+    assert told.value.args == (schema, times, "here")
 
 
 def test_what_can_neither_be_called_nor_processes_is_refused() -> None:
@@ -93,5 +89,5 @@ def test_what_can_neither_be_called_nor_processes_is_refused() -> None:
         declare = Own.declare
 
     with pytest.raises(ConfigError, match="can neither be called") as caught:
-        bound(Neither(), "s", KEY, Own().declare(KEY, KEY))
+        on_store(Neither(), "s")
     assert caught.value.where == "s"

@@ -32,7 +32,7 @@ def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUA
         return operator
     if not isinstance(name, str) or not name.strip():
         raise _refused(operator, f"{name!r} is no name of an initial state", "leave it out, or name it as you like")
-    if not operator.compute.takes_initial:
+    if not operator.takes_initial:
         raise _refused(operator, "only a processor can take initial state", "leave initial_state out")
     if not operator.durable:
         raise _refused(operator, "a store that is not durable begins empty wherever it is not", "make it durable")

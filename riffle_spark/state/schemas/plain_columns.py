@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import pyarrow as pa
@@ -39,10 +39,10 @@ class PlainColumns:
         """See ``StoreSchema``."""
         return self
 
-    @classmethod
-    def of_text(cls, store: str, text: Mapping[str, str]) -> PlainColumns:
-        """Return the schema that ``to_text`` gave."""
-        return cls(store, unpacked(text["key"]), unpacked(text["state"]))
+    @staticmethod
+    def of_text(store: str, text: Mapping[str, str]) -> PlainColumns:
+        """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
+        return _of_text(store, text["key"], text["state"])
 
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
@@ -100,6 +100,11 @@ class PlainColumns:
             return pa.schema([*self.key, *self.state])
         state = [field.with_nullable(True) for field in self.state]  # a deleted key's are null
         return pa.schema([*self.key, *state, pa.field(DELETED, pa.bool_())])
+
+
+@lru_cache(maxsize=64)
+def _of_text(store: str, key: str, state: str) -> PlainColumns:
+    return PlainColumns(store, unpacked(key), unpacked(state))
 
 
 def shortened(whole: pa.Array) -> tuple[list[bytes], list[bytes | None] | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
@@ -103,11 +103,10 @@ class VariableColumns:
     def __reduce__(self) -> tuple[object, ...]:
         return VariableColumns, (self.store, self.key, self.variables, self.indexed)
 
-    @classmethod
-    def of_text(cls, store: str, text: Mapping[str, str]) -> VariableColumns:
-        """Return the schema that ``to_text`` gave."""
-        variables = tuple(Variable.from_json(row) for row in json.loads(text["variables"]))
-        return cls(store, unpacked(text["key"]), variables, indexed=json.loads(text["indexed"]))
+    @staticmethod
+    def of_text(store: str, text: Mapping[str, str]) -> VariableColumns:
+        """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
+        return _of_text(store, text["key"], text["variables"], text["indexed"])
 
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
@@ -245,6 +244,12 @@ class VariableColumns:
         kind = self._declared[variable]
         assert isinstance(kind, MapRows), f"{variable} is no map"
         return kind
+
+
+@lru_cache(maxsize=64)
+def _of_text(store: str, key: str, variables: str, indexed: str) -> VariableColumns:
+    declared = tuple(Variable.from_json(row) for row in json.loads(variables))
+    return VariableColumns(store, unpacked(key), declared, indexed=json.loads(indexed))
 
 
 def _pieces(pairs: Sequence[tuple[bytes, bytes]]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
