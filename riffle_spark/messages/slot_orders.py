@@ -10,7 +10,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.process.blocks.block import Computation, TimeMode
+from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.times import TimeMode
 from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.state.schemas.store_schema import StoreSchema

@@ -16,9 +16,10 @@ from pyspark.sql.types import DataType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
-from riffle_spark.process.blocks.block import Declared, TimeMode
-from riffle_spark.process.processors.processing import Processing, Times
+from riffle_spark.process.blocks.block import Declared
+from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.processors.processor import Form
+from riffle_spark.process.times import TimeMode, Times
 from riffle_spark.process.types.ddl import schema_of_ddl
 from riffle_spark.process.types.schema_json import schema_of_json
 from riffle_spark.settings import Settings

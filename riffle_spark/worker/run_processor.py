@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import INITIAL, Order
-from riffle_spark.process.processors.processing import Outcome, Processing, Times
+from riffle_spark.process.processors.processing import Outcome, Processing
 from riffle_spark.process.processors.processor import InputByKey
+from riffle_spark.process.times import Times
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.reading import EMPTY_READING
 from riffle_spark.state.log.manifest import EMPTY, Entry

@@ -21,8 +21,9 @@ import pyarrow as pa
 from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
 from riffle_spark.process.blocks.block import Batch, Update
-from riffle_spark.process.processors.processing import Processing, Times
+from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
+from riffle_spark.process.times import Times
 from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.messages.slot_orders import Order
-from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.times import TimeMode
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.worker.run_processor import due_key_groups, now_ms
 from tests.kit.worker.slots import Member, kept_last

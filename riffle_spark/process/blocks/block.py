@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from riffle_spark.process.times import TimeMode
 from riffle_spark.state.schemas.variable_kinds import Variable
 
 __all__ = [
@@ -20,14 +21,11 @@ __all__ = [
     "Declared",
     "IndexArray",
     "NamesColumns",
-    "TimeMode",
     "Update",
 ]
 
 IndexArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
-"""What timers go by, in Spark's words: nothing, the batch's time, or the watermark."""
 
 
 @dataclass(frozen=True, slots=True)

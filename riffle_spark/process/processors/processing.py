@@ -17,40 +17,20 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError, UserFunctionError
-from riffle_spark.process.blocks.block import Computation, TimeMode
+from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Processor
 from riffle_spark.process.processors.session import Session
+from riffle_spark.process.times import Times
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import EMPTY_READING, Reading
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Outcome", "Processing", "ProcessorComputation", "Times"]
+__all__ = ["Outcome", "Processing", "ProcessorComputation"]
 
 _Result = TypeVar("_Result")
 _COLLECTED_EVERY: Final = 10_000
 _OURS: Final = "riffle_spark."
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """What time it is: the batch's, the watermark, and that of a last pass of timers, if there is to be one."""
-
-    mode: TimeMode
-    now_ms: int
-    watermark_ms: int | None = None
-    last_pass_ms: int | None = None
-
-    @property
-    def passes(self) -> list[tuple[int, int | None]]:
-        """Return for each pass of timers the time by which they are due, and the watermark."""
-        if self.mode == "ProcessingTime":
-            return [(self.now_ms, self.watermark_ms)]
-        if self.mode == "None":
-            return []
-        first = self.watermark_ms or 0
-        last = self.last_pass_ms
-        return [(first, first)] if last is None or last <= first else [(first, first), (last, last)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.types import DataType
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.block import TimeMode
 from riffle_spark.process.processors.session import Session
+from riffle_spark.process.times import TimeMode
 from riffle_spark.process.types.ddl import schema_of_ddl
 from riffle_spark.process.types.schema_json import schema_of_json
 from riffle_spark.spark.processors.absent_states import Deleted, Keyless, Kind, OnDriver

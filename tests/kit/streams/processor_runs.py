@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from riffle_spark.process.blocks.block import TimeMode
-from riffle_spark.process.processors.processing import Outcome, Processing, Times
+from riffle_spark.process.processors.processing import Outcome, Processing
 from riffle_spark.process.processors.processor import Form, InputByKey
+from riffle_spark.process.times import TimeMode, Times
 from riffle_spark.process.types.ddl import schema_of_ddl
 from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows

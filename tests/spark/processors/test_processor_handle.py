@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from riffle_spark.errors import ConfigError, UserFunctionError
-from riffle_spark.process.blocks.block import TimeMode
+from riffle_spark.process.times import TimeMode
 from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.state.schemas.variables import Variable
 from tests.kit.streams.processor_runs import SEEN, Run, Told, has_seen, see
