@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from riffle_spark.messages.slot_orders import Home
 
@@ -22,6 +22,17 @@ class CensusOrder:
     ec2_metadata: bool = False
     folder_cleanup_seconds: float = 86_400.0
     timeout_seconds: float = 60.0
+
+    def to_json(self) -> str:
+        """Return the order as one line of JSON."""
+        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        return json.dumps({**body, "home": self.home.to_json()}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> CensusOrder:
+        """Return the order that ``to_json`` wrote."""
+        body = json.loads(text)
+        return cls(**{**body, "home": Home.from_json(body["home"])})
 
 
 @dataclass(frozen=True, slots=True)

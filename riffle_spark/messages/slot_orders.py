@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.times import TimeMode
-from riffle_spark.state.log.manifest import Entry, Head, Link
+from riffle_spark.state.formats.arrow_schemas import packed, unpacked
+from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
-from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = [
     "ATTEMPT",
@@ -62,10 +63,21 @@ class Home:
     live: frozenset[str]
     log_id: str = ""
 
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return _line({**asdict(self), "live": sorted(self.live)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Home:
+        """Return what ``to_json`` wrote."""
+        body = json.loads(text)
+        return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
+
 
 @dataclass(frozen=True)
 class Order:
-    """One operator's batch: what every slot needs to know. ``slots`` maps a slot's number to its key-groups.
+    """One operator's batch: what every slot needs to know, but for the computation. ``slots`` maps a slot's number to
+    its key-groups. ``schema`` is the store's as the log keeps it, ``key`` names its columns.
 
     ``entries`` come cut to their last links, which is all that an owner needs; a slot that needs more reads the log's
     record ``sequence`` itself. So an order stays small however long the chains are. ``newest``: the driver has just
@@ -83,8 +95,9 @@ class Order:
     """
 
     home: Home
-    schema: StoreSchema
-    compute: Computation
+    store: str
+    key: tuple[str, ...]
+    schema: Mapping[str, str]
     output: pa.Schema
     rows: pa.Schema
     per_key_group: bool
@@ -110,6 +123,58 @@ class Order:
     last_pass_ms: int | None = None
     initial: pa.Schema | None = None
     shown: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the order as lines of JSON: what all slots are told, then the entries of each slot."""
+        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        body["home"] = self.home.to_json()
+        body["slots"] = list(self.slots.items())
+        body["standbys"], body["followed_by"] = _grouped(self.standbys), _grouped(self.followed_by)
+        body.update({name: packed(body[name]) for name in _SCHEMAS if body[name] is not None})
+        parts = self._entries_by_slot()
+        body["entries"] = list(parts)
+        return "\n".join([_line(body), *(_line(entries_to_json(part)) for part in parts.values())])
+
+    def _entries_by_slot(self) -> dict[int | None, dict[Address, Entry]]:
+        slot_of = {key_group: slot for slot, key_groups in self.slots.items() for key_group in key_groups}
+        parts: dict[int | None, dict[Address, Entry]] = {}
+        for key_group, entry in self.entries.items():
+            parts.setdefault(slot_of.get(key_group), {})[self.store, key_group] = entry
+        return parts
+
+    @classmethod
+    def from_json(cls, text: str, slot: int | None = None) -> Order:
+        """Return the order that ``to_json`` wrote; for one slot, only with the entries of its key-groups."""
+        first, *lines = text.split("\n")
+        body = json.loads(first)
+        wanted = [line for of, line in zip(body["entries"], lines, strict=True) if slot is None or of == slot]
+        read = [entries_from_json(json.loads(line)) for line in wanted]
+        body["entries"] = {key_group: entry for part in read for (_, key_group), entry in part.items()}
+        body["home"] = Home.from_json(body["home"])
+        body["watermark"] = body["watermark"] and Watermark(*body["watermark"])
+        body["slots"] = {number: tuple(key_groups) for number, key_groups in body["slots"]}
+        for name in ("standbys", "followed_by"):
+            groups = ((tuple(members), key_groups) for members, key_groups in body[name])
+            body[name] = {key_group: members for members, key_groups in groups for key_group in key_groups}
+        body.update({name: tuple(body[name]) for name in ("key", "order_by")})
+        body.update({name: _unpacked(body[name]) for name in _SCHEMAS if body[name] is not None})
+        return cls(**body)
+
+
+_SCHEMAS = ("output", "rows", "initial")
+_unpacked = lru_cache(64)(unpacked)
+
+
+def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[int]]]:
+    """Return each list of members once, with the key-groups that have it."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for key_group, members in by_key_group.items():
+        groups.setdefault(members, []).append(key_group)
+    return list(groups.items())
+
+
+def _line(body: Mapping[str, object]) -> str:
+    return json.dumps(body, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +235,7 @@ class Receipt:
 
     def to_json(self) -> str:
         """Return the receipt as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return _line(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Receipt:

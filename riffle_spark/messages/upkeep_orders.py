@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Entry, Head, Snapshot
-from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Drop", "Follow", "SnapshotOrder", "UpkeepOrder", "UpkeepReceipt", "given_up"]
 
@@ -51,15 +51,15 @@ class UpkeepOrder:
     ``member`` is the folder that is meant (empty: whichever the executor has). The piece begins nothing new after
     ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
     the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
-    that the entries are of. ``wipe`` removes all copies and files of the member before anything else. A piece that
-    has not ended ``timeout_seconds`` after its ``seconds`` is given up.
+    that the entries are of, ``schemas`` are the stores' as the log keeps them. ``wipe`` removes all copies and files of
+    the member before anything else. A piece that has not ended ``timeout_seconds`` after its ``seconds`` is given up.
     """
 
     home: Home
     member: str
     epoch: int
     sequence: int
-    schemas: Mapping[str, StoreSchema]
+    schemas: Mapping[str, Mapping[str, str]]
     drops: tuple[Drop, ...] = ()
     follows: tuple[Follow, ...] = ()
     snapshots: tuple[SnapshotOrder, ...] = ()
@@ -73,6 +73,28 @@ class UpkeepOrder:
     def asks(self) -> bool:
         """Whether there is anything to do."""
         return bool(self.drops or self.follows or self.snapshots or self.wipe)
+
+    def to_json(self) -> str:
+        """Return the order as one line of JSON: entries by their place among follows and snapshots."""
+        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        pieces: tuple[Follow | SnapshotOrder, ...] = (*self.follows, *self.snapshots)
+        body["home"] = self.home.to_json()
+        body["entries"] = entries_to_json({("", at): piece.entry for at, piece in enumerate(pieces)})
+        body["drops"] = [(drop.store, drop.key_group, drop.head) for drop in self.drops]
+        body["follows"] = [(follow.store, follow.key_group) for follow in self.follows]
+        body["snapshots"] = [(due.store, due.key_group) for due in self.snapshots]
+        return json.dumps(body, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> UpkeepOrder:
+        """Return the order that ``to_json`` wrote."""
+        body = json.loads(text)
+        entries = iter(entries_from_json(body.pop("entries")).values())
+        body["home"] = Home.from_json(body["home"])
+        body["drops"] = tuple(Drop(store, kg, head and Head(*head)) for store, kg, head in body["drops"])
+        body["follows"] = tuple(Follow(store, kg, next(entries)) for store, kg in body["follows"])
+        body["snapshots"] = tuple(SnapshotOrder(store, kg, next(entries)) for store, kg in body["snapshots"])
+        return cls(**body)
 
 
 @dataclass(frozen=True, slots=True)

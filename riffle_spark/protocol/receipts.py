@@ -23,7 +23,7 @@ def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None
     if failed:
         raise error_of(failed[0])
     answered = Counter((receipt.store, receipt.slot) for receipt in receipts)
-    wanted = Counter((order.schema.store, slot) for order in orders for slot in order.slots)
+    wanted = Counter((order.store, slot) for order in orders for slot in order.slots)
     if answered != wanted:
         missing, extra = list((wanted - answered).elements()), list((answered - wanted).elements())
         raise ConflictError(

@@ -127,7 +127,7 @@ class Harness:
         """
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=self._input)
         work = SimWork(
-            self._cluster, prepared(table, self._operator), {self._operator.store: self._take},
+            self._cluster, prepared(table, self._operator), [self._operator], {self._operator.store: self._take},
             self._faults.perform, initial=self._initial,
         )  # fmt: skip
         self._delivered: list[dict[str, object]] = []

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from riffle_spark import keygroups
 from riffle_spark.messages.slot_orders import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
+from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.protocol.shards import Partition, Shards
@@ -33,6 +34,7 @@ class Attempt:
     """One execution of one slot: where, and with what order and rows. ``run`` may be called at any later time."""
 
     order: Order
+    given: Computation
     slot: int
     executor: str
     rows: pa.Table
@@ -40,7 +42,7 @@ class Attempt:
 
     def run(self) -> pa.Table:
         """Run the slot; return its answer."""
-        return run_slot(self.order, self.slot, self.executor, self.rows, self.random_bytes)
+        return run_slot(self.order, self.given, self.slot, self.executor, self.rows, self.random_bytes)
 
 
 class SimSink:
@@ -79,7 +81,7 @@ def routed(
     if order.initial is not None and initial is not None:
         needed = _with_initial(order, needed, initial)
     if shards is None:
-        groups = keygroups.key_groups([needed.column(name) for name in order.schema.key.names], order.total)
+        groups = keygroups.key_groups([needed.column(name) for name in order.key], order.total)
     else:
         groups = shards.of(rows.column("topic"), rows.column("partition"))
         assert groups.min(initial=0) >= 0, "a row of a partition that is not registered"
@@ -92,7 +94,7 @@ def routed(
 
 
 def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
-    kind, keys = pa.struct(list(initial.schema)), set(order.schema.key.names)
+    kind, keys = pa.struct(list(initial.schema)), set(order.key)
     states = initial.to_struct_array().combine_chunks().cast(kind)
     columns = [
         initial.column(field.name) if field.name in keys else pa.nulls(initial.num_rows, field.type)
@@ -116,12 +118,13 @@ class SimWork:
     """
 
     def __init__(
-        self, cluster: SimCluster, rows: pa.Table, sinks: Mapping[str, Sink],
+        self, cluster: SimCluster, rows: pa.Table, operators: Sequence[Operator], sinks: Mapping[str, Sink],
         perform: Callable[[Attempt], pa.Table] = Attempt.run, lose_block: str | None = None,
         initial: Mapping[str, pa.Table] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self._cluster = cluster
         self._rows = rows
+        self._given = {operator.store: operator.compute for operator in operators}
         self._sinks = sinks
         self._perform = perform
         self._lose_block = lose_block
@@ -156,12 +159,16 @@ class SimWork:
         executor_of = {place.number: place.executor for place in layout.slots}
         receipts: list[Receipt] = []
         for order in orders:
-            given = routed(order, self._rows, layout.shards, self._initial.get(order.schema.store))
+            text, computation = order.to_json(), self._given[order.store]
+            given = routed(order, self._rows, layout.shards, self._initial.get(order.store))
             parts, names = sorted(given.items()), self._cluster.random_bytes
-            self._routed[order.schema.store] = sum(part.num_rows for part in given.values())
-            attempts = [Attempt(order, slot, executor_of[slot], part, names) for slot, part in parts]
+            self._routed[order.store] = sum(part.num_rows for part in given.values())
+            attempts = [
+                Attempt(Order.from_json(text, slot), computation, slot, executor_of[slot], part, names)
+                for slot, part in parts
+            ]
             answers = [self._perform(attempt) for attempt in attempts]
-            self._attempts[order.schema.store], self._answers[order.schema.store] = attempts, answers
+            self._attempts[order.store], self._answers[order.store] = attempts, answers
             told = pa.concat_tables(answers).column(RECEIPT).drop_null().to_pylist()
             receipts += [Receipt.from_json(text) for text in told]
         return receipts

@@ -7,7 +7,7 @@ where, which attempt runs when, and whose answer counts (``simulated_work``).
     cluster.add("1")
     ports = DriverPorts(store, cluster, ManualClock(), InlineBackground(), new_id=lambda: uuid4().hex)
     driver = Driver(settings, cluster.home, ports)
-    driver.process(incoming, [operator], SimWork(cluster, rows, {"totals": SimSink()}))
+    driver.process(incoming, [operator], SimWork(cluster, rows, [operator], {"totals": SimSink()}))
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def home_of(root: str, local_dir: Path, application: str = "app") -> Home:
 
 
 class SimCluster:
-    """Executors that live in this process, each with a folder of its own. Implements ``protocol.ports.Cluster``.
+    """Executors that live in this process, each with a folder of its own. Implements ``protocol.ports.Cluster``: orders
+    and answers go through their JSON.
 
     ``store`` is what their slots read and write, ``random_bytes`` names their attempts. Executors in ``stalled`` do no
     upkeep, those in ``silent`` answer no census. Pieces of those in ``frozen`` never end: ``clock`` goes on to their
@@ -151,19 +152,25 @@ class SimCluster:
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask each of these executors that lives what it finds."""
         asked = [executor.id for executor in executors if executor.id in self._live.keys() - self.silent]
-        return [take_census(order, executor) for executor in asked]
+        text = order.to_json()
+        found = [take_census(CensusOrder.from_json(text), executor).to_json() for executor in asked]
+        return [Census.from_json(answer) for answer in found]
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
         told = sorted(orders.keys() & self._live.keys() - self.stalled)
         frozen = [executor for executor in told if executor in self.frozen]
         work = [executor for executor in told if executor not in self.frozen]
-        receipts = [run_upkeep(orders[executor], executor, self.random_bytes, _STANDING_STILL) for executor in work]
+        receipts = [self._upkeep(orders[executor].to_json(), executor) for executor in work]
         if not frozen:
             return receipts
         seconds = max(orders[executor].seconds + orders[executor].timeout_seconds for executor in frozen)
         self.clock.advance(seconds)
         return [given_up(executor, seconds) for executor in frozen]
+
+    def _upkeep(self, text: str, executor: str) -> UpkeepReceipt:
+        receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, _STANDING_STILL)
+        return UpkeepReceipt.from_json(receipt.to_json())
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
         """Return those of the executors that were taken away on purpose."""

@@ -19,6 +19,7 @@ from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.schemas.plain_columns import PlainColumns, shortened
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["TouchedKeys", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch"]
 
@@ -36,18 +37,18 @@ class TouchedKeys:
     spans: tuple[tuple[int, int, int], ...]
 
 
-def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
+def touch(order: Order, schema: StoreSchema, slot: int, rows: pa.Table) -> TouchedKeys:
     """Return what ``rows`` touch. Raises ``ConfigError`` if a row is of a key-group that is not this slot's."""
     of_row = rows.column(KEY_GROUP).to_numpy()
     _check_own(order, slot, of_row)
-    encoded = order.schema.encoded(rows)
+    encoded = schema.encoded(rows)
     codes, first = group_keys(encoded)
     of_key = of_row[first]
     by_group = np.argsort(of_key, kind="stable")
     place = np.empty_like(by_group)
     place[by_group] = np.arange(len(by_group))
     first, of_key = first[by_group], of_key[by_group]
-    keys = rows.select(order.schema.key.names).take(first)
+    keys = rows.select(order.key).take(first)
     if order.by_key:
         _check_hash(order, keys, of_key)
     return TouchedKeys(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans_of(of_key))
@@ -69,7 +70,7 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
             f"{len(foreign)} rows of foreign key-groups reached slot {slot}, the first of key-group {foreign[0]}",
             remedy=f"make {'the key' if order.by_key else 'topic and partition'} deterministic: the same row must "
             "always have the same (no rand(), no clock)",
-            where=order.schema.store,
+            where=order.store,
         )
 
 
@@ -81,7 +82,7 @@ def _check_hash(order: Order, keys: pa.Table, of_key: npt.NDArray[np.int32]) -> 
         raise ConfigError(
             "Spark and riffle hash these keys differently",
             remedy="cast the key columns to a plain string, binary, number, date or timestamp (no collation)",
-            where=order.schema.store,
+            where=order.store,
         )
 
 

@@ -87,7 +87,7 @@ def _batch(
     found: BoolArray, key_group: int | None,
 ) -> Batch:  # fmt: skip
     return Batch(
-        rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.schema.store
+        rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.store
     )
 
 

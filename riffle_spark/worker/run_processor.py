@@ -25,7 +25,7 @@ __all__ = ["due_key_groups", "now_ms", "run_keyed"]
 
 
 def run_keyed(
-    order: Order, begun: Callable[[Times, str], Processing], rows: pa.Table, touched: TouchedKeys,
+    order: Order, schema: StoreSchema, begun: Callable[[Times, str], Processing], rows: pa.Table, touched: TouchedKeys,
     copies: Mapping[int, Copy], entries: Mapping[int, Entry],
 ) -> SlotResult:  # fmt: skip
     """Run what ``begun`` gives over the touched key-groups and those of ``entries`` that have something due.
@@ -33,7 +33,7 @@ def run_keyed(
     Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
     """
     times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
-    processing = begun(times, f"store {order.schema.store!r}")
+    processing = begun(times, f"store {order.store!r}")
     processing.begin(_grouped(order, rows, touched))
     counts = {key_group: end - start for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
@@ -45,7 +45,7 @@ def run_keyed(
     processing.end()
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
     expired = sum(outcome.expired for outcome in outcomes.values())
-    return SlotResult(output, _changes(order.schema, outcomes), fired, expired)
+    return SlotResult(output, _changes(schema, outcomes), fired, expired)
 
 
 def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
-from riffle_spark.process.blocks.block import Batch, Update
+from riffle_spark.process.blocks.block import Batch, Computation, Update
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.process.times import Times
@@ -32,6 +32,7 @@ from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.cache_stores import settle
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.schema_text import schema_of_text
 from riffle_spark.worker import run_block
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
@@ -47,8 +48,10 @@ _FORGET_EVERY = 8
 class _Attempt:
     """What one attempt measured and did, on its way to a receipt."""
 
-    def __init__(self, order: Order, executor: str, attempt_id: bytes) -> None:
+    def __init__(self, order: Order, given: Computation, executor: str, attempt_id: bytes) -> None:
         self.order = order
+        self.schema = schema_of_text(order.store, order.schema)
+        self.compute = on_store(given, order.store)
         self.name = f"{order.epoch}-{attempt_id.hex()}"
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)
@@ -70,7 +73,7 @@ class _Attempt:
         with self.step("touch"):
             rows, timed = on_time(order, run_block.as_declared(order, rows))
             rows = run_block.in_declared_order(order, rows)
-            touched = touch(order, slot, rows)
+            touched = touch(order, self.schema, slot, rows)
         self.facts.update(timed)
         if order.read_by is not None:
             self.facts["read"] = counted(rows, order.read_by)
@@ -99,10 +102,10 @@ class _Attempt:
         if order.durable:
             self._check_placed(entries)
         else:
-            settle(self.folder, order.schema, entries)
-        keeper = CopyKeeper(self.folder, order.schema, self.reader, order.epoch, self._whole, newest=order.newest)
-        state, store = _SlotState(self, keeper, rows, touched, entries), order.schema.store
-        run = partial(on_store(order.compute, store).run, store, order.schema.to_text(), state)
+            settle(self.folder, self.schema, entries)
+        keeper = CopyKeeper(self.folder, self.schema, self.reader, order.epoch, self._whole, newest=order.newest)
+        state = _SlotState(self, keeper, rows, touched, entries)
+        run = partial(self.compute.run, order.store, order.schema, state)
         try:
             return run()
         except DamagedCopy:
@@ -136,20 +139,20 @@ class _Attempt:
 
     def _has(self, key_group: int, entry: Entry) -> bool:
         """Tell whether there is a copy, or all that ever changed lies here as files."""
-        if entry.head == EMPTY_HEAD or self.folder.current(self.order.schema.store, key_group) is not None:
+        if entry.head == EMPTY_HEAD or self.folder.current(self.order.store, key_group) is not None:
             return True
         sealed = (self.folder.sealed_file(link.head.version, link.head.attempt) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
     def _whole(self, key_group: int) -> Entry:
         order = self.order
-        return manifest_at(order.home, order.sequence).entry(order.schema.store, key_group)
+        return manifest_at(order.home, order.sequence).entry(order.store, key_group)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
         """Return what the driver is told."""
         totals = self.reader.totals
         return Receipt(
-            store=self.order.schema.store, slot=slot, attempt=self.name, version=self.order.version,
+            store=self.order.store, slot=slot, attempt=self.name, version=self.order.version,
             member=self.folder.member, executor=executor, local_parts=totals.local_parts,
             fetched_parts=totals.fetched_parts, fetched_snapshots=totals.fetched_snapshots,
             fetched_bytes=totals.fetched_bytes, fetched_snapshot_bytes=totals.snapshot_bytes,
@@ -179,26 +182,29 @@ class _SlotState:
 
     def over_readings(self, processing: Callable[[Times, str], Processing]) -> SlotResult:
         with self.attempt.brought(self.keeper, self.entries) as copies, self.attempt.step("compute"):
-            return run_keyed(self.attempt.order, processing, self.rows, self.touched, copies, self.entries)
+            order, schema = self.attempt.order, self.attempt.schema
+            return run_keyed(order, schema, processing, self.rows, self.touched, copies, self.entries)
 
 
 def run_slot(
-    order: Order, slot: int, executor: str, rows: pa.Table, random_bytes: Callable[[int], bytes] = os.urandom
-) -> pa.Table:
+    order: Order, given: Computation, slot: int, executor: str, rows: pa.Table,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> pa.Table:  # fmt: skip
     """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
 
-    ``rows`` holds the slot's input with the routing columns. What fails with a ``RiffleError`` (the user's function, a
-    copy, the store) is answered as a receipt with that error and no rows: running it again would not mend it.
+    ``given`` is what the user computes, ``rows`` the slot's input with the routing columns. What fails with a
+    ``RiffleError`` (the user's function, a copy, the store) is answered as a receipt with that error and no rows:
+    running it again would not mend it.
     """
     attempt_id, attempt = random_bytes(16), None
     try:
-        attempt = _Attempt(order, executor, attempt_id)
+        attempt = _Attempt(order, given, executor, attempt_id)
         with attempt.folder.used():
             output = attempt.run(slot, rows)
     except (RiffleError, OSError) as raised:
         error = _in_our_words(raised, attempt.folder.path if attempt else None)
         name = f"{order.epoch}-{attempt_id.hex()}"
-        bare = Receipt(order.schema.store, slot, name, order.version, member="", executor=executor)
+        bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
         receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=told(error))
         return _answer(order.output, order.output.empty_table(), receipt)
     return _answer(order.output, output, attempt.receipt(slot, executor))

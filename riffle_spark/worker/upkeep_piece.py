@@ -20,6 +20,7 @@ from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.schema_text import schema_of_text
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 from riffle_spark.worker.snapshot import take_snapshot
 
@@ -97,9 +98,10 @@ class _Piece:
 
     def _follow(self, folder: Folder) -> None:
         order = self._order
+        schemas = {store: schema_of_text(store, text) for store, text in order.schemas.items()}
         follower = Follower(
-            folder, store_of(order.home), order.schemas, order.epoch,
-            lambda address: self._whole(*address), self._budget, lambda: self._has_room(folder),
+            folder, store_of(order.home), schemas, order.epoch, lambda address: self._whole(*address), self._budget,
+            lambda: self._has_room(folder),
         )  # fmt: skip
         unfinished: list[tuple[str, int, int, int]] = []
         failed: list[Address] = []
@@ -145,7 +147,7 @@ class _Piece:
         self.facts.update(snapshots_left=left, failed_snapshots=tuple(failed))
 
     def _take(self, due: SnapshotOrder, folder: Folder) -> Snapshot:
-        order, schema = self._order, self._order.schemas[due.store]
+        order, schema = self._order, schema_of_text(due.store, self._order.schemas[due.store])
         objects, attempt = store_of(order.home), f"{order.epoch}-{self._random_bytes(16).hex()}"
         whole = partial(self._whole, due.store)
         keeper = CopyKeeper(folder, schema, Reader(objects, folder), order.epoch, whole)

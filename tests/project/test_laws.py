@@ -31,6 +31,7 @@ _CALLED = re.compile(r"[a-z]+[A-Z]\w*|[A-Z][a-z]\w*|[A-Z]+\Z")
 ONE_WAY = "Imports run one way"
 PURE = "assign/ and simulate/ without clock, chance, logging, threads, environment"
 PROTOCOL = "protocol/ without clock, chance, threads, environment, lmdb, boto3; messages/ and process/ too"
+MESSAGES = "messages/ without what computes on Arrow or keeps files"
 SPARK = "pyspark only in spark/"
 BOTO3 = "boto3 only in state/objects/s3 and s3_client"
 LMDB = "lmdb only in four files of state/copies"
@@ -82,6 +83,7 @@ BREACHES = [
     _imports(PROTOCOL, "protocol/receipts", "boto3"),
     _imports(PROTOCOL, "protocol/operator", f"{PACKAGE}.state.objects.open"),
     _imports(PROTOCOL, "messages/upkeep_orders", f"{PACKAGE}.state.copies.copy"),
+    _imports(MESSAGES, "messages/census_orders", f"{PACKAGE}.state.schemas.plain_columns"),
     _imports(SPARK, "worker/seal", "pyspark"),
     _imports(SPARK, "spark/engine/routing", "py4j"),
     _imports(BOTO3, "state/objects/directory", "boto3"),

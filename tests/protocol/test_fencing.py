@@ -24,7 +24,7 @@ def test_a_second_driver_fences_the_first_wherever_that_stands_i4(world: World, 
         world.at_step = {}
         first.append(world.driver)
         world.start()
-        work = SimWork(world.cluster, one(2), world.sinks)
+        work = SimWork(world.cluster, one(2), world.operators, world.sinks)
         world.driver.process(world.incoming(1), world.operators, work)
 
     first: list[object] = []

@@ -85,8 +85,8 @@ def reuse_attempt_names(patch: pytest.MonkeyPatch) -> None:
     """Every attempt of a slot has the same name."""
     original = slot._Attempt.__init__
 
-    def same(self: object, order: object, executor: str, attempt_id: bytes) -> None:
-        original(self, order, executor, bytes(16))  # type: ignore[arg-type]
+    def same(self: object, order: object, given: object, executor: str, attempt_id: bytes) -> None:
+        original(self, order, given, executor, bytes(16))  # type: ignore[arg-type]
 
     patch.setattr(slot._Attempt, "__init__", same)
 

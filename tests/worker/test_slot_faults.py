@@ -14,7 +14,6 @@ from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.testing.faulty_store import Fault
-from riffle_spark.worker.slot import run_slot
 from tests.kit.refusing import on_a_disk_of_its_own, unmount_below
 from tests.kit.worker.slots import OUTPUT, STATE, TOTAL, Member, rows_of
 
@@ -34,7 +33,7 @@ def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
     rows = pa.table(
         [[0], [3], ["a"], [1]], schema=pa.schema([("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows])
     )
-    answer = run_slot(member.order(), 0, "1", rows)
+    answer = member.run(member.order(), rows)
     kind, problem, remedy, where = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error or ("",) * 4
     assert kind == "ConfigError"
     assert problem == "1 rows of foreign key-groups reached slot 0, the first of key-group 3"
@@ -47,7 +46,7 @@ def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member)
     order = member.order()
     fields = [("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows]
     rows = pa.table([[0] * 3, [1, 1, 1], ["a", "b", "c"], [1] * 3], schema=pa.schema(fields))
-    answer = run_slot(order, 0, "1", rows)
+    answer = member.run(order, rows)
     error = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error
     assert error is not None
     assert error[:2] == ("ConfigError", "Spark and riffle hash these keys differently")

@@ -34,7 +34,7 @@ def orders(member: Member) -> list[SnapshotOrder]:
 
 def taken(member: Member, due: Sequence[SnapshotOrder], executor: str = "1") -> UpkeepReceipt:
     """Take snapshots as a piece of upkeep."""
-    schemas = {"totals": member.operator.schema}
+    schemas = {"totals": member.operator.schema.to_text()}
     return run_upkeep(UpkeepOrder(member.home, "", 1, 0, schemas, snapshots=tuple(due), seconds=1000.0), executor)
 
 

@@ -47,11 +47,11 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
     told = run.manifest.entries if operator.durable else run.caches
     entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in told.items() if store == mine}
     return Order(
-        home=run.home, schema=operator.schema, compute=operator.compute, output=operator.declared.output,
-        rows=operator.rows, per_key_group=operator.declared.per_key_group, order_by=operator.order_by,
-        total=settings.key_groups, epoch=tail.epoch, version=incoming.version, time_ms=incoming.time_ms,
-        watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries, sequence=tail.sequence,
-        seal_output=settings.deliver_after_commit, newest=run.number > 1, standbys=standbys,
+        home=run.home, store=mine, key=tuple(operator.schema.key.names), schema=operator.schema.to_text(),
+        output=operator.declared.output, rows=operator.rows, per_key_group=operator.declared.per_key_group,
+        order_by=operator.order_by, total=settings.key_groups, epoch=tail.epoch, version=incoming.version,
+        time_ms=incoming.time_ms, watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries,
+        sequence=tail.sequence, seal_output=settings.deliver_after_commit, newest=run.number > 1, standbys=standbys,
         followed_by=run.ownership.followed_by(), durable=operator.durable, read_by=operator.read_by,
         by_key=layout.shards is None, time_mode=operator.declared.time_mode, watermark=operator.watermark,
         late_watermark_ms=tail.late_watermark_ms, last_pass_ms=incoming.last_pass_ms if by_event_time else None,

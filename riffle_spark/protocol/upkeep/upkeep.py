@@ -214,7 +214,7 @@ class Upkeep:
 
         At every other record what has to be fetched whole makes way for snapshots, so that neither waits for ever.
         """
-        schemas = {operator.store: operator.schema for operator in place.operators}
+        schemas = {operator.store: operator.schema.to_text() for operator in place.operators}
         orders: dict[str, UpkeepOrder] = {}
         for member in sorted({*snapshots, *wanted, *drops} & set(place.ownership.members.live)):
             living, mine = place.ownership.members.live[member], wanted.get(member, [])

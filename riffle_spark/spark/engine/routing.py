@@ -64,7 +64,7 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence
     those of the topic and the partition, which say the shard where dispatch is by partition.
     """
     if layout.shards is None:
-        key_group = keygroups.spark_expression(order.schema.key.names, order.total)
+        key_group = keygroups.spark_expression(order.key, order.total)
     else:
         key_group = _shard(layout.shards, partition_columns(batch, columns))
     given = [] if order.initial is None else [INITIAL]
@@ -91,7 +91,7 @@ def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
 def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFrame:
     """Return the rows that an order needs and, after them, those of its initial state, which have keys alone."""
     names, kinds = order.rows.names, {field.name: field.dataType for field in batch.schema.fields}
-    keys = set(order.schema.key.names)
+    keys = set(order.key)
     nothing = F.lit(None).cast(StructType(initial.schema.fields))
     rows = batch.select(*[F.col(quoted(name)) for name in names], nothing.alias(INITIAL))
     states = initial.select(

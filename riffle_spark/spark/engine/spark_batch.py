@@ -32,7 +32,7 @@ from riffle_spark.worker.member_folders import store_of
 if TYPE_CHECKING:
     Batches = Iterable[pa.RecordBatch]
 
-__all__ = ["Sink", "SparkWork", "arity", "sealed_rows"]
+__all__ = ["Sink", "SparkWork", "arity", "read_function", "sealed_rows"]
 
 Sink = Callable[..., object]
 """``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
@@ -90,21 +90,21 @@ class SparkWork:
         several = len({slot.executor for slot in layout.slots}) > 1
         receipts: list[Receipt] = []
         for order in orders:
-            result = self._results[order.schema.store] = KeptResult(self._result(layout, order), several=several)
+            result = self._results[order.store] = KeptResult(self._result(layout, order), several=several)
             rows = result.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()
             result.tell_size()
             receipts += [Receipt.from_json(row[0]) for row in rows]
         return receipts
 
     def _result(self, layout: SlotLayout, order: Order) -> DataFrame:
-        store, batch = order.schema.store, self._batch
+        store, batch = order.store, self._batch
         if order.initial is not None:
             batch = routing.with_initial(batch, order, self._initial[store])
         routed = self._routed[store] = routing.routed(batch, order, layout, self._settings.dispatch_columns)
         counted = routed.observe(_ROWS, F.count(F.lit(1)).alias("rows")).repartition(len(layout.slots), F.col(SLOT))
         assignment = self._frames.frame(self._batch.sparkSession, layout)
         answer = routing.spark_schema(result_schema(order.output))
-        function = slot_function(order, routing.arrow_of(answer))
+        function = slot_function(order, self._operators[store].compute, routing.arrow_of(answer))
         return assignment.groupBy(SLOT).cogroup(counted.groupBy(SLOT)).applyInArrow(function, answer)
 
     def routed(self) -> Mapping[str, int | None]:
@@ -205,16 +205,19 @@ def sealed_rows(spark: SparkSession, home: Home, links: Sequence[Link], output: 
         return spark.createDataFrame([], schema)
     rows = [(k.head.version, k.head.attempt, k.start, k.length, f"{k.checksum:016x}", k.rows) for k in links]
     named = spark.createDataFrame(rows, _LINK).repartition(len(rows))
-    return named.mapInArrow(_read_function(home, arrow_of(schema)), schema)
+    return named.mapInArrow(read_function(home, arrow_of(schema)), schema)
 
 
-def _read_function(home: Home, schema: pa.Schema) -> Callable[[Batches], Batches]:
-    def read(batches: Batches) -> Batches:
-        reader = Reader(store_of(home), None)
-        for batch in batches:
-            for row in batch.to_pylist():
-                head = Head(row["version"], row["attempt"])
-                link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
-                yield from reader.links([link])[link].cast(schema).to_batches()
+def read_function(home: Home, schema: pa.Schema) -> Callable[[Batches], Batches]:
+    """Return the function for ``mapInArrow``: rows that tell links to the rows of their parts."""
+    text = home.to_json()
+    return lambda batches: _read(text, schema, batches)
 
-    return read
+
+def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
+    reader = Reader(store_of(Home.from_json(home)), None)
+    for batch in batches:
+        for row in batch.to_pylist():
+            head = Head(row["version"], row["attempt"])
+            link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
+            yield from reader.links([link])[link].cast(schema).to_batches()

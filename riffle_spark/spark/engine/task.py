@@ -11,6 +11,7 @@ import pyarrow as pa
 from riffle_spark.messages.census_orders import CensusOrder
 from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Home, Order
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.process.blocks.block import Computation
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of
 from riffle_spark.worker.slot import run_slot
@@ -22,17 +23,21 @@ SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def slot_function(order: Order, answer: pa.Schema) -> SlotFunction:
-    """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer."""
+def slot_function(order: Order, given: Computation, answer: pa.Schema) -> SlotFunction:
+    """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer.
 
+    Spark pickles it: the order goes as text, and functions of ours by their names.
+    """
+    text = order.to_json()
+    return lambda key, _, rows: _run(text, given, answer, key[0].as_py(), rows)
+
+
+def _run(text: str, given: Computation, answer: pa.Schema, slot: int, rows: pa.Table) -> pa.Table:
+    order = Order.from_json(text, slot)
     names = [SLOT, KEY_GROUP, *order.rows.names, *([] if order.initial is None else [INITIAL])]
-
-    def run(key: tuple[pa.Scalar, ...], _: pa.Table, rows: pa.Table) -> pa.Table:
-        result = run_slot(order, key[0].as_py(), executor_id(), rows.rename_columns(names)).cast(answer)
-        _forget_zip_directories()
-        return result
-
-    return run
+    result = run_slot(order, given, slot, executor_id(), rows.rename_columns(names)).cast(answer)
+    _forget_zip_directories()
+    return result
 
 
 def _forget_zip_directories() -> None:
@@ -48,31 +53,39 @@ def _forget_zip_directories() -> None:
 
 def census_function(order: CensusOrder) -> Answering:
     """Return the function for ``mapInArrow`` on a placed frame: each slot to a row with its executor's census."""
-    return _answering(lambda _, executor: take_census(order, executor).to_json())
+    text = order.to_json()
+    return lambda batches: _answers(batches, lambda _: _census(text))
+
+
+def _census(text: str) -> str:
+    return take_census(CensusOrder.from_json(text), executor_id()).to_json()
 
 
 def upkeep_function(orders: Mapping[int, UpkeepOrder]) -> Answering:
     """Return the function for ``mapInArrow`` on a placed frame: each slot's order to a row with a receipt."""
-    return _answering(lambda slot, executor: run_upkeep(orders[slot], executor).to_json())
+    texts = {slot: order.to_json() for slot, order in orders.items()}
+    return lambda batches: _answers(batches, lambda slot: _upkeep(texts[slot]))
+
+
+def _upkeep(text: str) -> str:
+    return run_upkeep(UpkeepOrder.from_json(text), executor_id()).to_json()
 
 
 def warm_function(home: Home) -> Answering:
     """Return the function for ``mapInArrow`` on a placed frame that leaves a worker ready: what a slot imports is
     imported with this module, and the store's client is made.
     """
-
-    def warm(_: int, executor: str) -> str:
-        store_of(home)
-        return executor
-
-    return _answering(warm)
+    text = home.to_json()
+    return lambda batches: _answers(batches, lambda _: _warmed(text))
 
 
-def _answering(answer: Callable[[int, str], str]) -> Answering:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for slot in batch.column(0).to_pylist():
-                yield pa.record_batch({"answer": [answer(slot, executor_id())]})
-        _forget_zip_directories()
+def _warmed(home: str) -> str:
+    store_of(Home.from_json(home))
+    return executor_id()
 
-    return run
+
+def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for slot in batch.column(0).to_pylist():
+            yield pa.record_batch({"answer": [answer(slot)]})
+    _forget_zip_directories()

@@ -4,7 +4,7 @@ know what else a record says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
@@ -50,11 +50,8 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
     heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
 
     def links(flat: list[int | str]) -> tuple[Link, ...]:
-        fives = zip(*[iter(flat)] * 5, strict=True)
-        return tuple(
-            Link(heads[cast(int, h)], cast(int, s), cast(int, n), int(cast(str, c), 16), cast(int, r))
-            for h, s, n, c, r in fives
-        )
+        fives = cast("Iterable[tuple[int, int, int, str, int]]", zip(*[iter(flat)] * 5, strict=True))
+        return tuple(Link(heads[head], start, length, int(sum_, 16), rows) for head, start, length, sum_, rows in fives)
 
     def snapshot(row: list[object] | None) -> Snapshot | None:
         if row is None:

@@ -94,4 +94,6 @@ class OldRoot:
             version=tail.version + 1, query_id=tail.query_id, run_id=str(id(self.driver)),
             offsets=f"offsets of file {numbers}", input_digest=None, time_ms=_LATER_MS, watermark_ms=None,
         )  # fmt: skip
-        return self.driver.process(incoming, self._operators, SimWork(self._cluster, table(numbers), self._sinks))
+        return self.driver.process(
+            incoming, self._operators, SimWork(self._cluster, table(numbers), self._operators, self._sinks)
+        )

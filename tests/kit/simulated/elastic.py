@@ -107,7 +107,7 @@ class Elastic(World):
 
     def _perform(self, attempt: Attempt, perform: Callable[[Attempt], pa.Table]) -> pa.Table:
         order = attempt.order
-        self.ran.append(Ran(order.version, order.schema.store, attempt.executor, order.slots[attempt.slot]))
+        self.ran.append(Ran(order.version, order.store, attempt.executor, order.slots[attempt.slot]))
         return perform(attempt)
 
     def settle(self, most: int = 30) -> list[BatchReport]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -182,7 +183,7 @@ class Schedule:
         if self._often(0.1):
             executor = self.chance.choice(self.world.cluster.executors()).id
             self._say(f"slot {attempt.slot} runs on {executor} instead of {attempt.executor}")
-            attempt = Attempt(attempt.order, attempt.slot, executor, attempt.rows, attempt.random_bytes)
+            attempt = replace(attempt, executor=executor)
         if not self._often(0.15):
             return attempt.run()
         self._say(f"slot {attempt.slot} runs twice")
@@ -221,7 +222,7 @@ class Schedule:
         before = self.world.driver, self.world.run_id, self.world.background
         self.world.start(InlineBackground(deferred=True))
         self._say(f"another driver intrudes as {self.world.run_id}")
-        work = SimWork(self.world.cluster, self.batches[version], self.world.sinks, Attempt.run)
+        work = SimWork(self.world.cluster, self.batches[version], self.world.operators, self.world.sinks, Attempt.run)
         try:
             self.world.driver.process(self.world.incoming(version), self.world.operators, work)
         except (UnavailableError, CorruptStateError) as error:

@@ -166,7 +166,7 @@ class World:
         lose_block: str | None = None, **changes: object,
     ) -> BatchReport:  # fmt: skip
         """Hand one batch to the driver."""
-        self.work = SimWork(self.cluster, rows, self.sinks, perform, lose_block)
+        self.work = SimWork(self.cluster, rows, self.operators, self.sinks, perform, lose_block)
         self.clock.advance(1)
         return self.driver.process(self.incoming(version, **changes), self.operators, self.work)
 

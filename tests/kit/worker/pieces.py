@@ -42,7 +42,7 @@ class Upkept:
     def order(self, **changes: object) -> UpkeepOrder:
         """Return an order to follow everything, with a lot of time."""
         said: dict[str, object] = {"follows": self.follows(), "seconds": 1000.0, **changes}
-        return UpkeepOrder(self.home, "", 1, 1, {STORE: SCHEMA}, **said)  # type: ignore[arg-type]
+        return UpkeepOrder(self.home, "", 1, 1, {STORE: SCHEMA.to_text()}, **said)  # type: ignore[arg-type]
 
     def run(self, executor: str = "1", **changes: object) -> UpkeepReceipt:
         """Do a piece in which nothing may go wrong."""

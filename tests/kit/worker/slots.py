@@ -69,18 +69,23 @@ class Member:
     def order(self) -> Order:
         """Return the order for the next batch: one slot, all key-groups."""
         order = Order(
-            home=self.home, schema=self.operator.schema, compute=self.operator.compute,
-            output=self.operator.declared.output, rows=self.operator.rows,
+            home=self.home, store="totals", key=tuple(self.operator.schema.key.names),
+            schema=self.operator.schema.to_text(), output=self.operator.declared.output, rows=self.operator.rows,
             per_key_group=self.operator.declared.per_key_group, order_by=self.operator.order_by, total=TOTAL, epoch=1,
             version=self.version, time_ms=1000 + self.version, watermark_ms=None, slots={0: tuple(range(TOTAL))},
             entries=self.entries, sequence=0,
         )  # fmt: skip
         return replace(order, **self.changes)  # type: ignore[arg-type]
 
+    def run(self, order: Order, rows: pa.Table, executor: str = "1") -> pa.Table:
+        """Run a slot of an order that came as text."""
+        order, given = Order.from_json(order.to_json(), 0), self.operator.compute
+        return run_slot(order, given, 0, executor, rows, lambda size: next(self._ids).to_bytes(size, "big"))
+
     def answer(self, rows: pa.Table, executor: str = "1") -> tuple[pa.Table, Receipt]:
         """Run the next batch's slot; return output rows and receipt."""
         order = self.order()
-        table = run_slot(order, 0, executor, routed(order, rows)[0], lambda size: next(self._ids).to_bytes(size, "big"))
+        table = self.run(order, routed(order, rows)[0], executor)
         receipts = table.column(RECEIPT).drop_null().to_pylist()
         assert len(receipts) == 1
         output = table.filter(table.column(RECEIPT).is_null()).drop_columns([ATTEMPT, RECEIPT])

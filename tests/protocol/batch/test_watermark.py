@@ -71,7 +71,7 @@ def told(world: World, version: int, rows: pa.Table, **changes: object) -> list[
     seen: dict[str, Order] = {}
 
     def perform(attempt: Attempt) -> pa.Table:
-        seen[attempt.order.schema.store] = attempt.order
+        seen[attempt.order.store] = attempt.order
         return attempt.run()
 
     world.batch(version, rows, perform, **changes)

@@ -37,8 +37,9 @@ def order_of(rows: pa.Schema) -> Order:
     """Return an order for rows of a schema, keyed by ``k``."""
     operator = operator_of("totals", ["k"], aggregate(rows=count()), (), rows)
     return Order(
-        home=home_of("memory://none", Path("/nowhere")), schema=operator.schema, compute=operator.compute,
-        output=operator.declared.output, rows=operator.rows, per_key_group=False, order_by=(), total=8, epoch=1,
+        home=home_of("memory://none", Path("/nowhere")), store="totals", key=("k",),
+        schema=operator.schema.to_text(), output=operator.declared.output, rows=operator.rows,
+        per_key_group=False, order_by=(), total=8, epoch=1,
         version=0, time_ms=0, watermark_ms=None, slots={}, entries={}, sequence=0, by_key=False,
     )  # fmt: skip
 

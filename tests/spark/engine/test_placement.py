@@ -62,8 +62,9 @@ class Slots:
         """Return what the slots of a layout are told; the state is empty at every version."""
         operator = self._operator
         return Order(
-            home=self._home, schema=operator.schema, compute=operator.compute, output=operator.declared.output,
-            rows=operator.rows, per_key_group=False, order_by=(), total=TOTAL, epoch=1, sequence=version,
+            home=self._home, store="totals", key=("k",), schema=operator.schema.to_text(),
+            output=operator.declared.output, rows=operator.rows,
+            per_key_group=False, order_by=(), total=TOTAL, epoch=1, sequence=version,
             version=version, time_ms=0, watermark_ms=None, slots=layout.orders(), entries={},
         )  # fmt: skip
 

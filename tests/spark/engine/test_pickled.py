@@ -1,0 +1,65 @@
+"""What Spark pickles for executors: text, the user's computation, and names of functions."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from riffle_spark.messages.census_orders import CensusOrder
+from riffle_spark.messages.slot_orders import result_schema
+from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.spark.engine.spark_batch import read_function
+from riffle_spark.spark.engine.task import census_function, slot_function, upkeep_function, warm_function
+from riffle_spark.testing import home_of
+from tests.kit.worker.slots import OUTPUT, Member, rows_of
+
+HOME = home_of("memory://pickled", Path("/nowhere"))
+
+
+class _Names(pickle.Unpickler):
+    """Reads a pickle and notes what of this project it names."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.named: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> object:
+        if module.startswith("riffle_spark"):
+            self.named.add(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def named_in(sent: object) -> set[str]:
+    """Return the names of this project's classes and functions in a pickle."""
+    names = _Names(cloudpickle.dumps(sent))
+    names.load()
+    return names.named
+
+
+def test_a_slots_order_is_pickled_as_text(tmp_path: Path) -> None:
+    """Beside what the user computes, one function is named, and no class of ours."""
+    member = Member(tmp_path, aggregate(n=count()))
+    member.feed(rows_of(("a", 1, 0), ("b", 1, 0)))
+    given = member.operator.compute
+    function = slot_function(member.order(), given, result_schema(OUTPUT))
+    assert named_in(function) - named_in(given) == {"riffle_spark.spark.engine.task._run"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        (census_function(CensusOrder(HOME)), "task._census"),
+        (upkeep_function({0: UpkeepOrder(HOME, "", 1, 0, {})}), "task._upkeep"),
+        (warm_function(HOME), "task._warmed"),
+        (read_function(HOME, pa.schema([])), "spark_batch._read"),
+    ],
+)
+def test_other_orders_are_pickled_as_text(sent: object, name: str) -> None:
+    """What else runs on executors gets its order, or where state lives, without a class of ours."""
+    assert named_in(sent) - {"riffle_spark.spark.engine.task._answers"} == {f"riffle_spark.spark.engine.{name}"}
