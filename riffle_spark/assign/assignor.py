@@ -13,17 +13,15 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import PurePath
 
-import numpy as np
-
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
-from riffle_spark.assign.board import Board, board_of
-from riffle_spark.assign.explain import Decided, told
+from riffle_spark.assign.board import WITH_STATE, WITHOUT_STATE, Board, board_of
+from riffle_spark.assign.explain import Placement, assignment_of
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, Move, TaskId, View
-from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
+from riffle_spark.assign.owner_moves import plan_owners
 from riffle_spark.assign.owner_target import owner_target
 from riffle_spark.assign.racks import racks_count
 from riffle_spark.assign.standby_moves import plan_standbys
-from riffle_spark.assign.standby_racks import cheaper
+from riffle_spark.assign.standby_racks import save_traffic
 from riffle_spark.assign.standby_target import standby_target
 from riffle_spark.assign.validity import violations
 from riffle_spark.errors import ConfigError
@@ -73,17 +71,20 @@ def _without(view: View, settings: AssignSettings, said: Sequence[str]) -> Assig
 def high_availability(view: View, settings: AssignSettings) -> Assignment:
     """Return the assignment of KIP-441 and KIP-925 for this view."""
     settings = _allowed_moves(view, settings)
-    racks = racks_count(view.members, view.tasks, settings)
-    board = board_of(view, [task for task in view.tasks if task.kind != "stateless"], settings)
-    target = owner_target(board, np.zeros(len(board.members), np.int64), settings, racks=racks)
-    plan = plan_owners(board, _only_if(settings, board, target), settings)
+    racks = racks_count(view, settings)
+    board = board_of(view, WITH_STATE, settings)
+    target = _unless_kept(board, owner_target(board, settings, racks=racks), settings)
+    plan = plan_owners(board, target, settings)
     copies = standby_target(board, plan.target, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
-        cheaper(copies, settings)
-    standbys, warmups, unsettled = plan_standbys(board, plan, copies, settings)
-    stateless = board_of(view, [task for task in view.tasks if task.kind == "stateless"], settings)
-    placed = _place_stateless(stateless, board, plan, settings, racks=racks)
-    return told(view, settings, Decided(board, plan, copies, standbys, warmups, unsettled, stateless, placed), [])
+        save_traffic(copies, settings)
+    standbys = plan_standbys(board, plan, copies, settings)
+    base = [0] * len(board.members)
+    for owner in plan.target:
+        base[owner] += 1
+    stateless = replace(board_of(view, WITHOUT_STATE, settings), base=tuple(base))
+    owners = _place_stateless(stateless, settings, racks=racks)
+    return assignment_of(view, Placement(board, plan, copies, standbys, stateless, owners), settings)
 
 
 def _allowed_moves(view: View, settings: AssignSettings) -> AssignSettings:
@@ -95,8 +96,8 @@ def _allowed_moves(view: View, settings: AssignSettings) -> AssignSettings:
     return settings
 
 
-def _only_if(settings: AssignSettings, board: Board, target: list[int]) -> list[int]:
-    """Keep every task that has an owner where it is if owners are not to be rebalanced."""
+def _unless_kept(board: Board, target: list[int], settings: AssignSettings) -> list[int]:
+    """Return the target, or where each task is now if owners are not to be rebalanced and it has one."""
     if settings.rebalance_enable in ("all", "owners"):
         return target
     return [
@@ -105,18 +106,14 @@ def _only_if(settings: AssignSettings, board: Board, target: list[int]) -> list[
     ]
 
 
-def _place_stateless(
-    stateless: Board, board: Board, plan: OwnerPlan, settings: AssignSettings, *, racks: bool
-) -> list[int]:
+def _place_stateless(board: Board, settings: AssignSettings, *, racks: bool) -> list[int]:
     """Place the tasks without state around the others' target; nothing needs to warm up."""
-    if not stateless.tasks:
+    if not board.tasks:
         return []
-    base = np.bincount(np.array(plan.target, np.int64), minlength=len(board.members)).astype(np.int64)
     free = replace(settings, rack_aware_assignment_traffic_cost=1, rack_aware_assignment_non_overlap_cost=0)
-    target = owner_target(stateless, base, free, racks=racks)
-    target = _only_if(settings, stateless, target)
-    stand_in = next(m for m, (live, may) in enumerate(zip(board.live, board.placeable, strict=True)) if live and may)
-    return [m if board.live[m] else max(stateless.owners[t], stand_in) for t, m in enumerate(target)]
+    target = _unless_kept(board, owner_target(board, free, racks=racks), settings)
+    stand_in = board.may_own.index(True)
+    return [m if board.live[m] else max(board.owners[t], stand_in) for t, m in enumerate(target)]
 
 
 _OURS = ("high_availability", "sticky", "hash")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from zlib import crc32
 
-import numpy as np
-
-from riffle_spark.assign.board import NOBODY, Board, board_of
-from riffle_spark.assign.explain import Decided, told
+from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of
+from riffle_spark.assign.explain import Placement, assignment_of
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.assign.owner_moves import OwnerPlan
 from riffle_spark.assign.owner_target import owner_target
 from riffle_spark.assign.racks import racks_count
-from riffle_spark.assign.standby_racks import cheaper
+from riffle_spark.assign.standby_moves import StandbyPlan
+from riffle_spark.assign.standby_racks import save_traffic
 from riffle_spark.assign.standby_target import standby_target
 
 __all__ = ["hash_assignor", "sticky_assignor"]
@@ -24,24 +23,24 @@ def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
     These are the steps of Kafka's StickyAssignor. With a rack strategy the cost of not overlapping is counted against
     the previous owner.
     """
-    board = board_of(view, view.tasks, settings)
-    if racks_count(view.members, view.tasks, settings):
-        owners = owner_target(board, np.zeros(len(board.members), np.int64), settings, racks=True)
+    board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
+    if racks_count(view, settings):
+        owners = owner_target(board, settings, racks=True)
     else:
         owners = _levelled(board)
-    return _placed(view, settings, board, _on_live(board, owners))
+    return _placed(view, board, _on_live(board, owners), settings)
 
 
 def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
     """Place each task by a hash of its name over the slots: needs no history, and spares none."""
-    board = board_of(view, view.tasks, settings)
-    ring = [m for m, slots in enumerate(board.slots) for _ in range(slots) if board.live[m] and board.placeable[m]]
+    board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
+    ring = [m for m, slots in enumerate(board.slots) for _ in range(slots) if board.may_own[m]]
     owners = [ring[crc32(str(task.id).encode()) % len(ring)] for task in board.tasks]
-    return _placed(view, settings, board, owners)
+    return _placed(view, board, owners, settings)
 
 
 def _levelled(board: Board) -> list[int]:
-    able = [m for m, may in enumerate(board.placeable) if may and board.live[m]]
+    able = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
     owners = [owner if owner in able else NOBODY for owner in board.owners]
     held: dict[int, list[int]] = {m: [t for t, owner in enumerate(owners) if owner == m] for m in able}
@@ -61,17 +60,16 @@ def _levelled(board: Board) -> list[int]:
 
 
 def _on_live(board: Board, owners: list[int]) -> list[int]:
-    first = next(m for m, (live, may) in enumerate(zip(board.live, board.placeable, strict=True)) if live and may)
+    first = board.may_own.index(True)
     return [owner if board.live[owner] else max(board.owners[t], first) for t, owner in enumerate(owners)]
 
 
-def _placed(view: View, settings: AssignSettings, board: Board, owners: list[int]) -> Assignment:
-    racks = racks_count(view.members, view.tasks, settings)
+def _placed(view: View, board: Board, owners: list[int], settings: AssignSettings) -> Assignment:
+    racks = racks_count(view, settings)
     plan = OwnerPlan(owners, owners, [], frozenset(), frozenset())
     copies = standby_target(board, owners, settings, racks=racks)
     if racks:
-        cheaper(copies, settings)
+        save_traffic(copies, settings)
     standbys = [[m for m in held if board.live[m]] for held in copies.standbys]
-    nothing: list[list[int]] = [[] for _ in board.tasks]
-    empty = board_of(view, [], settings)
-    return told(view, settings, Decided(board, plan, copies, standbys, nothing, [], empty, []), [])
+    kept = StandbyPlan(standbys, [()] * len(standbys), [])
+    return assignment_of(view, Placement(board, plan, copies, kept, board_of(view, (), settings), []), settings)

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from riffle_spark.assign.counts import Bounds
 from riffle_spark.errors import ConfigError
 
 __all__ = ["Network", "TaskClass", "solve"]
@@ -47,33 +49,7 @@ class Network:
 
     classes: Sequence[TaskClass]
     zones: Sequence[int]
-    low: Ints
-    high: Ints
-    member_low: Ints
-    member_high: Ints
-
-
-@dataclass(slots=True)
-class _Programme:
-    """A sparse linear programme while it is written: columns with cost and bounds, entries by equation."""
-
-    cost: list[int] = field(default_factory=list)
-    bounds: list[tuple[int, int]] = field(default_factory=list)
-    entries: list[tuple[int, int, int]] = field(default_factory=list)
-    right: list[int] = field(default_factory=list)
-
-    def equation(self, right: int = 0) -> int:
-        self.right.append(right)
-        return len(self.right) - 1
-
-    def column(self, cost: int, bounds: tuple[int, int], source: int, sink: int | None) -> int:
-        column = len(self.cost)
-        self.cost.append(cost)
-        self.bounds.append(bounds)
-        self.entries.append((source, column, 1))
-        if sink is not None:
-            self.entries.append((sink, column, -1))
-        return column
+    bounds: Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,84 +66,110 @@ def solve(network: Network) -> Flow:
 
     Raises ``ConfigError`` if SciPy is missing. The bounds must leave a flow; the caller widens them to one it has.
     """
-    programme = _Programme()
-    zone_columns, direct_columns, member_columns = _write(network, programme)
-    amounts = _run(programme)
-    return Flow(
-        _taken(zone_columns, amounts),
-        _taken(direct_columns, amounts),
-        _taken(member_columns, amounts),
-    )
+    return _Programme(network).flow()
 
 
-_Columns = dict[tuple[int, int], list[int]]
+class _Edge(NamedTuple):
+    """One way through the network, from one node's equation to another's (``None``: out of it), and what it takes."""
+
+    source: int
+    sink: int | None
+    cost: int
+    low: int
+    high: int
 
 
-def _write(network: Network, programme: _Programme) -> tuple[_Columns, _Columns, _Columns]:
-    rows, members = network.low.shape
-    hubs: dict[tuple[int, int], int] = {}
-    places = [[programme.equation() for _ in range(members)] for _ in range(rows)]
-    zone_columns: _Columns = defaultdict(list)
-    direct_columns: _Columns = defaultdict(list)
-    for c, each in enumerate(network.classes):
-        supply = programme.equation(each.count * each.units)
-        for zone, cost, units in each.edges:
-            if (each.row, zone) not in hubs:
-                hubs[each.row, zone] = programme.equation()
-            column = programme.column(cost, (0, each.count * units), supply, hubs[each.row, zone])
-            zone_columns[c, zone].append(column)
-        for member, cost in each.direct:
-            column = programme.column(cost, (0, each.count), supply, places[each.row][member])
-            direct_columns[c, member].append(column)
-    member_columns = {
-        (row, m): [programme.column(0, (0, int(network.high[row, m])), hubs[row, zone], places[row][m])]
-        for row in range(rows)
-        for m, zone in enumerate(network.zones)
-        if (row, zone) in hubs and network.high[row, m] > 0
-    }
-    _write_sinks(network, programme, places)
-    return zone_columns, direct_columns, member_columns
+class _Programme:
+    """A network as a sparse linear programme: a column an edge, an equation a node."""
 
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._edges: list[_Edge] = []
+        self._supplies: list[int] = []
+        rows, members = network.bounds.low.shape
+        self._places = [[self._equation() for _ in range(members)] for _ in range(rows)]
+        self._to_zone: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._direct: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._from_zone: dict[tuple[int, int], list[int]] = {}
+        self._write_classes()
+        self._write_places()
 
-def _write_sinks(network: Network, programme: _Programme, places: list[list[int]]) -> None:
-    """Bound what each (row, member) and each member takes."""
-    rows, members = network.low.shape
-    for m in range(members):
-        most = (int(network.member_low[m]), int(network.member_high[m]))
-        if rows == 1:
-            low, high = int(network.low[0, m]), int(network.high[0, m])
-            programme.column(0, (max(low, most[0]), min(high, most[1])), places[0][m], None)
-            continue
-        total = programme.equation()
-        for row in range(rows):
-            programme.column(0, (int(network.low[row, m]), int(network.high[row, m])), places[row][m], total)
-        programme.column(0, most, total, None)
+    def _equation(self, supply: int = 0) -> int:
+        """Add a node that this much flows out of, beyond what flows in."""
+        self._supplies.append(supply)
+        return len(self._supplies) - 1
 
+    def _column(self, edge: _Edge) -> int:
+        self._edges.append(edge)
+        return len(self._edges) - 1
 
-def _run(programme: _Programme) -> Ints:
-    try:
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array
-    except ImportError as missing:
-        raise ConfigError(
-            "rack-aware assignment needs SciPy", remedy="pip install 'riffle-spark[racks]', or use the strategy none"
-        ) from missing
-    equation, column, sign = (np.array(part, np.int64) for part in zip(*programme.entries, strict=True))
-    shape = (len(programme.right), len(programme.cost))
-    matrix = csr_array((sign, (equation, column)), shape=shape)
-    answer = linprog(
-        np.array(programme.cost, float),
-        A_eq=matrix,
-        b_eq=np.array(programme.right, float),
-        bounds=np.array(programme.bounds, float),
-        method="highs-ds",
-        options={"presolve": False},  # the network has nothing to presolve: three to eight times faster without
-    )
-    assert answer.status == 0, f"the network has no flow: {answer.message}"
-    amounts: Ints = np.rint(answer.x).astype(np.int64)
-    return amounts
+    def _write_classes(self) -> None:
+        """Lead every class to its zones and single members, and the zones to their members."""
+        network, places = self._network, self._places
+        hubs: dict[tuple[int, int], int] = {}
+        for c, each in enumerate(network.classes):
+            supply = self._equation(each.count * each.units)
+            for zone, cost, units in each.edges:
+                if (each.row, zone) not in hubs:
+                    hubs[each.row, zone] = self._equation()
+                edge = _Edge(supply, hubs[each.row, zone], cost, 0, each.count * units)
+                self._to_zone[c, zone].append(self._column(edge))
+            for member, cost in each.direct:
+                edge = _Edge(supply, places[each.row][member], cost, 0, each.count)
+                self._direct[c, member].append(self._column(edge))
+        high = network.bounds.high.tolist()
+        for row in range(len(places)):
+            for m, zone in enumerate(network.zones):
+                if (row, zone) in hubs and high[row][m] > 0:
+                    edge = _Edge(hubs[row, zone], places[row][m], 0, 0, high[row][m])
+                    self._from_zone[row, m] = [self._column(edge)]
 
+    def _write_places(self) -> None:
+        """Bound what each (row, member) and each member takes."""
+        bounds, places = self._network.bounds, self._places
+        low, high = bounds.low.tolist(), bounds.high.tolist()
+        for m, (least, most) in enumerate(zip(bounds.member_low.tolist(), bounds.member_high.tolist(), strict=True)):
+            if len(places) == 1:
+                self._column(_Edge(places[0][m], None, 0, max(low[0][m], least), min(high[0][m], most)))
+                continue
+            total = self._equation()
+            for row, place in enumerate(places):
+                self._column(_Edge(place[m], total, 0, low[row][m], high[row][m]))
+            self._column(_Edge(total, None, 0, least, most))
 
-def _taken(columns: _Columns, amounts: Ints) -> dict[tuple[int, int], int]:
-    taken = {key: sum(int(amounts[column]) for column in each) for key, each in columns.items()}
-    return {key: amount for key, amount in taken.items() if amount}
+    def flow(self) -> Flow:
+        """Solve it and read what every edge takes."""
+        amounts = self._amounts().tolist()
+        to_zone, direct, from_zone = (
+            {key: taken for key, columns in edges.items() if (taken := sum(amounts[column] for column in columns))}
+            for edges in (self._to_zone, self._direct, self._from_zone)
+        )
+        return Flow(to_zone, direct, from_zone)
+
+    def _amounts(self) -> Ints:
+        try:
+            from scipy.optimize import linprog
+            from scipy.sparse import csr_array
+        except ImportError as missing:
+            raise ConfigError(
+                "rack-aware assignment needs SciPy",
+                remedy="pip install 'riffle-spark[racks]', or use the strategy none",
+            ) from missing
+        entries = [
+            (node, column, sign)
+            for column, edge in enumerate(self._edges)
+            for node, sign in ((edge.source, 1), (edge.sink, -1))
+            if node is not None
+        ]
+        equation, column, sign = np.array(entries, np.int64).T
+        answer = linprog(
+            np.array([edge.cost for edge in self._edges], float),
+            A_eq=csr_array((sign, (equation, column)), shape=(len(self._supplies), len(self._edges))),
+            b_eq=np.array(self._supplies, float),
+            bounds=np.array([(edge.low, edge.high) for edge in self._edges], float),
+            method="highs-ds",
+            options={"presolve": False},  # the network has nothing to presolve: three to eight times faster without
+        )
+        assert answer.status == 0, f"the network has no flow: {answer.message}"
+        amounts: Ints = np.rint(answer.x).astype(np.int64)
+        return amounts

@@ -112,6 +112,10 @@ class Member:
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     memory_bytes: int | None = None
 
+    def attribute(self, tag: str) -> str | None:
+        """Return the member's tag of that name, else its ``id`` or ``rack``."""
+        return self.tags[tag] if tag in self.tags else {"id": self.id, "rack": self.rack}.get(tag)
+
 
 @dataclass(frozen=True, slots=True)
 class View:

@@ -14,7 +14,7 @@ smooth:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,39 +25,49 @@ from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_weights import is_weighed
 
-__all__ = ["Loads", "OwnerPlan", "Step", "Waiting", "plan_owners", "shortest_cycle"]
+__all__ = ["Loads", "OwnerMove", "OwnerPlan", "WaitingMoves", "plan_owners", "shortest_cycle"]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerPlan:
     """Owners from now on, the target as far as it can be reached, and the tasks whose target warms up from now on.
 
-    ``forced`` tasks had to move at once; ``held`` ones are ready at their target but wait for others.
+    ``forced`` tasks had to move at once; ``waiting`` ones are ready at their target but wait for others.
     """
 
     owners: list[int]
     target: list[int]
     warm: list[int]
     forced: frozenset[int]
-    held: frozenset[int]
+    waiting: frozenset[int]
+
+
+class OwnerMove(NamedTuple):
+    """One move by positions: the task, from where and where to, and how far the taker is from caught up."""
+
+    task: int
+    giver: int
+    taker: int
+    rank: int = 0
 
 
 def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
     """Decide who owns each task now and which targets to warm up."""
-    owners, forced, ready, pending = _sort_out(board, target)
-    loads = Loads(board, owners, list(target) if _is_ordered(board, settings) else [])
-    made = _make(loads, ready, settings.moves_at_once)
-    for step in made:
-        owners[step.task] = step.target
+    owners, ready, pending = _sort_out(board, target)
+    forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
+    loads = Loads(board, owners, target if _is_ordered(board, settings) else ())
+    made = _make(loads, ready, settings)
+    for move in made:
+        owners[move.task] = move.taker
     done = set(made)
-    held = [step for step in ready if step not in done]
-    warm, stuck = _warm(loads, held, pending, settings)
+    ready = [move for move in ready if move not in done]
+    warm, stuck = _warm(loads, ready, pending, settings)
     reached = list(target)
     if stuck and not made:
-        for step in (*held, *pending):
-            reached[step.task] = owners[step.task]
-        held = []
-    return OwnerPlan(owners, reached, warm, frozenset(forced), frozenset(step.task for step in held))
+        for move in (*ready, *pending):
+            reached[move.task] = owners[move.task]
+        ready = []
+    return OwnerPlan(owners, reached, warm, frozenset(forced), frozenset(move.task for move in ready))
 
 
 def _is_ordered(board: Board, settings: AssignSettings) -> bool:
@@ -68,42 +78,36 @@ def _is_ordered(board: Board, settings: AssignSettings) -> bool:
     return drained or pinned or small or settings.user_cost is not None or settings.store_balance == 0
 
 
-def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[int], list[Step], list[Step]]:
-    """Return the owners after what cannot wait, the tasks that could not, and the ready and the pending moves."""
-    lowest = [_lowest_rank(board, t, _first(board, t, goal)) for t, goal in enumerate(target)]
-    owners = [_settled(board, t, goal, lowest[t]) for t, goal in enumerate(target)]
+def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[OwnerMove], list[OwnerMove]]:
+    """Return the owners after what cannot wait, and the ready and the pending moves."""
+    lowest = [_lowest_rank(board, t) for t in range(len(target))]
+    owners = [_owner_at_once(board, t, member, lowest) for t, member in enumerate(target)]
     _let_stand_in(board, owners, lowest)
-    forced = [t for t, now in enumerate(owners) if now != board.owners[t]]
     ready, pending = [], []
-    for t, goal in enumerate(target):
-        now = owners[t]
-        if now == goal or not board.live[goal]:
+    for t, member in enumerate(target):
+        owner = owners[t]
+        if owner == member or not board.live[member]:
             continue
-        if now == board.owners[t] and board.rank(t, goal) <= lowest[t]:
-            ready.append(Step(t, now, goal))
+        if owner == board.owners[t] and board.rank(t, member) <= lowest[t]:
+            ready.append(OwnerMove(t, owner, member))
         else:
-            pending.append(Step(t, now, goal, board.rank(t, goal)))
-    return owners, forced, ready, pending
+            pending.append(OwnerMove(t, owner, member, board.rank(t, member)))
+    return owners, ready, pending
 
 
-def _first(board: Board, task: int, goal: int) -> int:
-    """Return whose lag decides who is most caught up: the owner, or the target where they are one."""
-    return goal if board.owners[task] == goal else board.owners[task]
-
-
-def _settled(board: Board, task: int, goal: int, lowest: int) -> int:
-    """Return the owner that may keep the task, or its target that may have it at once, or nobody."""
+def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) -> int:
+    """Return the owner that may keep the task, or its target ``member`` that may have it at once, or nobody."""
     owner = board.owners[task]
-    if owner != NOBODY and board.rank(task, owner) <= lowest:
+    if owner != NOBODY and board.rank(task, owner) <= lowest[task]:
         return owner
-    return goal if board.live[goal] and board.rank(task, goal) <= lowest else NOBODY
+    return member if board.live[member] and board.rank(task, member) <= lowest[task] else NOBODY
 
 
 def _let_stand_in(board: Board, owners: list[int], lowest: Sequence[int]) -> None:
     """Give every task without an owner to a most caught-up member until its target can have it: a standby before
     others, then who has least to do, so that what has to be fetched is fetched by all.
     """
-    load = [0] * len(board.members)
+    slots, load = [max(count, 1) for count in board.slots], [0] * len(board.members)
     for owner in owners:
         if owner != NOBODY:
             load[owner] += 1
@@ -111,14 +115,14 @@ def _let_stand_in(board: Board, owners: list[int], lowest: Sequence[int]) -> Non
         if owner == NOBODY:
             may = [m for m in range(len(board.members)) if board.live[m] and board.rank(t, m) <= lowest[t]]
             able = [m for m in may if board.placeable[m]] or may
-            chosen = min(able, key=lambda m: (m not in board.standbys[t], load[m] / max(board.slots[m], 1), m))
+            chosen = min(able, key=lambda m: (m not in board.standbys[t], load[m] / slots[m], m))
             owners[t] = chosen
             load[chosen] += 1
 
 
-def _lowest_rank(board: Board, task: int, owner: int) -> int:
+def _lowest_rank(board: Board, task: int) -> int:
     """Return the rank of the most caught-up member that may own the task now."""
-    ranks = board.ranks[task]
+    owner, ranks = board.owners[task], board.ranks[task]
     if ranks.get(owner, 1) == 0:
         return 0
     known = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
@@ -126,86 +130,80 @@ def _lowest_rank(board: Board, task: int, owner: int) -> int:
     return min([*known, board.absent[task]]) if len(known) < able else min(known)
 
 
-def _make(loads: Loads, ready: Sequence[Step], most: int | None) -> list[Step]:
+def _make(loads: Loads, ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
     """Return the ready moves that can be made now, all at once if that is smooth."""
+    most = settings.moves_at_once
     if (most is None or len(ready) <= most) and loads.are_smooth(ready):
         loads.make(ready)
         return list(ready)
-    waiting = Waiting(ready)
-    made: list[Step] = []
+    waiting = WaitingMoves(ready)
+    made: list[OwnerMove] = []
     while waiting.left() and (most is None or len(made) < most):
-        step = waiting.first_smooth(loads)
-        steps = [step] if step is not None else shortest_cycle(waiting.left(), [])
-        if not steps or (most is not None and made and len(made) + len(steps) > most):
+        move = waiting.first_smooth(loads)
+        moves = [move] if move is not None else shortest_cycle(waiting.left(), [])
+        if not moves or (most is not None and made and len(made) + len(moves) > most):
             break
-        loads.make(steps)
-        waiting.drop(steps)
-        made += steps
+        loads.make(moves)
+        waiting.drop(moves)
+        made += moves
     return made
 
 
 def _warm(
-    loads: Loads, held: Sequence[Step], pending: Sequence[Step], settings: AssignSettings
+    loads: Loads, ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings
 ) -> tuple[list[int], bool]:
     """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed."""
-    waiting, ready = Waiting(pending), list(held)
+    waiting = WaitingMoves(pending)
     chosen: list[int] = []
     budget = settings.max_warmup_replicas - (len(ready) if settings.num_standbys == 0 else 0)
     while len(chosen) < budget:
-        step = waiting.first_smooth(loads)
-        steps = [step] if step is not None else shortest_cycle(ready, waiting.left())
-        fresh = [step.task for step in steps if step not in ready]
-        if not steps or len(chosen) + len(fresh) > budget:
+        move = waiting.first_smooth(loads)
+        moves = [move] if move is not None else shortest_cycle(ready, waiting.left())
+        fresh = [move.task for move in moves if move not in ready]
+        if not moves or len(chosen) + len(fresh) > budget:
             break
-        loads.make(steps)
-        waiting.drop(steps)
+        loads.make(moves)
+        waiting.drop(moves)
         chosen += fresh
-        ready = [step for step in ready if step not in steps]
+        ready = [move for move in ready if move not in moves]
     left = waiting.left()
     if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
         return chosen, False
     cycle = shortest_cycle(ready, left) if settings.num_standbys > 0 else []
-    begun = [step.task for step in cycle if step not in ready]
+    begun = [move.task for move in cycle if move not in ready]
     return begun[: settings.max_warmup_replicas], not begun
 
 
-class Step(NamedTuple):
-    """One owner move: the task, from where and where to, and how far the target is from caught up."""
-
-    task: int
-    source: int
-    target: int
-    rank: int = 0
-
-
 class Loads:
-    """Owners per slot while moves are tried; a ``goal`` that must be reached counts as smooth as well."""
+    """Owners per slot while moves are tried; a ``target`` that must be reached counts as smooth as well."""
 
-    def __init__(self, board: Board, owners: Sequence[int], goal: Sequence[int] = ()) -> None:
+    def __init__(self, board: Board, owners: Sequence[int], target: Sequence[int] = ()) -> None:
         self._slots = np.maximum(np.array(board.slots, np.int64), 1)
         owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
-        self._watched = np.array(board.live) & np.array(board.placeable)
-        counts = [self._counts, np.bincount(np.array(goal, np.int64), minlength=len(self._slots))][: 1 + bool(goal)]
+        self._watched = np.array(board.may_own)
+        counts = [self._counts]
+        if target:
+            counts.append(np.bincount(np.array(target, np.int64), minlength=len(self._slots)))
         ratios = np.concatenate([(each / self._slots)[self._watched] for each in counts])
         bounded = len(ratios) > 0 and not is_weighed(board)
         self._low: float = ratios.min() if bounded else -np.inf
         self._high: float = ratios.max() if bounded else np.inf
 
-    def are_smooth(self, steps: Sequence[Step]) -> bool:
+    def are_smooth(self, moves: Sequence[OwnerMove]) -> bool:
         """Tell whether all the moves together leave every member within the bounds of the start."""
-        ratios = (self._counts + self._change(steps)) / self._slots
+        ratios = (self._counts + self._change(moves)) / self._slots
         return bool((ratios <= self._high).all() and (ratios >= self._low)[self._watched].all())
 
-    def _change(self, steps: Sequence[Step]) -> npt.NDArray[np.int64]:
+    def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
         size = len(self._slots)
-        gone = np.bincount(np.array([step.source for step in steps], np.int64), minlength=size)
-        come = np.bincount(np.array([step.target for step in steps], np.int64), minlength=size)
+        gone = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
+        come = np.bincount(np.array([move.taker for move in moves], np.int64), minlength=size)
         return (come - gone).astype(np.int64)
 
-    def make(self, steps: Sequence[Step]) -> None:
+    def make(self, moves: Sequence[OwnerMove]) -> None:
         """Count the moves as made."""
-        self._counts += self._change(steps)
+        self._counts += self._change(moves)
 
     def bounds(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
         """Return which members may give one task and take one, and the owners per slot."""
@@ -214,84 +212,81 @@ class Loads:
         return may_give, may_take, self._counts / self._slots
 
 
-class Waiting:
+class WaitingMoves:
     """Moves that wait, looked through all at once."""
 
-    def __init__(self, steps: Iterable[Step]) -> None:
-        self.steps = sorted(steps)
-        table = np.array(self.steps, object).reshape(len(self.steps), 4)
-        self._source, self._target = table[:, 1].astype(np.int64), table[:, 2].astype(np.int64)
+    def __init__(self, moves: Sequence[OwnerMove]) -> None:
+        self._moves = sorted(moves)
+        table = np.array(self._moves, object).reshape(len(self._moves), 4)
+        self._giver, self._taker = table[:, 1].astype(np.int64), table[:, 2].astype(np.int64)
         self._rank = table[:, 3].astype(np.float64)
-        self._open = np.ones(len(self.steps), bool)
+        self._open = np.ones(len(self._moves), bool)
 
-    def left(self) -> list[Step]:
+    def left(self) -> list[OwnerMove]:
         """Return the moves that still wait, by task."""
-        return [self.steps[place] for place in np.flatnonzero(self._open)]
+        return [self._moves[number] for number in np.flatnonzero(self._open)]
 
-    def drop(self, steps: Sequence[Step]) -> None:
+    def drop(self, moves: Sequence[OwnerMove]) -> None:
         """Take moves out."""
-        gone = set(steps)
-        for place in np.flatnonzero(self._open):
-            if self.steps[place] in gone:
-                self._open[place] = False
+        gone = set(moves)
+        for number in np.flatnonzero(self._open):
+            if self._moves[number] in gone:
+                self._open[number] = False
 
-    def first_smooth(self, loads: Loads) -> Step | None:
+    def first_smooth(self, loads: Loads) -> OwnerMove | None:
         """Return the smooth move that levels most, then whose copy is closest to caught up, then by task."""
         may_give, may_take, ratio = loads.bounds()
-        smooth = np.flatnonzero(self._open & may_give[self._source] & may_take[self._target])
+        smooth = np.flatnonzero(self._open & may_give[self._giver] & may_take[self._taker])
         if not len(smooth):
             return None
-        gain = ratio[self._source[smooth]] - ratio[self._target[smooth]]
+        gain = ratio[self._giver[smooth]] - ratio[self._taker[smooth]]
         best = smooth[gain == gain.max()]
-        place: int = best[self._rank[best].argmin()]
-        return self.steps[place]
+        number: int = best[self._rank[best].argmin()]
+        return self._moves[number]
 
 
-def shortest_cycle(ready: Sequence[Step], pending: Sequence[Step]) -> list[Step]:
+Exits = dict[int, dict[int, tuple[int, OwnerMove]]]
+"""By giver and taker the move between them, and whether it costs a warm-up (1) or is ready (0)."""
+
+
+def shortest_cycle(ready: Sequence[OwnerMove], pending: Sequence[OwnerMove]) -> list[OwnerMove]:
     """Return a cycle of moves with the fewest pending ones; empty if there is none."""
-    ends: dict[int, dict[int, tuple[int, Step]]] = {}
-    for price, steps in ((1, pending), (0, ready)):
-        for step in sorted(steps, reverse=True):
-            ends.setdefault(step.source, {})[step.target] = (price, step)
-    best: list[Step] = []
+    exits: Exits = {}
+    for price, moves in ((1, pending), (0, ready)):
+        for move in sorted(moves, reverse=True):
+            exits.setdefault(move.giver, {})[move.taker] = (price, move)
+    best: list[OwnerMove] = []
     lowest = len(pending) + 1
-    for member in sorted(ends):
-        found = _round_trip(ends, member, lowest)
+    for member in sorted(exits):
+        found = _round_trip(exits, member, lowest)
         if found:
-            best, lowest = found, sum(ends[step.source][step.target][0] for step in found)
+            best, lowest = found, sum(exits[move.giver][move.taker][0] for move in found)
         if best and lowest <= (0 if ready else 2):
             break
     return best
 
 
-def _round_trip(ends: dict[int, dict[int, tuple[int, Step]]], home: int, below: int) -> list[Step]:
+def _round_trip(exits: Exits, member: int, below: int) -> list[OwnerMove]:
     """Search the cheapest way from a member back to it, cheaper than ``below``; ready moves cost nothing."""
-    cost = {home: 0}
-    came: dict[int, Step] = {}
-    queue = deque([home])
+    cost = {member: 0}
+    came: dict[int, OwnerMove] = {}
+    queue = deque([member])
     back = below
-    last: Step | None = None
     while queue:
-        here = queue.popleft()
-        for target, (price, step) in sorted(ends.get(here, {}).items()):
-            total = cost[here] + price
+        giver = queue.popleft()
+        for taker, (price, move) in sorted(exits.get(giver, {}).items()):
+            total = cost[giver] + price
             if total >= back:
                 continue
-            if target == home:
-                back, last = total, step
-            elif total < cost.get(target, below):
-                cost[target], came[target] = total, step
+            if taker == member:
+                back, came[member] = total, move
+            elif total < cost.get(taker, below):
+                cost[taker], came[taker] = total, move
                 if price:
-                    queue.append(target)
+                    queue.append(taker)
                 else:
-                    queue.appendleft(target)
-    return _path(came, last, home)
-
-
-def _path(came: dict[int, Step], last: Step | None, home: int) -> list[Step]:
-    path: list[Step] = []
-    step = last
-    while step is not None:
-        path.append(step)
-        step = came.get(step.source) if step.source != home else None
+                    queue.appendleft(taker)
+    path = [came[member]] if member in came else []
+    while path and path[-1].giver != member:
+        path.append(came[path[-1].giver])
     return path[::-1]

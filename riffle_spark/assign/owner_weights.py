@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.demand import AlikeTasks, FreeSet
+from riffle_spark.assign.model import AssignSettings
 
 __all__ = ["is_weighed", "weighed_target"]
 
@@ -20,52 +21,53 @@ def is_weighed(board: Board) -> bool:
     return any(task.weight is not None for task in board.tasks)
 
 
-def weighed_target(board: Board, rows: AlikeTasks, sets: Sequence[FreeSet], band: float) -> list[int]:
+def weighed_target(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], settings: AssignSettings) -> list[int]:
     """Return a member for every task; tasks that were not measured count as the mean."""
-    known = [task.weight for task in board.tasks if task.weight is not None]
-    mean = sum(known) / len(known)
-    scale = _Scale(board, rows, [mean if task.weight is None else float(task.weight) for task in board.tasks])
-    for t in sorted(range(len(sets)), key=lambda t: (len(sets[t] or board.members), -scale.weights[t], t)):
-        scale.place(t, scale.lightest(t, sets[t] or scale.able))
+    work = _Work(board, rows)
+    for t in sorted(range(len(free_sets)), key=lambda t: (len(free_sets[t] or board.members), -work.weights[t], t)):
+        work.place(t, work.lightest(t, free_sets[t] or work.able))
     for _ in range(4 * len(board.tasks)):
-        if scale.is_within(band) or not scale.level():
+        if work.is_within(settings) or not work.level():
             break
-    return scale.placed
+    return work.target
 
 
-class _Scale:
-    """Tasks on members while they are levelled."""
+class _Work:
+    """The work of members while tasks are placed and levelled."""
 
-    def __init__(self, board: Board, rows: AlikeTasks, weights: list[float]) -> None:
-        self._board, self._rows, self.weights = board, rows, weights
+    def __init__(self, board: Board, rows: AlikeTasks) -> None:
+        self._board, self._rows = board, rows
+        known = [task.weight for task in board.tasks if task.weight is not None]
+        mean = sum(known) / len(known)
+        self.weights = [mean if task.weight is None else float(task.weight) for task in board.tasks]
         self._slots = [max(slots, 1) for slots in board.slots]
         self.able = tuple(m for m, may in enumerate(board.placeable) if may)
-        self.placed = [NOBODY] * len(weights)
+        self.target = [NOBODY] * len(board.tasks)
         self._load = [0.0] * len(self._slots)
         self._held: list[set[int]] = [set() for _ in self._slots]
 
-    def ratio(self, member: int, change: float = 0.0) -> float:
-        """Return the work per slot, as it is or after a change."""
-        return (self._load[member] + change) / self._slots[member]
+    def ratio(self, member: int, weight: float = 0.0) -> float:
+        """Return the work per slot, as it is or with so much more."""
+        return (self._load[member] + weight) / self._slots[member]
 
-    def lightest(self, task: int, among: Sequence[int]) -> int:
+    def lightest(self, task: int, members: Sequence[int]) -> int:
         """Return the member with the least work that may have the task."""
-        allowed = [m for m in among if self._rows.allowed[self._rows.of[task], m]] or list(among)
+        allowed = [m for m in members if self._rows.allowed[self._rows.of[task], m]] or members
         return min(allowed, key=lambda m: (self.ratio(m, self.weights[task]), m))
 
     def place(self, task: int, member: int) -> None:
         """Put a task on a member, from wherever it was."""
-        before = self.placed[task]
+        before = self.target[task]
         if before != NOBODY:
             self._load[before] -= self.weights[task]
             self._held[before].remove(task)
-        self.placed[task] = member
+        self.target[task] = member
         self._load[member] += self.weights[task]
         self._held[member].add(task)
 
-    def is_within(self, band: float) -> bool:
+    def is_within(self, settings: AssignSettings) -> bool:
         """Tell whether every member's work is within the band around the mean."""
-        mean = sum(self._load) / sum(self._slots[m] for m in self.able)
+        band, mean = settings.balance_band, sum(self._load) / sum(self._slots[m] for m in self.able)
         return all((1 - band) * mean <= self.ratio(m) <= (1 + band) * mean for m in self.able)
 
     def level(self) -> bool:

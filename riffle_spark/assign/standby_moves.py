@@ -7,26 +7,30 @@ it may come back with its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from riffle_spark.assign.board import Board
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_moves import OwnerPlan
 from riffle_spark.assign.standby_target import Copies
 
-__all__ = ["plan_standbys"]
+__all__ = ["StandbyPlan", "plan_standbys"]
 
 
-def plan_standbys(
-    board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings
-) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """Return standbys and warm-ups of every task from now on, and the tasks whose copies are still to move."""
-    warmups: list[list[int]] = [[] for _ in board.tasks]
+@dataclass(frozen=True, slots=True)
+class StandbyPlan:
+    """By task the standbys and warm-ups from now on; the tasks whose copies are still to move."""
+
+    standbys: Sequence[Sequence[int]]
+    warmups: Sequence[Sequence[int]]
+    unsettled: Sequence[int]
+
+
+def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> StandbyPlan:
+    """Decide who keeps and who warms up a copy of each task now."""
     standbys = [_standbys(board, t, plan, copies) for t in range(len(board.tasks))]
-    for t in plan.warm:
-        if plan.target[t] not in standbys[t]:
-            warmups[t].append(plan.target[t])
-    _hold(board, plan, standbys, warmups, settings)
+    warmups = _owner_warmups(board, plan, standbys, settings)
     left = settings.max_warmup_replicas - sum(map(len, warmups))
     unsettled = []
     for t in copies.stateful:
@@ -39,38 +43,42 @@ def plan_standbys(
         taken = fresh[: max(left, 0)]
         warmups[t] += taken
         left -= len(taken)
-    return standbys, warmups, unsettled
+    return StandbyPlan(standbys, warmups, unsettled)
 
 
-def _hold(
-    board: Board, plan: OwnerPlan, standbys: list[list[int]], warmups: list[list[int]], settings: AssignSettings
-) -> None:
-    """Keep the copies that are ready but wait for others, as long as there is room."""
+def _owner_warmups(
+    board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], settings: AssignSettings
+) -> list[list[int]]:
+    """Warm up what owners need, and keep the copies that are ready but wait for others as long as there is room."""
+    warmups: list[list[int]] = [[] for _ in board.tasks]
+    for t in plan.warm:
+        if plan.target[t] not in standbys[t]:
+            warmups[t].append(plan.target[t])
     left = settings.max_warmup_replicas - sum(map(len, warmups))
-    for t in sorted(plan.held):
+    for t in sorted(plan.waiting):
         if left > 0 and plan.target[t] not in standbys[t] and board.absent[t] > 0:
             warmups[t].append(plan.target[t])
             left -= 1
+    return warmups
 
 
 def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies) -> list[int]:
     """Return the most caught-up members beside the owner: the target's own first, then present standbys."""
-    wanted = len(copies.standbys[task])
-    if wanted == 0:
+    if not copies.standbys[task]:
         return []
     owner, goal, should = plan.owners[task], plan.target[task], copies.standbys[task]
     if owner == goal and all(board.live[m] and board.rank(task, m) == 0 for m in should):
         return sorted(should)
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
-    others = _others(board, copies, near, wanted, {owner})
-    found = [m for m in (*near, *others) if m != owner and board.live[m] and board.placeable[m]]
+    others = _others(task, plan, copies, near)
+    found = [m for m in (*near, *others) if m != owner and board.may_own[m]]
     found = [m for m in found if _may_keep(board, task, m)]
     present: Sequence[int] = board.standbys[task]
-    ordered = sorted(
+    order = sorted(
         set(found),
         key=lambda m: (board.rank(task, m), m != goal, m not in should, m not in present, copies.load[m], m),
     )
-    return sorted(_apart(copies, owner, ordered, wanted))
+    return sorted(_apart(task, plan, copies, order))
 
 
 def _may_keep(board: Board, task: int, member: int) -> bool:
@@ -78,19 +86,20 @@ def _may_keep(board: Board, task: int, member: int) -> bool:
     return all(board.live) or member in board.ranks[task] or member in board.standbys[task]
 
 
-def _others(board: Board, copies: Copies, near: set[int], wanted: int, taken: set[int]) -> list[int]:
-    """Return the least loaded members without a copy, only if the known ones are too few."""
-    able = sum(1 for m in near if m not in taken and board.live[m] and board.placeable[m])
+def _others(task: int, plan: OwnerPlan, copies: Copies, members: Collection[int]) -> list[int]:
+    """Return the least loaded members without a copy, only if the known ``members`` are too few."""
+    may_own, wanted = copies.board.may_own, len(copies.standbys[task])
+    able = sum(1 for m in members if m != plan.owners[task] and may_own[m])
     if able >= wanted:
         return []
-    rest = [m for m in range(len(board.members)) if m not in near and board.live[m] and board.placeable[m]]
+    rest = [m for m, may in enumerate(may_own) if may and m not in members]
     return sorted(rest, key=lambda m: (copies.load[m], m))[:wanted]
 
 
-def _apart(copies: Copies, owner: int, ordered: Sequence[int], wanted: int) -> list[int]:
-    """Take members in order as forced awareness allows."""
+def _apart(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:
+    """Take as many members in order as the task should have standbys, where forced awareness allows them."""
     taken: list[int] = []
-    for m in ordered:
-        if len(taken) < wanted and copies.spread.may_join(m, [owner, *taken]):
+    for m in members:
+        if len(taken) < len(copies.standbys[task]) and copies.spread.may_join(m, [plan.owners[task], *taken]):
             taken.append(m)
     return taken

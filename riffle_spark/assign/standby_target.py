@@ -7,12 +7,12 @@ after it; what the rack strategy saves comes last (`swaps`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from riffle_spark.assign.board import Board, attribute, copies_that_fit
+from riffle_spark.assign.board import Board, copies_that_fit
 from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.model import AssignSettings
 
@@ -24,31 +24,31 @@ TAKEN = 1 << 60
 class Copies:
     """The owners and standbys being placed: who holds what, and how loaded each member is."""
 
-    def __init__(self, board: Board, owners: Sequence[int], settings: AssignSettings, *, loose: bool) -> None:
-        self.board, self.owners = board, owners
+    def __init__(self, board: Board, target: Sequence[int], settings: AssignSettings, *, racks: bool) -> None:
+        self.board, self.owners = board, target
         self.spread: Spread = spread_of(board, settings)
         self.stateful = [t for t, task in enumerate(board.tasks) if task.kind == "stateful"]
         self.wanted = min(settings.num_standbys, max(0, sum(board.placeable) - 1))
-        self.slots = [slots if may else 0 for slots, may in zip(board.slots, board.placeable, strict=True)]
+        self.slots = board.placeable_slots
         self.standbys: list[list[int]] = [[] for _ in board.tasks]
         self.held: list[dict[int, None]] = [{} for _ in board.members]
         self.load = [0] * len(board.members)
-        for owner in owners:
+        for owner in target:
             self.load[owner] += 1
         self._step = [1000 // max(slots, 1) for slots in self.slots]
         self._fill = np.array([self.load[m] * self._step[m] for m in range(len(self.load))], np.int64)
         self._zones = [np.array(zone, np.int64) for zone in self.spread.zones]
-        self.low, self.high = self._ranges(loose)
+        self.low, self.high = self._ranges(racks=racks)
 
-    def _ranges(self, loose: bool) -> tuple[list[int], list[int]]:
-        """Return how many copies each member should have; ``loose`` is anything within one a slot."""
+    def _ranges(self, *, racks: bool) -> tuple[list[int], list[int]]:
+        """Return how many copies each member should have: anything within one a slot where racks are to be saved."""
         total = len(self.owners) + self.wanted * len(self.stateful)
         most = [len(self.owners) if slots else 0 for slots in self.slots]
         crowded = any(load > len(self.stateful) for load in self.load) or total > sum(most) or self.wanted == 0
         uneven = len({slots for slots in self.slots if slots}) > 1
-        fits = copies_that_fit(self.board.members, self.board.tasks, total)
+        fits = copies_that_fit(self.board, total)
         low, high = fair_range(total, self.slots, fits or (most if uneven and not crowded else None))
-        if loose and uneven:
+        if racks and uneven:
             mean = total // sum(self.slots)
             low = [min(count, mean * slots) for count, slots in zip(low, self.slots, strict=True)]
             high = [max(count, (mean + 1) * slots) for count, slots in zip(high, self.slots, strict=True)]
@@ -58,7 +58,7 @@ class Copies:
         """Return the copies per slot of a member."""
         return self.load[member] / max(self.slots[member], 1)
 
-    def copies(self, task: int) -> list[int]:
+    def holders(self, task: int) -> list[int]:
         """Return the members that hold a copy, the owner first."""
         return [self.owners[task], *self.standbys[task]]
 
@@ -74,13 +74,13 @@ class Copies:
         del self.held[member][task]
         self._count(member, -1)
 
-    def _count(self, member: int, change: int) -> None:
-        self.load[member] += change
-        self._fill[member] += change * self._step[member]
+    def _count(self, member: int, units: int) -> None:
+        self.load[member] += units
+        self._fill[member] += units * self._step[member]
 
     def lightest(self, task: int) -> list[int]:
         """Return the least loaded member of every zone that holds no copy of the task."""
-        holders = self.copies(task)
+        holders = self.holders(task)
         kept = self._fill[holders]
         self._fill[holders] = TAKEN
         found = [int(zone[self._fill[zone].argmin()]) for zone in self._zones]
@@ -88,22 +88,22 @@ class Copies:
         self._fill[holders] = kept
         return found
 
-    def choice(self, task: int, member: int) -> tuple[int, bool, int, int, float, int]:
-        """Order members that could take a standby, best first."""
-        others = self.copies(task)
+    def order(self, task: int, member: int) -> tuple[int, bool, int, int, float, int]:
+        """Return the key by which members that could take a standby are sorted, best first."""
+        holders = self.holders(task)
         return (
-            self.spread.tag_conflicts(member, others),
+            self.spread.tag_conflicts(member, holders),
             self.load[member] >= self.high[member],
             self.board.rank(task, member),
-            self.spread.rack_conflicts(member, others),
+            self.spread.rack_conflicts(member, holders),
             (self.load[member] + 1) / max(self.slots[member], 1),
             member,
         )
 
 
-def standby_target(board: Board, owners: Sequence[int], settings: AssignSettings, *, racks: bool) -> Copies:
-    """Return where the standbys of every stateful task should be, given where its owner should be."""
-    copies = Copies(board, owners, settings, loose=racks)
+def standby_target(board: Board, target: Sequence[int], settings: AssignSettings, *, racks: bool) -> Copies:
+    """Return where the standbys of every stateful task should be, given the owners' target."""
+    copies = Copies(board, target, settings, racks=racks)
     if copies.wanted == 0:
         return copies
     for t in copies.stateful:
@@ -119,54 +119,56 @@ def standby_target(board: Board, owners: Sequence[int], settings: AssignSettings
 
 
 def _keep(copies: Copies, task: int) -> None:
+    """Leave standbys where they are, those closest to caught up first."""
     board = copies.board
     present = sorted(board.standbys[task], key=lambda m: (board.rank(task, m), m))
     for member in present:
-        holders = copies.copies(task)
+        holders = copies.holders(task)
         room = len(copies.standbys[task]) < copies.wanted
         if room and board.placeable[member] and member not in holders and copies.spread.may_join(member, holders):
             copies.add(task, member)
 
 
 def _fill(copies: Copies, task: int) -> None:
+    """Add the standbys that are missing."""
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
-        holders = copies.copies(task)
+        holders = copies.holders(task)
         near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.placeable[m]]
         found = {m for m in (*near, *copies.lightest(task)) if m not in holders and copies.spread.may_join(m, holders)}
         if not found:
             return
-        copies.add(task, min(found, key=lambda m: copies.choice(task, m)))
+        copies.add(task, min(found, key=lambda m: copies.order(task, m)))
 
 
 def _part(copies: Copies) -> None:
     """Move standbys that share a tag value with another copy to where they do not."""
     for t in copies.stateful:
         for member in sorted(copies.standbys[t]):
-            others = [m for m in copies.copies(t) if m != member]
+            others = [m for m in copies.holders(t) if m != member]
             now = copies.spread.tag_conflicts(member, others)
             if now == 0:
                 continue
             better = [m for m in copies.lightest(t) if copies.spread.tag_conflicts(m, others) < now]
             if better:
                 copies.remove(t, member)
-                copies.add(t, min(better, key=lambda m: copies.choice(t, m)))
+                copies.add(t, min(better, key=lambda m: copies.order(t, m)))
 
 
-def level(copies: Copies, among: Sequence[int]) -> bool:
+def level(copies: Copies, members: Sequence[int]) -> bool:
     """Move standbys from members over their fair share to members under it; return whether there was such a pair."""
     moved = False
     for _ in range(sum(map(len, copies.standbys)) + 1):
-        if not _level_once(copies, among):
+        if not _level_once(copies, members):
             break
         moved = True
     return moved
 
 
-def _level_once(copies: Copies, among: Sequence[int]) -> bool:
+def _level_once(copies: Copies, members: Sequence[int]) -> bool:
     load, low, high = copies.load, copies.low, copies.high
-    takers = sorted((m for m in among if load[m] < high[m]), key=lambda m: (load[m] >= low[m], copies.ratio(m), m))
-    givers = [m for m in among if load[m] > low[m] and copies.held[m]]
+    takers = sorted((m for m in members if load[m] < high[m]), key=lambda m: (load[m] >= low[m], copies.ratio(m), m))
+    givers = [m for m in members if load[m] > low[m] and copies.held[m]]
     givers.sort(key=lambda m: (load[m] <= high[m], -copies.ratio(m), m))
     for giver in givers:
         over = load[giver] > high[giver]
@@ -185,7 +187,7 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
     """Return the standby of the giver that moves to the taker with least harm, if any may."""
     best: tuple[int, int, int] | None = None
     for t in copies.held[giver]:
-        holders = copies.copies(t)
+        holders = copies.holders(t)
         if taker in holders:
             continue
         others = [m for m in holders if m != giver]
@@ -209,38 +211,38 @@ class Spread:
     most_per_value: tuple[int, ...]
     zones: tuple[tuple[int, ...], ...]
 
-    def tag_conflicts(self, member: int, others: Iterable[int]) -> int:
-        """Return how many tag values ``member`` shares with the other copies."""
+    def tag_conflicts(self, member: int, members: Sequence[int]) -> int:
+        """Return how many tag values ``member`` shares with the members that hold the other copies."""
         mine = self.tags[member]
         if not mine:
             return 0
-        return sum(a == b for other in others for a, b in zip(mine, self.tags[other], strict=True) if a is not None)
+        return sum(a == b for other in members for a, b in zip(mine, self.tags[other], strict=True) if a is not None)
 
-    def rack_conflicts(self, member: int, others: Iterable[int]) -> int:
+    def rack_conflicts(self, member: int, members: Sequence[int]) -> int:
         """Return how many of the other copies are in the member's rack."""
         rack = self.racks[member]
-        return 0 if rack is None else sum(self.racks[other] == rack for other in others)
+        return 0 if rack is None else sum(self.racks[other] == rack for other in members)
 
-    def may_join(self, member: int, others: Sequence[int]) -> bool:
+    def may_join(self, member: int, members: Sequence[int]) -> bool:
         """Tell whether forced awareness lets ``member`` hold a copy beside the others."""
-        for place, most in enumerate(self.most_per_value):
-            value = self.forced[member][place]
-            if value is not None and sum(self.forced[other][place] == value for other in others) >= most:
+        for number, most in enumerate(self.most_per_value):
+            value = self.forced[member][number]
+            if value is not None and sum(self.forced[other][number] == value for other in members) >= most:
                 return False
         return True
 
 
 def spread_of(board: Board, settings: AssignSettings) -> Spread:
     """Return the spread of this board's members under the configured tags and forced values."""
-    copies = settings.num_standbys + 1
     keys = settings.rack_aware_assignment_tags
     forced = sorted(settings.forced_awareness)
     tags = tuple(tuple(member.tags.get(key) for key in keys) for member in board.members)
     racks = tuple(member.rack for member in board.members)
-    values = tuple(tuple(attribute(member, key) for key in forced) for member in board.members)
+    values = tuple(tuple(member.attribute(key) for key in forced) for member in board.members)
     zones: dict[object, list[int]] = {}
     for m, key in enumerate(zip(tags, racks, values, strict=True)):
         if board.placeable[m]:
             zones.setdefault(key, []).append(m)
-    most = tuple(-(-copies // max(1, len(settings.forced_awareness[key]))) for key in forced)
+    count = settings.num_standbys + 1
+    most = tuple(-(-count // max(1, len(settings.forced_awareness[key]))) for key in forced)
     return Spread(tags, racks, values, most, tuple(tuple(zone) for zone in zones.values()))

@@ -24,11 +24,10 @@ Json = dict[str, object]
 def single_of(scenario: Scenario, group: Group, assignment: Assignment) -> Json:
     """Return the figures of one assignment."""
     settings = scenario.settings
-    members = list(group.members.values())
     return {
         "probing_rebalance_needed": assignment.needs_probe,
         "probe_reason": assignment.probe_reason,
-        "rack_aware_enabled": racks_count(members, group.tasks, settings),
+        "rack_aware_enabled": racks_count(group.view(), settings),
         "moves": moves_of([Round(group, assignment)], settings),
         "warmups": sum(map(len, assignment.warmups.values())),
         "balance": balance_figures(group, assignment),
@@ -151,7 +150,7 @@ def _stateful_owners(group: Group) -> dict[TaskId, MemberId]:
 
 def _imbalance(group: Group, owners: Mapping[TaskId, MemberId]) -> float:
     stateful = [owners[task.id] for task in group.tasks if task.kind == "stateful" and task.id in owners]
-    return spread_per_slot(list(group.members.values()), stateful)
+    return spread_per_slot(group.view(), stateful)
 
 
 def net_moves(start: Group, last: Assignment) -> int:
@@ -206,19 +205,19 @@ def _count_restores(each: Round, kinds: Mapping[TaskId, Task], acceptable: int, 
 
 def balance_figures(group: Group, assignment: Assignment) -> Json:
     """Return most minus fewest per thread for several kinds of tasks."""
-    members = list(group.members.values())
-    figures = balance_of(members, group.tasks, assignment.owners, {**assignment.standbys})
+    view = group.view()
+    figures = balance_of(view, assignment)
     stateful = [assignment.owners[task.id] for task in group.tasks if task.kind == "stateful"]
     copies = [m for held in (assignment.standbys, assignment.warmups) for each in held.values() for m in each]
     groups = [
-        spread_per_slot(members, (assignment.owners[task.id] for task in group.tasks if task.id.group == name))
+        spread_per_slot(view, (assignment.owners[task.id] for task in group.tasks if task.id.group == name))
         for name in sorted({task.id.group for task in group.tasks})
     ]
     return {
         "active_all": figures.owners,
-        "active_stateful": spread_per_slot(members, stateful),
-        "stateful_active_plus_standby": spread_per_slot(members, [*stateful, *copies]),
-        "all_active_plus_standby": spread_per_slot(members, [*assignment.owners.values(), *copies]),
+        "active_stateful": spread_per_slot(view, stateful),
+        "stateful_active_plus_standby": spread_per_slot(view, [*stateful, *copies]),
+        "all_active_plus_standby": spread_per_slot(view, [*assignment.owners.values(), *copies]),
         "subtopology_active_worst": max(groups, default=0.0),
         "subtopologies_over_1": sum(each > 1 for each in groups),
     }
@@ -275,11 +274,11 @@ def _rank(group: Group, task: Task, member: MemberId, acceptable: int) -> float:
 
 def unsettled_properties(group: Group, last: Assignment) -> list[str]:
     """Return what a settled group must have and this one has not."""
-    members = list(group.members.values())
+    view = group.view()
     stateful = [last.owners[task.id] for task in group.tasks if task.kind == "stateful"]
     found = []
-    if spread_per_slot(members, stateful) > 1:
+    if spread_per_slot(view, stateful) > 1:
         found.append("stateful_owners_not_balanced")
-    if spread_per_slot(members, last.owners.values()) > 1:
+    if spread_per_slot(view, last.owners.values()) > 1:
         found.append("owners_not_balanced")
     return found

@@ -17,10 +17,11 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.counts import Demand, balanced_counts
+from riffle_spark.assign.counts import Bounds, Demand, balanced_counts
 from riffle_spark.assign.demand import fair_range
-from riffle_spark.assign.explain import cost_of, spread_per_slot
+from riffle_spark.assign.explain import spread_per_slot
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic
+from riffle_spark.assign.racks import rack_cost
 from riffle_spark.assign.validity import violations
 from riffle_spark.simulate.group import Event, Group, Phase
 from riffle_spark.simulate.group import _settle as settle
@@ -86,7 +87,7 @@ def test_every_group_converges_valid_level_and_stable(strategy: str, group: Grou
     for each in phase.rounds:
         assert not violations(each.before.view(), each.assignment, settings)
     last = phase.rounds[-1].assignment
-    assert spread_per_slot(list(group.members.values()), last.owners.values()) <= 1
+    assert spread_per_slot(group.view(), last.owners.values()) <= 1
 
 
 @given(group=groups(uniform=False), standbys=st.integers(0, 1))
@@ -96,7 +97,7 @@ def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None
     phase = settled(group, configured(num_standbys=standbys, max_warmup_replicas=4))
     assert phase.converged
     assert phase.stable
-    assert spread_per_slot(list(group.members.values()), phase.rounds[-1].assignment.owners.values()) <= 1
+    assert spread_per_slot(group.view(), phase.rounds[-1].assignment.owners.values()) <= 1
 
 
 @given(group=groups(stores=1))
@@ -201,10 +202,10 @@ def _cheapest(group: Group, settings: AssignSettings) -> int:
 
 
 def _cost(group: Group, owners: Mapping[TaskId, str], settings: AssignSettings) -> int:
-    members = list(group.members.values())
     moved = sum(group.owners[each] != owners[each] for each in group.owners)
     stay = settings.rack_aware_assignment_non_overlap_cost
-    return cost_of(members, group.tasks, owners, {}, settings) + stay * moved
+    racks = {each.id: group.members[owners[each.id]].rack for each in group.tasks}
+    return sum(rack_cost(each.owner_traffic, racks[each.id], settings) for each in group.tasks) + stay * moved
 
 
 @given(group=groups(stores=1))
@@ -235,8 +236,9 @@ def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> 
     zero = np.zeros_like(owned)
     found = balanced_counts(
         Demand(
-            owned, zero, zero, owned.sum(axis=1) * 0, np.ones_like(owned, bool), low, high, owned.sum(axis=0) * 0,
-            np.array(least), np.array(most), np.ones(members, np.int64), 55, 4500,
+            owned, zero, zero, owned.sum(axis=1) * 0, np.ones_like(owned, bool),
+            Bounds(low, high, np.array(least), np.array(most)), owned.sum(axis=0) * 0,
+            np.ones(members, np.int64), 55, 4500,
         )
     )  # fmt: skip
     kept = int(np.minimum(found, owned).sum())
