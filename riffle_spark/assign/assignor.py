@@ -47,20 +47,20 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
         return high_availability(view, settings)
     if chosen in ("sticky", "hash"):
         return (sticky_assignor if chosen == "sticky" else hash_assignor)(view, settings)
-    return _users(view, settings, load_assignor(chosen) if isinstance(chosen, str) else chosen)
+    return _users_assignment(view, settings, load_assignor(chosen) if isinstance(chosen, str) else chosen)
 
 
-def _users(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
+def _users_assignment(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
     """Take a user's answer if it is valid; else keep what is and say what was wrong."""
     try:
         answer = assignor(view, settings)
     except Exception as error:  # noqa: BLE001 - the user's code: the query goes on with what is, and the warning says why
-        return _without(view, settings, [raised(error, assignor)])
+        return _last_or_default(view, settings, [raised(error, assignor)])
     wrong = refusals(view, answer, settings)
-    return _without(view, settings, wrong) if wrong else with_target(answer)
+    return _last_or_default(view, settings, wrong) if wrong else with_target(answer)
 
 
-def _without(view: View, settings: AssignSettings, said: Sequence[str]) -> Assignment:
+def _last_or_default(view: View, settings: AssignSettings, said: Sequence[str]) -> Assignment:
     """Keep the last assignment and place only what has no owner; where there is no last one, do as the default does."""
     is_first = not any(task.id in view.owners for task in view.tasks)
     kept = high_availability(view, settings if is_first else replace(settings, rebalance_enable="none"))
@@ -137,18 +137,18 @@ def load_assignor(path: str) -> Assignor:
             where="assignor",
         ) from missing
     if isinstance(found, type):
-        found = _made(found, path)
+        found = _instance(found, path)
     if not callable(found):
         raise ConfigError(f"{path!r} cannot be called", remedy="name a function (view, settings)", where="assignor")
     return found
 
 
-def _made(kind: type, path: str) -> object:
+def _instance(kind: type, path: str) -> object:
     try:
         return kind()
     except Exception as error:
         raise ConfigError(
-            f"the assignor {path!r} cannot be made: {_told(error, path)}",
+            f"the assignor {path!r} cannot be made: {_error_text(error, path)}",
             remedy="make it one that takes no arguments and does not fail, or name a function (view, settings)",
             where="assignor",
         ) from error
@@ -156,10 +156,10 @@ def _made(kind: type, path: str) -> object:
 
 def raised(error: Exception, assignor: Assignor) -> str:
     """Say what a user's assignor raised, and where in its own code."""
-    return f"the assignor raised {_told(error, getattr(assignor, '__qualname__', type(assignor).__qualname__))}"
+    return f"the assignor raised {_error_text(error, getattr(assignor, '__qualname__', type(assignor).__qualname__))}"
 
 
-def _told(error: Exception, name: str) -> str:
+def _error_text(error: Exception, name: str) -> str:
     """Return type, text and place: of the frames after ours the last in the file of the first."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]

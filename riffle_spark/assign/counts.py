@@ -143,10 +143,13 @@ class _UnitFlow:
         return more, less
 
     def _add(self, row: int, member: int, units: int) -> None:
-        self.placed[row, member] += units
-        self.load[member] += units
         at, marginals = np.s_[row : row + 1, member : member + 1], self.marginals
+        self.placed[row, member] += units
         marginals.row_more[at], marginals.row_less[at] = self._row_marginals(at)
+
+    def _carry(self, member: int, units: int) -> None:
+        at, marginals = np.s_[:, member : member + 1], self.marginals
+        self.load[member] += units
         marginals.member_more[at[1]], marginals.member_less[at[1]] = self._member_marginals(at)
 
     def release(self) -> None:
@@ -169,6 +172,7 @@ class _UnitFlow:
                 cheapest = np.flatnonzero(cost == cost.min())
                 member = int(cheapest[((self.load[cheapest] + 1) * fill[cheapest]).argmin()])
                 self._add(row, member, 1)
+                self._carry(member, 1)
 
     def shift(self) -> None:
         """Move single units from the fullest to the emptiest member while that pays."""
@@ -179,20 +183,26 @@ class _UnitFlow:
             row = int(cost.argmin())
             if giver == taker or cost[row] + less[giver] + more[taker] >= 0:
                 return
-            self._add(row, giver, -1)
-            self._add(row, taker, 1)
+            for member, units in ((giver, -1), (taker, 1)):
+                self._add(row, member, units)
+                self._carry(member, units)
 
     def cancel_cycles(self) -> None:
         """Cancel negative cycles until there is none: then no cheaper placement exists."""
-        rows = len(self.placed)
+        rows, members = self.placed.shape
+        sink = rows + members
         for _ in range(4 * int(self.placed.sum()) + 100):
             cycle = _negative_cycle(self.marginals)
             if not cycle:
                 return
             for tail, head in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-                if tail < rows:
+                if head == sink:
+                    self._carry(tail - rows, 1)
+                elif tail == sink:
+                    self._carry(head - rows, -1)
+                elif tail < rows:
                     self._add(tail, head - rows, 1)
-                elif head < rows:
+                else:
                     self._add(head, tail - rows, -1)
 
 

@@ -24,8 +24,8 @@ __all__ = [
     "fair_bounds",
     "fair_range",
     "free_sets_of",
+    "narrowed",
     "rows_of",
-    "with_one_place",
 ]
 
 FreeSet = tuple[int, ...] | None
@@ -156,10 +156,10 @@ def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints
     return low, high
 
 
-def with_one_place(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds) -> list[FreeSet]:
+def narrowed(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds) -> list[FreeSet]:
     """Narrow the free sets of several members to one where there is room, those with the fewest members first."""
-    slots, narrowed = board.placeable_slots, list(free_sets)
-    owned = _counted(rows, free_sets)
+    slots, narrow = board.placeable_slots, list(free_sets)
+    owned = _count_by_row(rows, free_sets)
     load = owned.sum(axis=0)
     several = [(len(free), t, free) for t, free in enumerate(free_sets) if free is not None and len(free) > 1]
     high, member_high = bounds.high, bounds.member_high
@@ -167,13 +167,13 @@ def with_one_place(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet],
         row = rows.of[t]
         full = {m: bool(load[m] >= member_high[m]) + bool(owned[row, m] >= high[row, m]) for m in free}
         member = min(free, key=lambda m: (full[m], load[m] / max(slots[m], 1), owned[row, m] - high[row, m], m))
-        narrowed[t] = (member,)
+        narrow[t] = (member,)
         owned[row, member] += 1
         load[member] += 1
-    return narrowed
+    return narrow
 
 
-def _counted(rows: AlikeTasks, free_sets: Sequence[FreeSet]) -> Ints:
+def _count_by_row(rows: AlikeTasks, free_sets: Sequence[FreeSet]) -> Ints:
     """Count the tasks with one member in their free set by row and that member."""
     counted = np.zeros(rows.allowed.shape, np.int64)
     single = [(rows.of[t], free[0]) for t, free in enumerate(free_sets) if free is not None and len(free) == 1]
@@ -191,9 +191,9 @@ def demand_of(
     anywhere = np.array([rows.of[t] for t, free in enumerate(free_sets) if free is None], np.int64)
     fewest_first = settings.store_balance == 0
     return Demand(
-        owned=_counted(rows, free_sets),
-        strays=_counted(rows, homeless),
-        held=_counted(rows, pinned),
+        owned=_count_by_row(rows, free_sets),
+        strays=_count_by_row(rows, homeless),
+        held=_count_by_row(rows, pinned),
         free=np.bincount(anywhere, minlength=len(rows.group)).astype(np.int64),
         allowed=rows.allowed,
         bounds=bounds,

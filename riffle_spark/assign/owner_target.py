@@ -12,21 +12,13 @@ import numpy as np
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.counts import Bounds, Demand, balanced_counts
-from riffle_spark.assign.demand import (
-    AlikeTasks,
-    FreeSet,
-    demand_of,
-    fair_bounds,
-    free_sets_of,
-    rows_of,
-    with_one_place,
-)
+from riffle_spark.assign.demand import AlikeTasks, FreeSet, demand_of, fair_bounds, free_sets_of, narrowed, rows_of
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_weights import is_weighed, weighed_target
 from riffle_spark.assign.racks import Zones, member_zones, rack_cost, rack_zones
 
-__all__ = ["copies_first", "owner_target", "seat_tasks"]
+__all__ = ["owner_target"]
 
 STANDBY_PARTS = 16
 """What one part read by an owner counts in parts that its standbys will have to read because of its place."""
@@ -41,11 +33,11 @@ def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list
     if is_weighed(board) and not racks and not rows.costs:
         return weighed_target(board, rows, free_sets, settings)
     fair = fair_bounds(board, rows, settings)
-    seated = with_one_place(board, rows, free_sets, fair)
-    demand = demand_of(board, rows, seated, fair, settings)
+    narrow = narrowed(board, rows, free_sets, fair)
+    demand = demand_of(board, rows, narrow, fair, settings)
     if not racks and not rows.costs:
         kept = _still_good(board, rows, _for_strategy(_own_bounds(demand), settings))
-        return kept or seat_tasks(board, rows, seated, demand)
+        return kept or _with_fewest_moves(board, rows, narrow, demand)
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
     bounds = _for_strategy(_widened_bounds(demand), settings)
@@ -221,7 +213,7 @@ def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -
 
 def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
     """Share tasks out among the members of one zone: to a copy where there is one, else groups apart."""
-    for t, m in copies_first(board, tasks, room):
+    for t, m in _copies_first(board, tasks, room):
         if target[t] == NOBODY and room[m]:
             target[t] = m
             room[m] -= 1
@@ -237,7 +229,7 @@ def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dic
             crowd[group, target[t]] += 1
 
 
-def seat_tasks(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], demand: Demand) -> list[int]:
+def _with_fewest_moves(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], demand: Demand) -> list[int]:
     """Return a member for every task, so that each row has its balanced counts; no free set has several members here.
 
     Tasks that lost their owner leave before any other where the demand asks for it.
@@ -264,21 +256,21 @@ def seat_tasks(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], dem
 def _move(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
     """Move tasks from members with too many (``room`` below 0) to members with too few."""
     left = set(tasks)
-    for t, m in copies_first(board, tasks, room):
+    for t, m in _copies_first(board, tasks, room):
         if t in left and room[target[t]] < 0 < room[m]:
             room[target[t]] += 1
             room[m] -= 1
             target[t] = m
             left.remove(t)
-    seats = iter([m for m in sorted(room) for _ in range(room[m])])
+    places = iter([m for m in sorted(room) for _ in range(room[m])])
     for t in tasks:
         if t in left and room[target[t]] < 0:
             room[target[t]] += 1
-            target[t] = next(seats)
+            target[t] = next(places)
             room[target[t]] -= 1
 
 
-def copies_first(board: Board, tasks: Sequence[int], room: dict[int, int]) -> list[tuple[int, int]]:
+def _copies_first(board: Board, tasks: Sequence[int], room: dict[int, int]) -> list[tuple[int, int]]:
     """Return (task, member) for every copy of a task at a member with room, closest to caught up first."""
     able = {m for m, count in room.items() if count > 0}
     if not able:

@@ -77,7 +77,7 @@ class _Work:
         best: tuple[float, int, int, int] | None = None
         for t in sorted(self._held[heavy]):
             for u in (NOBODY, *sorted(self._held[light])):
-                if self._may(t, light) and (u == NOBODY or self._may(u, heavy)):
+                if self._may_have(t, light) and (u == NOBODY or self._may_have(u, heavy)):
                     moved = self.weights[t] - (self.weights[u] if u != NOBODY else 0.0)
                     after = max(self.ratio(heavy, -moved), self.ratio(light, moved))
                     key = (after, int(u != NOBODY), t, u)
@@ -89,5 +89,5 @@ class _Work:
             self.place(best[3], heavy)
         return True
 
-    def _may(self, task: int, member: int) -> bool:
+    def _may_have(self, task: int, member: int) -> bool:
         return self._board.pins[task] == NOBODY and bool(self._rows.allowed[self._rows.of[task], member])

@@ -70,7 +70,7 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies) -> list[
     if owner == goal and all(board.live[m] and board.rank(task, m) == 0 for m in should):
         return sorted(should)
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
-    others = _others(task, plan, copies, near)
+    others = _least_loaded(task, plan, copies, near)
     found = [m for m in (*near, *others) if m != owner and board.may_own[m]]
     found = [m for m in found if _may_keep(board, task, m)]
     present: Sequence[int] = board.standbys[task]
@@ -78,7 +78,7 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies) -> list[
         set(found),
         key=lambda m: (board.rank(task, m), m != goal, m not in should, m not in present, copies.load[m], m),
     )
-    return sorted(_apart(task, plan, copies, order))
+    return sorted(_first_allowed(task, plan, copies, order))
 
 
 def _may_keep(board: Board, task: int, member: int) -> bool:
@@ -86,7 +86,7 @@ def _may_keep(board: Board, task: int, member: int) -> bool:
     return all(board.live) or member in board.ranks[task] or member in board.standbys[task]
 
 
-def _others(task: int, plan: OwnerPlan, copies: Copies, members: Collection[int]) -> list[int]:
+def _least_loaded(task: int, plan: OwnerPlan, copies: Copies, members: Collection[int]) -> list[int]:
     """Return the least loaded members without a copy, only if the known ``members`` are too few."""
     may_own, wanted = copies.board.may_own, len(copies.standbys[task])
     able = sum(1 for m in members if m != plan.owners[task] and may_own[m])
@@ -96,7 +96,7 @@ def _others(task: int, plan: OwnerPlan, copies: Copies, members: Collection[int]
     return sorted(rest, key=lambda m: (copies.load[m], m))[:wanted]
 
 
-def _apart(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:
+def _first_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:
     """Take as many members in order as the task should have standbys, where forced awareness allows them."""
     taken: list[int] = []
     for m in members:

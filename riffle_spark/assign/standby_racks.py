@@ -53,8 +53,8 @@ def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
         return False
     for c, (each, tasks) in enumerate(classes):
         totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in each.edges}
-        for t, by_zone in _shares(each, tasks, totals):
-            _place(copies, t, zones, by_zone)
+        for t, by_zone in _share_out(each, tasks, totals):
+            _place_by_zone(copies, t, zones, by_zone)
     for members in zones.members:
         level(copies, members)
     return True
@@ -114,7 +114,9 @@ class _StandbyCosts:
         return tuple(kept)
 
 
-def _shares(task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
+def _share_out(
+    task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]
+) -> list[tuple[int, dict[int, int]]]:
     """Share the zones of a class out among its tasks: the zone with most left first, none beyond its room."""
     room: dict[int, int] = defaultdict(int)
     for zone, _, units in task_class.edges:
@@ -132,7 +134,7 @@ def _shares(task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]
     return shares
 
 
-def _place(copies: Copies, task: int, zones: Zones, by_zone: dict[int, int]) -> None:
+def _place_by_zone(copies: Copies, task: int, zones: Zones, by_zone: dict[int, int]) -> None:
     """Give the task as many standbys in each zone as it should have there, keeping those that are there."""
     board = copies.board
     left = dict(by_zone)

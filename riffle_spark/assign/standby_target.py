@@ -107,18 +107,18 @@ def standby_target(board: Board, target: Sequence[int], settings: AssignSettings
     if copies.wanted == 0:
         return copies
     for t in copies.stateful:
-        _keep(copies, t)
+        _keep_standbys(copies, t)
     for t in copies.stateful:
-        _fill(copies, t)
+        _fill_gaps(copies, t)
     if settings.rebalance_enable not in ("all", "standbys"):
         return copies
     if settings.rack_aware_assignment_tags:
-        _part(copies)
+        _part_tags(copies)
     level(copies, range(len(board.members)))
     return copies
 
 
-def _keep(copies: Copies, task: int) -> None:
+def _keep_standbys(copies: Copies, task: int) -> None:
     """Leave standbys where they are, those closest to caught up first."""
     board = copies.board
     present = sorted(board.standbys[task], key=lambda m: (board.rank(task, m), m))
@@ -129,7 +129,7 @@ def _keep(copies: Copies, task: int) -> None:
             copies.add(task, member)
 
 
-def _fill(copies: Copies, task: int) -> None:
+def _fill_gaps(copies: Copies, task: int) -> None:
     """Add the standbys that are missing."""
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
@@ -141,7 +141,7 @@ def _fill(copies: Copies, task: int) -> None:
         copies.add(task, min(found, key=lambda m: copies.order(task, m)))
 
 
-def _part(copies: Copies) -> None:
+def _part_tags(copies: Copies) -> None:
     """Move standbys that share a tag value with another copy to where they do not."""
     for t in copies.stateful:
         for member in sorted(copies.standbys[t]):
