@@ -53,7 +53,7 @@ def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
         return False
     for c, (each, tasks) in enumerate(classes):
         totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in each.edges}
-        for t, by_zone in _share_out(each, tasks, totals):
+        for t, by_zone in _by_task(each, tasks, totals):
             _place_by_zone(copies, t, zones, by_zone)
     for members in zones.members:
         level(copies, members)
@@ -114,9 +114,7 @@ class _StandbyCosts:
         return tuple(kept)
 
 
-def _share_out(
-    task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]
-) -> list[tuple[int, dict[int, int]]]:
+def _by_task(task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
     """Share the zones of a class out among its tasks: the zone with most left first, none beyond its room."""
     room: dict[int, int] = defaultdict(int)
     for zone, _, units in task_class.edges:
