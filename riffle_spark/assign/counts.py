@@ -132,12 +132,8 @@ class _UnitFlow:
 
     def _member_marginals(self, places: Places) -> tuple[Ints, Ints]:
         """Return what one unit more and one unit less cost on each of these places' members."""
-        members, price = places[1], self.instance_price
-        load, low, high = (
-            self.load[members],
-            self.demand.bounds.member_low[members],
-            self.demand.bounds.member_high[members],
-        )
+        members, price, bounds = places[1], self.instance_price, self.demand.bounds
+        load, low, high = self.load[members], bounds.member_low[members], bounds.member_high[members]
         more = np.where(load >= high, load - high + 1, np.where(load < low, load - low, 0)) * price
         less = np.where(load <= low, low - load + 1, np.where(load > high, high - load, 0)) * price
         return more, less
