@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Callable
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -48,7 +49,7 @@ def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     return raw.select(body.alias("event")).select("event.*")
 
 
-def writer(options: argparse.Namespace):
+def writer(options: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     def write(totals: DataFrame, batch_id: int) -> None:
         if options.output_topic:
             message = totals.select(F.col("user_id").alias("key"), F.to_json(F.struct("*")).alias("value"))

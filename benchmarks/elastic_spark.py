@@ -70,7 +70,9 @@ def _moved(spark: SparkSession, query: StreamingQuery, after: Path, folder: Path
     query = _start(spark, stream, folder / "checkpoint-4", partitions=4)
     _await_batch(query, 0)
     ended = time.monotonic()
-    keys = query.lastProgress["stateOperators"][0]["numRowsTotal"]
+    progress = query.lastProgress
+    assert progress is not None
+    keys = progress["stateOperators"][0]["numRowsTotal"]
     query.stop()
     return {
         "spark_rescale_s": round(ended - started, 1),

@@ -65,7 +65,7 @@ class Mapping(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
-        self._counts = handle.getMapState("counts", "name long", "count long")
+        self._counts: Any = handle.getMapState("counts", "name long", "count long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803, ARG002
         """Lay out, or read one counter and add to it."""

@@ -69,7 +69,7 @@ def run_spark(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
     stream = load.stream(Path(spec["folder"]) / "in")
     if load.watermark is not None:
         stream = stream.withWatermark(*load.watermark)
-    grouped = stream.groupBy("key")
+    grouped: Any = stream.groupBy("key")  # PySpark gives it no transformWithState where it is checked
     transform = grouped.transformWithState if load.form == "rows" else grouped.transformWithStateInPandas
     result = transform(load.processor, OUTPUT, "update", load.time_mode)
     return _measured(result.writeStream.outputMode("update").format("noop"), spec, files)

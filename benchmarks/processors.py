@@ -16,7 +16,7 @@ class PandasTotals(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
-        self._totals = handle.getValueState("totals", "count long, total long")
+        self._totals: Any = handle.getValueState("totals", "count long, total long")
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803, ARG002
         """Add the rows of one key."""

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def apply_in_pandas(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same with ``applyInPandasWithState``."""
     import pandas as pd
 
-    def totals(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    def totals(key: tuple[int], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         count, total = state.get if state.exists else (0, 0)
         for frame in frames:
             count, total = count + len(frame), total + int(frame["amount"].sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +80,7 @@ def described(vector: dict[str, list[dict[str, object]]]) -> str:
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=described)
-def test_published_vector_holds(vector):
+def test_published_vector_holds(vector: dict[str, Any]) -> None:
     """Every published vector is what Python computes."""
     columns = [array_of(column) for column in vector["columns"]]
     assert key_hashes(columns).view(np.int64).tolist() == [int(vector["xxhash64"])]
@@ -87,7 +88,7 @@ def test_published_vector_holds(vector):
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=described)
-def test_published_bytes_give_the_published_hash(vector):
+def test_published_bytes_give_the_published_hash(vector: dict[str, Any]) -> None:
     """XXH64 over the published bytes alone, column after column, gives the published hash."""
     seed = 42
     for column in vector["columns"]:
@@ -96,7 +97,7 @@ def test_published_bytes_give_the_published_hash(vector):
     assert struct.unpack("<q", struct.pack("<Q", seed))[0] == int(vector["xxhash64"])
 
 
-def test_document_shows_vectors_that_exist():
+def test_document_shows_vectors_that_exist() -> None:
     """Each line of the table in the document is one of the published vectors."""
     published = {(described(vector), vector["xxhash64"], str(vector["key_group_of_128"])) for vector in VECTORS}
     section = DOCUMENT.read_text().split("## Test vectors")[1].split("\n## ")[0]
@@ -108,7 +109,7 @@ def test_document_shows_vectors_that_exist():
 
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=90)), min_size=1, max_size=40), st.integers(0, 2**64 - 1))
-def test_bytes_of_any_length_hash_as_the_reference_does(values, first):
+def test_bytes_of_any_length_hash_as_the_reference_does(values: list[bytes | None], first: int) -> None:
     """Text and bytes of every length hash as the reference XXH64, each row with its own seed, in slices too."""
     seeds = [None if index % 3 == 0 else (first + index) % 2**63 for index in range(len(values))]
     array, longs = pa.array(values, pa.binary()), pa.array(seeds, pa.int64())
@@ -120,7 +121,7 @@ def test_bytes_of_any_length_hash_as_the_reference_does(values, first):
     assert key_hashes([longs[1:], array[1:]]).tolist() == expected[1:]
 
 
-def test_chunks_and_wide_or_narrow_offsets_do_not_matter():
+def test_chunks_and_wide_or_narrow_offsets_do_not_matter() -> None:
     """A column hashes alike whatever Arrow layout holds its values."""
     values = ["a", None, "Zürich", "", "x" * 50]
     chunked = pa.chunked_array([pa.array(values[:2]), pa.array(values[2:])])
@@ -131,7 +132,7 @@ def test_chunks_and_wide_or_narrow_offsets_do_not_matter():
     assert key_groups([pa.array([], pa.int64())], 8).dtype == np.int32
 
 
-def test_key_groups_stay_below_their_total():
+def test_key_groups_stay_below_their_total() -> None:
     """Whatever the total, hashes of both signs land in 0 to total - 1, and all key-groups get some keys."""
     numbers = pa.array(range(20_000))
     for total in (1, 2, 128, 1000):
@@ -140,7 +141,7 @@ def test_key_groups_stay_below_their_total():
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=str)
-def test_unsupported_key_type_is_refused(kind):
+def test_unsupported_key_type_is_refused(kind: pa.DataType) -> None:
     """A type that Spark cannot group by, or does not have, is an error that names the column."""
     with pytest.raises(ConfigError, match="user_id"):
         check_key_type("user_id", kind)
@@ -149,13 +150,13 @@ def test_unsupported_key_type_is_refused(kind):
 
 
 @pytest.mark.parametrize("total", [0, -1, 32_769, True, 2.0, "128"])
-def test_impossible_total_is_refused(total):
+def test_impossible_total_is_refused(total: Any) -> None:
     """A total outside 1 to 32,768, or no whole number, is an error that says the range."""
     with pytest.raises(ConfigError, match="32768"):
         check_total(total)
 
 
-def test_a_key_needs_a_column():
+def test_a_key_needs_a_column() -> None:
     """A key of no columns is an error."""
     with pytest.raises(ConfigError):
         key_groups([], 128)
@@ -163,12 +164,12 @@ def test_a_key_needs_a_column():
         spark_expression([], 128)
 
 
-def test_names_are_quoted():
+def test_names_are_quoted() -> None:
     """Column names reach Spark as identifiers, whatever they contain."""
     assert spark_expression(["a", "b`c", "d.e"], 128) == "cast(pmod(xxhash64(`a`, `b``c`, `d.e`), 128L) as int)"
 
 
-def test_slot_numbers_land_on_their_partition():
+def test_slot_numbers_land_on_their_partition() -> None:
     """The i-th of n slot numbers is the smallest that hash partitioning sends to partition i."""
     for count in (1, 2, 3, 12, 100, 1024):
         numbers = slot_numbers(count)
@@ -180,7 +181,7 @@ def test_slot_numbers_land_on_their_partition():
         slot_numbers(0)
 
 
-def test_warns_of_few_key_groups():
+def test_warns_of_few_key_groups() -> None:
     """Fewer than four key-groups a slot give a sentence with a number that helps."""
     assert few_key_groups_warning(128, 32) is None
     assert "132" in (few_key_groups_warning(128, 33) or "")
@@ -188,7 +189,7 @@ def test_warns_of_few_key_groups():
 
 @settings(derandomize=True, max_examples=200)
 @given(st.sets(st.integers(0, 200)))
-def test_ranges_are_the_set_they_were_made_of(members):
+def test_ranges_are_the_set_they_were_made_of(members: set[int]) -> None:
     """Ranges hold, count, list, write and read exactly the key-groups they were built from."""
     ranges = KeyGroupRanges.of(sorted(members, reverse=True))
     assert list(ranges) == sorted(members)
@@ -198,7 +199,7 @@ def test_ranges_are_the_set_they_were_made_of(members):
     assert hash(KeyGroupRanges.of(members)) == hash(ranges)
 
 
-def test_ranges_read_as_people_write_them():
+def test_ranges_read_as_people_write_them() -> None:
     """Neighbours join into one range, alone ones stand alone, NumPy's integers are members too."""
     assert str(KeyGroupRanges.of([70, *range(64)])) == "0-63,70"
     assert np.int32(63) in KeyGroupRanges.parse("0-63,70")
@@ -207,7 +208,7 @@ def test_ranges_read_as_people_write_them():
 
 
 @pytest.mark.parametrize("text", ["5-1", "1-2-3", "a", "3,1", "1-5,4-6", "1,2", "-1", "1-"])
-def test_text_that_is_no_ranges_is_refused(text):
+def test_text_that_is_no_ranges_is_refused(text: str) -> None:
     """Text that ``str`` would never write is an error."""
     with pytest.raises(ConfigError):
         KeyGroupRanges.parse(text)

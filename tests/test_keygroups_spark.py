@@ -80,7 +80,7 @@ def in_spark(spark: SparkSession, table: pa.Table, expressions: list[str]) -> li
     return [column.to_pylist() for column in spark.createDataFrame(table).selectExpr(*named).toArrow().columns]
 
 
-def test_published_vectors_hold_in_spark(spark):
+def test_published_vectors_hold_in_spark(spark: SparkSession) -> None:
     """Every published vector is what Spark SQL computes from its literals."""
     vectors = [v for v in VECTORS if [int(part) for part in v.get("since_spark", "4.0").split(".")] <= VERSION]
     assert len(vectors) > 100
@@ -91,7 +91,7 @@ def test_published_vectors_hold_in_spark(spark):
     assert answer[1::2] == [vector["key_group_of_128"] for vector in vectors]
 
 
-def test_hash_of_every_type_and_pair_of_types_is_sparks(spark, keys):
+def test_hash_of_every_type_and_pair_of_types_is_sparks(spark: SparkSession, keys: pa.Table) -> None:
     """Keys of one or two columns of any types, nulls included, hash in Python as in Spark."""
     names = keys.column_names
     chosen = [(name,) for name in names] + list(itertools.pairwise([*names, names[0], *names[::3], *names[::-4]]))
@@ -102,7 +102,7 @@ def test_hash_of_every_type_and_pair_of_types_is_sparks(spark, keys):
 
 
 @pytest.mark.parametrize("total", [1, 7, 128, 32_768])
-def test_key_group_of_a_composite_key_is_sparks(spark, keys, total):
+def test_key_group_of_a_composite_key_is_sparks(spark: SparkSession, keys: pa.Table, total: int) -> None:
     """The SQL text that routes rows gives the key-groups that Python computes, for keys of many columns."""
     names = keys.column_names
     chosen = [names, names[::-1], names[::2], names[1:5]]
@@ -111,7 +111,7 @@ def test_key_group_of_a_composite_key_is_sparks(spark, keys, total):
         assert key_groups([keys.column(name) for name in some], total).tolist() == expected
 
 
-def test_murmur3_is_sparks_hash_of_an_int(spark):
+def test_murmur3_is_sparks_hash_of_an_int(spark: SparkSession) -> None:
     """Python's Murmur3 is Spark's ``hash(int)``, small and negative and extreme numbers alike."""
     numbers = np.array([*range(-300, 3000), 2**31 - 1, -(2**31)], dtype=np.int32)
     (expected,) = in_spark(spark, pa.table({"n": numbers}), ["hash(n)"])
@@ -119,7 +119,7 @@ def test_murmur3_is_sparks_hash_of_an_int(spark):
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 96, 1024])
-def test_slot_numbers_land_on_their_partition_in_spark(spark, count):
+def test_slot_numbers_land_on_their_partition_in_spark(spark: SparkSession, count: int) -> None:
     """The i-th slot number is in partition i after Spark's own repartition by slot."""
     frame = spark.createDataFrame(pa.table({"slot": pa.array(slot_numbers(count), pa.int32())}))
     expected = in_spark(spark, pa.table({"s": pa.array(slot_numbers(count), pa.int32())}), [f"pmod(hash(s), {count})"])

@@ -6,6 +6,7 @@ import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -143,7 +144,7 @@ def test_what_was_said_survives_pickling() -> None:
         ("initial_rebalance_delay", "9" * 400 + " d", "at most 36500 d"),
     ],
 )
-def test_a_wrong_value_names_setting_value_and_range(name: str, value: object, says: str) -> None:
+def test_a_wrong_value_names_setting_value_and_range(name: str, value: Any, says: str) -> None:
     """The message names the setting, what was written, what is allowed and where to correct it."""
     with pytest.raises(ConfigError) as caught:
         Settings(**{name: value})
@@ -218,15 +219,15 @@ def test_an_argument_that_there_is_not_suggests_the_nearest() -> None:
 
 def test_a_probing_interval_below_a_minute_is_warned_of() -> None:
     """It is taken, as tests want it, and the warning says what it is good for."""
-    assert hasty(Settings()) == hasty(Settings(probing_rebalance_interval="1 min")) == ()
-    (warning,) = hasty(Settings(probing_rebalance_interval="59 s"))
+    assert hasty(Settings()) == hasty(Settings(probing_rebalance_interval="1 min")) == ()  # type: ignore[arg-type]
+    (warning,) = hasty(Settings(probing_rebalance_interval="59 s"))  # type: ignore[arg-type]
     assert "probing_rebalance_interval = 59 s" in warning
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("10 min", 600.0), ("5s", 5.0), ("1 h", 3600.0), ("250ms", 0.25), (7, 7.0)]
 )
-def test_durations_are_seconds_or_text(text: object, seconds: float) -> None:
+def test_durations_are_seconds_or_text(text: Any, seconds: float) -> None:
     """Durations may carry a unit."""
     assert Settings(scheduled_rebalance_max_delay=text).scheduled_rebalance_max_delay == seconds
 

@@ -86,7 +86,7 @@ def test_what_means_to_end_the_process_is_not_held_back() -> None:
 @pytest.mark.parametrize(
     "answer",
     [None, Assignment(None), Assignment({1: "a", "x": "b"}), Assignment({task(0): "a"}, {task(0): None}),  # type: ignore[arg-type, dict-item]
-     Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],
+     Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
     """Whatever a user's assignor returns, the last assignment stays."""

@@ -23,8 +23,9 @@ from riffle_spark.assign.explain import spread_per_slot
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic
 from riffle_spark.assign.racks import rack_cost
 from riffle_spark.assign.validity import violations
-from riffle_spark.simulate.group import Event, Group, Phase
+from riffle_spark.simulate.group import Group, Phase
 from riffle_spark.simulate.group import _settle as settle
+from riffle_spark.simulate.scenario import Event
 from tests.kit.assign_views import WHOLE, task, view
 from tests.kit.folders import CHECKOUT
 
@@ -50,8 +51,8 @@ def groups(draw: st.DrawFn, *, uniform: bool = True, stores: int = 3) -> Group:
     )
     owners = {each.id: chance.choice(sorted(members)) for each in tasks if chance.random() < 0.9}
     lags: dict[str, dict[TaskId, int | None]] = {name: {} for name in members}
-    for each, owner in owners.items():
-        lags[owner][each] = 0
+    for owned, owner in owners.items():
+        lags[owner][owned] = 0
     for each in tasks:
         for name in sorted(members):
             if chance.random() < 0.15:
@@ -162,6 +163,7 @@ def _shuffled(values: tuple, seed: int) -> tuple:  # type: ignore[type-arg]
 
 
 SCRIPT = """
+from riffle_spark.simulate.scenario import Event
 from tests.kit.assign_views import view
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -50,7 +51,7 @@ def test_every_setting_stands_in_the_configuration_page_with_its_default() -> No
     told = {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")}
     assert sorted(row[0].strip("`") for row in rows if row[0].startswith("`")) == sorted(Settings.__dataclass_fields__)
     defaults = Settings()
-    given = {name: _value(cell) for name, cell in told.items()}
+    given: dict[str, Any] = {name: _value(cell) for name, cell in told.items()}
     assert Settings(**{name: value for name, value in given.items() if value}) == defaults
     assert {name for name, value in given.items() if not value} == {
         name for name in told if getattr(defaults, name) in (None, ())

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, arrow_function
 from riffle_spark.spark.engine import inventory
-from tests.kit.streams.streaming import Kept, executor_processes, settings_in, wait_for
+from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -49,7 +49,7 @@ def kept() -> Kept:
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> Iterator[StatefulJob]:
+def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> StatefulJob:
     """A job on two live executors, after one batch."""
     settings = settings_in(tmp_path, expected_executors=2)
     inventory.await_executors(spark, settings, expected=2)
@@ -112,7 +112,7 @@ def test_a_death_inside_a_batch_is_survived(
         (tmp_path / "hold").touch()
         threading.Thread(target=kill_in_slots).start()
     else:
-        job._running.driver._reached = reached
+        running(job).driver._reached = reached
     job(batch(spark), 1)
     assert len(killed) == 1
     wait_until_gone(spark, killed[0])

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.protocol.upkeep import setbacks
 from riffle_spark.spark.engine import inventory
-from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
+from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, running, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -30,7 +30,7 @@ def frozen_in_a_piece(job: StatefulJob, folder: Path, feed: Callable[[], None]) 
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         feed()
-        while job._running._background.busy():
+        while running(job)._background.busy():
             pid = _holder(locks)
             if pid is None:
                 continue

@@ -122,7 +122,7 @@ def test_scaling_in_with_standbys_in_sync(spark: SparkSession, cluster: Standalo
     assert query.holds()[I2][0] == {T1, T2, T4}, "only what has no owner moves in the first step"
     reports = [*query.catch_up(), query.feed()]
     assert restored(reports) == [(0, 0)] * len(reports)
-    after = {I2: ({T1, T4}, {T2, T3}, set()), I3: ({T2, T3}, {T1, T4}, set())}
+    after: dict[str, Roles] = {I2: ({T1, T4}, {T2, T3}, set()), I3: ({T2, T3}, {T1, T4}, set())}
     assert query.holds() == after
     query.feed()
     assert query.holds() == after, "the second rebalance is the stable state (I8)"

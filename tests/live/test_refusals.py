@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -40,13 +41,13 @@ class Query:
         """Where Spark's checkpoint is."""
         return self.folder / "checkpoint"
 
-    def run(self) -> dict[object, dict[str, object]]:
+    def run(self) -> dict[object, dict[str, int]]:
         """Run to the end as a new process would; return the newest row of each key that was delivered."""
         kept = Kept()
         compute = aggregate(rows=count(), total=sum_("v"))
         job = Stateful("totals", "k", compute, settings=settings_in(self.folder)).into(kept)
         run_to_end(self.feed.stream(self.spark), job, self.checkpoint)
-        return kept.latest("k")
+        return cast("dict[object, dict[str, int]]", kept.latest("k"))
 
     def refusal(self) -> str:
         """Run, and return what it is refused with."""
@@ -81,14 +82,14 @@ def query(original: Query, tmp_path: Path) -> Iterator[Query]:
         added.unlink()
 
 
-def rows(number: int) -> list[dict[str, object]]:
+def rows(number: int) -> list[dict[str, int]]:
     """Return the rows of a batch: key 0 and one of two others."""
     return [{"k": 0, "v": number}, {"k": 1 + number % 2, "v": number}]
 
 
-def after(batches: int) -> dict[object, dict[str, object]]:
+def after(batches: int) -> dict[object, dict[str, int]]:
     """Return the state after that many batches."""
-    state: dict[object, dict[str, object]] = {}
+    state: dict[object, dict[str, int]] = {}
     for row in [row for number in range(batches) for row in rows(number)]:
         before = state.get(row["k"], {"rows": 0, "total": 0})
         state[row["k"]] = {"rows": before["rows"] + 1, "total": before["total"] + row["v"]}

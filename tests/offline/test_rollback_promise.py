@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -267,7 +268,8 @@ def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
         assert world.state("totals") == states[given_up]
         value = 1000 + given_up[1]
         run(given_up[1] + 1, 2, value)
-        ((count, total),) = states[given_up].values()
+        state: dict[Any, Any] = states[given_up]
+        ((count, total),) = state.values()
         assert world.state("totals") == {"a": (count + 2, total + 2 * value)}
     assert [call.id for call in world.sinks["totals"].calls].count("query/5/8") == 1
     assert rollback(root, 2, checkpoint).version == 2

@@ -187,7 +187,7 @@ def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> Non
 
 def test_a_commit_in_between_wins(world: World, oracle: Oracle) -> None:
     """A query that was not stopped and commits while its state is read makes the switch void, and that is said."""
-    asked = []
+    asked: list[str] = []
 
     def meanwhile(keys: pa.Table) -> pa.Table:
         if not asked:

@@ -14,6 +14,7 @@ from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
 from riffle_spark.offline import switch
 from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Manifest
 from tests.kit.simulated.switched import filled, partition_of, shards_of, tail_of
 from tests.kit.simulated.world import World, one
 
@@ -61,7 +62,7 @@ def test_a_function_that_cannot_be_right_is_refused(world: World, case: str, mon
     total = 4 if case == "too many" else None
     before = world.log().tail
     with pytest.raises(ConfigError, match=said):
-        switch_dispatch(world.home.root, "partition", partition_of=function, key_groups=total, execute=True)  # type: ignore[arg-type]
+        switch_dispatch(world.home.root, "partition", partition_of=function, key_groups=total, execute=True)
     assert world.log().tail == before
 
 
@@ -70,7 +71,7 @@ def test_a_partition_that_the_query_does_not_read_is_refused(tmp_path: Path) -> 
     world = World(tmp_path)
     world.batch(0, one(1), offsets='v1\n{}\n{"events":{"0":5}}')
     with pytest.raises(ConfigError, match="events/3, of which the query has read nothing"):
-        switch_dispatch(world.home.root, "hashed", partition_of=answers(topic="events", partition=3), execute=True)  # type: ignore[arg-type]
+        switch_dispatch(world.home.root, "hashed", partition_of=answers(topic="events", partition=3), execute=True)
 
 
 def test_from_key_groups_a_function_is_needed(world: World) -> None:
@@ -123,9 +124,7 @@ def test_a_key_with_state_in_two_partitions_is_refused(world: World, monkeypatch
     tail = log.tail
     assert tail is not None
 
-    log.append(
-        replace(tail, kind="dispatch", commit_id="x", shards=(*tail.shards, ("topic-9", 0))), switch.Manifest(twice)
-    )
+    log.append(replace(tail, kind="dispatch", commit_id="x", shards=(*tail.shards, ("topic-9", 0))), Manifest(twice))
     with pytest.raises(ConflictError, match="two partitions") as caught:
         switch_dispatch(world.home.root, "key_group", execute=True)
     topic, number = tail.shards[mine]

@@ -15,7 +15,9 @@ from riffle_spark.protocol.ownership import cleaner, ownership
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import LiveMember
+from riffle_spark.protocol.ownership.slots import laid_out
 from riffle_spark.protocol.ports import SlotLayout
+from riffle_spark.protocol.receipts import changes_of
 from riffle_spark.protocol.upkeep import scan
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.state.copies.copy import Copy
@@ -104,7 +106,7 @@ def drop_the_fencing(patch: pytest.MonkeyPatch) -> None:
 
 def commit_with_a_receipt_missing(patch: pytest.MonkeyPatch) -> None:
     """A slot's changes are left out of the record."""
-    original = driver.changes_of
+    original = changes_of
     patch.setattr(driver, "changes_of", lambda manifest, receipts: original(manifest, receipts[1:]))
 
 
@@ -137,7 +139,7 @@ def take_a_foreign_head_for_the_base(patch: pytest.MonkeyPatch) -> None:
 
 def own_twice(patch: pytest.MonkeyPatch) -> None:
     """A task that moves is served by its old owner, too."""
-    original = ownership.laid_out
+    original = laid_out
 
     def twice(members: Mapping[str, LiveMember], owners: Mapping[int, str], most: int | None = None) -> SlotLayout:
         first, *rest = original(members, owners, most).slots
@@ -155,7 +157,7 @@ PLANTS = [
 ]  # fmt: skip
 
 
-SOONEST = {take_exists_for_success: 41, take_a_foreign_head_for_the_base: 10}
+SOONEST: dict[Plant, int] = {take_exists_for_success: 41, take_a_foreign_head_for_the_base: 10}
 """The schedules that find what few find: they are tried first."""
 
 
@@ -183,5 +185,5 @@ def _whatever_happens(self: Log, written: record.Record, data: bytes) -> None:
     self._store.put_if_absent(_name(written), data)
 
 
-def _forgetting(self: Manifest, changes: dict[object, Entry]) -> Manifest:
+def _forgetting(self: Manifest, changes: dict[tuple[str, int], Entry]) -> Manifest:
     return Manifest({**self.entries, **changes}) if len(changes) > 3 else Manifest(dict(changes) or self.entries)

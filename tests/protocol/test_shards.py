@@ -117,17 +117,17 @@ def entry(*sources: str) -> str:
 
 def test_kafkas_offsets_tell_the_partitions() -> None:
     """All partitions of all topics of all sources are read; a source without offsets yet is passed over."""
-    assert partitions_in(entry(KAFKA)) == {("events", 0), ("events", 1), ("orders", 0)}
-    assert partitions_in(entry(KAFKA, '{"events":{"2":5}}', "-")) == {
-        ("events", 0), ("events", 1), ("events", 2), ("orders", 0),
-    }  # fmt: skip
+    assert partitions_in(entry(KAFKA)) == frozenset({("events", 0), ("events", 1), ("orders", 0)})
+    assert partitions_in(entry(KAFKA, '{"events":{"2":5}}', "-")) == frozenset(
+        {("events", 0), ("events", 1), ("events", 2), ("orders", 0)}
+    )
 
 
 def test_the_heartbeats_offset_hides_no_partitions() -> None:
     """It has no rows, so it reads no partition; a topic of that name is a topic all the same."""
     assert partitions_in(entry(KAFKA, f'{{"{HEARTBEAT}":1700000000000}}')) == partitions_in(entry(KAFKA))
     assert partitions_in(entry(f'{{"{HEARTBEAT}":1700000000000}}')) is None
-    assert partitions_in(entry(f'{{"{HEARTBEAT}":{{"3":5}}}}')) == {(HEARTBEAT, 3)}
+    assert partitions_in(entry(f'{{"{HEARTBEAT}":{{"3":5}}}}')) == frozenset({(HEARTBEAT, 3)})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 COUNTED = aggregate(rows=count())
+Function = Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]
 SEEN = pa.schema([("k", pa.int64()), ("seen", pa.int64())])
 
 
@@ -47,7 +48,7 @@ def keeps(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     return state, state
 
 
-BROKEN = {
+BROKEN: dict[Function, str] = {
     raises: "raises raised ZeroDivisionError:\n.*no page has a size of 0",
     returns_text: "has not the declared columns",
     returns_a_foreign_key: "holds a key that is not its own: {'k': 1000000}",
@@ -55,9 +56,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("function", BROKEN, ids=lambda function: function.__name__)
-def test_a_broken_function_fails_the_batch(
-    spark: SparkSession, tmp_path: Path, function: Callable[..., object]
-) -> None:
+def test_a_broken_function_fails_the_batch(spark: SparkSession, tmp_path: Path, function: Function) -> None:
     """The error holds what is wrong, store, key-group and executor; a mended function goes on from there."""
     settings = settings_in(tmp_path)
     frame = spark.range(6).selectExpr("id k")
@@ -92,7 +91,7 @@ def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) 
     """The sink's own error comes out, and the batch comes again with the same delivery id."""
     kept = Kept()
 
-    def failing(frame, batch, delivery) -> None:
+    def failing(frame: DataFrame, batch: int, delivery: str) -> None:
         kept(frame, batch, delivery)
         if len(kept.calls) == 1:
             raise OSError("the disk of the sink is full")
@@ -139,7 +138,7 @@ def test_a_sink_gets_what_it_asks_for() -> None:
     """A third parameter is the delivery id unless it has a default; what cannot be called is refused at once."""
 
     class Sink:
-        def __call__(self, frame, batch, delivery) -> None: ...
+        def __call__(self, frame: DataFrame, batch: int, delivery: str) -> None: ...
 
     assert arity(lambda frame, batch: None) == 2  # noqa: ARG005
     assert arity(lambda frame, batch, path="/out": None) == 2  # noqa: ARG005

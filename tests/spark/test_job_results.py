@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pytest
 from chispa import assert_df_equality
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
-from riffle_spark import Settings, Stateful, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
+from riffle_spark import Stateful, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
 from tests.kit.streams.newest import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
@@ -106,11 +106,16 @@ def test_several_actions_of_a_sink_apply_the_state_once(spark: SparkSession, tmp
 
     def sink(rows: DataFrame, batch: int) -> None:
         rows.write.format("noop").mode("append").save()
-        total = rows.agg(F.sum("rows")).first()[0]
+        ((total,),) = rows.agg(F.sum("rows")).collect()
         seen.append((rows.count(), total, rows.where("rows > 0").select("k").distinct().count()))
 
     frame = spark.range(100).selectExpr("id % 10 k", "id v")
-    counted = frame.rdd.map(lambda row: (runs.add(1), (row.k, row.v))[1]).toDF("k long, v long")
+
+    def count_runs(row: Row) -> tuple[int, int]:
+        runs.add(1)
+        return row.k, row.v
+
+    counted = frame.rdd.map(count_runs).toDF("k long, v long")
     job = Stateful("once", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
     job(frame, 0)
     job(counted, 1)
@@ -194,7 +199,7 @@ def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> 
     kept = Kept()
     operator = Stateful("large", "k", aggregate(rows=count(), least=min_("v")), settings=settings)
     operator.into(kept)(big.union(small), 0)
-    moved = Settings(**{**settings.given(), "local_dir": f"{tmp_path}/two"})
+    moved = settings_in(tmp_path, local_dir=f"{tmp_path}/two")
     again = Stateful("large", "k", operator.compute, settings=moved).into(kept)
     again(big.selectExpr("k", "'z' v").union(small), 1)
     latest = kept.latest("k")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from riffle_spark import Settings, Stateful, aggregate, count
+from riffle_spark import BatchReport, Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job import settings_of
 from tests.kit.streams.streaming import Kept, settings_in
@@ -85,7 +85,7 @@ def test_a_batch_leaves_the_sessions_settings_alone(spark: SparkSession, tmp_pat
 
 def test_reports_are_written_a_line_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     """``report_file`` gets each report as a line of JSON, and ``on_report`` the report itself."""
-    heard = []
+    heard: list[BatchReport] = []
     settings = settings_in(tmp_path, report_file=f"{tmp_path}/reports.jsonl")
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
     job.on_report = heard.append

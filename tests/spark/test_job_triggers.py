@@ -13,6 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
+from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.spark.engine import placed
 from tests.kit.streams.streaming import (
     QUERY_TIMEOUT_SECONDS,
@@ -78,9 +79,14 @@ def test_processing_time_builds_the_placed_frame_once(
     spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches come as they are due, and as long as the assignment stands its frame is built once."""
-    built = []
-    place = placed.placed
-    monkeypatch.setattr(placed, "placed", lambda *given: built.append(given) or place(*given))
+    built: list[tuple[SparkSession, SlotLayout]] = []
+    place: Callable[..., DataFrame] = placed.placed
+
+    def placing(session: SparkSession, layout: SlotLayout) -> DataFrame:
+        built.append((session, layout))
+        return place(session, layout)
+
+    monkeypatch.setattr(placed, "placed", placing)
     kept = Kept()
     job = totals(tmp_path, kept)
     query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
@@ -169,7 +175,7 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     output = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
     kept = Kept()
     job = Stateful("totals", "k", arrow_function(slow, state=state, output=output), settings=settings_in(tmp_path))
-    reached = []
+    reached: list[str] = []
     running = job.into(kept)
     running._reached = reached.append
     query = start(feed.stream(spark), running, tmp_path / "checkpoint", processingTime="0 seconds")

@@ -70,7 +70,7 @@ def wait_for(reached: Callable[[], object], query: StreamingQuery) -> None:
     deadline = time.monotonic() + SOON
     while not reached():
         assert time.monotonic() < deadline
-        query.awaitTermination(0.1)
+        query.awaitTermination(0.1)  # type: ignore[arg-type]
 
 
 def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
@@ -80,9 +80,10 @@ def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
     job.pause()
     job.pause()
     feed.add([{"k": "a", "v": 5}])
-    query.awaitTermination(1.5)
+    query.awaitTermination(1.5)  # type: ignore[arg-type]
     assert (query.isActive, job.paused, len(job.reports)) == (True, True, 1)
     job.clean_up()
+    assert job.settings is not None
     local = Path(job.settings.local_dir or "")
     assert not list(local.glob("*/*/copies/*/*"))
     job.resume()

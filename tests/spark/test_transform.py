@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -25,13 +27,16 @@ def at(second: int) -> str:
     return f"2026-01-01T00:00:{second:02d}.000Z"
 
 
-FORMS = {"rows": (transform_with_state, Visits), "pandas": (transform_with_state_in_pandas, PandasVisits)}
+FORMS: dict[str, tuple[Callable[..., Stateful], Callable[[], object]]] = {
+    "rows": (transform_with_state, Visits),
+    "pandas": (transform_with_state_in_pandas, PandasVisits),
+}
 
 
-def operator(form: str, folder: Path, **given: object) -> Stateful:
+def operator(form: str, folder: Path, **given: Any) -> Stateful:
     """Return the processor as an operator."""
     make, processor = FORMS[form]
-    return make(processor(), key="user", output=OUTPUT, settings=settings_in(folder), **given)  # type: ignore[operator, no-any-return]
+    return make(processor(), key="user", output=OUTPUT, settings=settings_in(folder), **given)
 
 
 @pytest.mark.parametrize("form", FORMS)

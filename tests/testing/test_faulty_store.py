@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
@@ -12,7 +10,7 @@ from riffle_spark.testing.faulty_store import Fault, FaultyStore
 
 
 @pytest.fixture
-def faulty() -> Iterator[FaultyStore]:
+def faulty() -> FaultyStore:
     """A faulty store with one object, and nothing scripted yet."""
     store = FaultyStore(MemoryStore())
     store.inner.put_if_absent("log/0", b"abcdef")

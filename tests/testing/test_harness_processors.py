@@ -26,7 +26,7 @@ class Basket(StatefulProcessor):
         """Declare one variable of each kind."""
         self.handle = handle
         lives = None if self.event_time else 60_000
-        self.count = handle.getValueState("count", "n long")
+        self.count: Any = handle.getValueState("count", "n long")
         self.taken = handle.getListState("taken", "what string")
         self.kinds = handle.getMapState("kinds", "what string", "n long", lives)
 

@@ -29,10 +29,9 @@ def every_kind() -> list[type[RiffleError]]:
     for module in pkgutil.walk_packages(riffle_spark.__path__, "riffle_spark."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    return sorted(
-        {kind for kind in [RiffleError, *below(RiffleError)] if kind.__module__.startswith("riffle_spark.")},
-        key=lambda kind: kind.__qualname__,
-    )
+    kinds: set[type[RiffleError]] = {RiffleError, *below(RiffleError)}
+    ours = [kind for kind in kinds if kind.__module__.startswith("riffle_spark.")]
+    return sorted(ours, key=lambda kind: kind.__qualname__)
 
 
 def below(kind: type[RiffleError]) -> Iterator[type[RiffleError]]:

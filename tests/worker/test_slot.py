@@ -26,7 +26,7 @@ def test_state_goes_on_from_batch_to_batch(member: Member) -> None:
     """Each batch finds what the ones before committed, in the same key-groups."""
     member.feed(rows_of(("a", 1, 0), ("b", 2, 0), ("a", 3, 0)))
     out = member.feed(rows_of(("b", 5, 0), ("c", 1, 0)))
-    assert sorted(out, key=lambda row: row["k"]) == [
+    assert sorted(out, key=lambda row: str(row["k"])) == [
         {"k": "b", "count": 2, "total": 7},
         {"k": "c", "count": 1, "total": 1},
     ]
@@ -75,7 +75,7 @@ def test_one_object_holds_a_part_a_key_group(member: Member) -> None:
     assert receipt.parts[0].start == 0
     for left, right in zip(receipt.parts, receipt.parts[1:], strict=False):
         assert right.start == left.start + left.length
-    assert sorted(row["k"] for row in member.changes_sealed(receipt)) == sorted(f"k{n}" for n in range(0, 50, 5))
+    assert sorted(str(row["k"]) for row in member.changes_sealed(receipt)) == sorted(f"k{n}" for n in range(0, 50, 5))
     assert sum(part.rows for part in receipt.parts) == 10
     assert receipt.keys == 10
 

@@ -162,7 +162,13 @@ def test_snapshots_are_taken_of_what_the_copy_holds(upkept: Upkept) -> None:
 def test_a_snapshot_that_fails_leaves_the_others_be(upkept: Upkept) -> None:
     """It is told and not taken."""
     due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
-    receipt = upkept.troubled(snapshots=(due[0], replace(due[1], entry=None), due[2]))
+    receipt = upkept.troubled(
+        snapshots=(
+            due[0],
+            replace(due[1], entry=None),  # type: ignore[arg-type]
+            due[2],
+        )
+    )
     assert [key_group for _, key_group, _ in receipt.taken] == [1, 3]
     assert receipt.errors[0].startswith("totals, key-group 2: ")
     assert receipt.snapshots_left == 0

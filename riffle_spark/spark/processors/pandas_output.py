@@ -11,7 +11,7 @@ from inspect import signature
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql.pandas.types import _create_converter_from_pandas, from_arrow_type

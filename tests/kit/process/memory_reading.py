@@ -33,8 +33,8 @@ class MemoryReading:
         for at, (key, value) in enumerate(zip(rows.keys, rows.values, strict=True)):
             if value is not None:
                 self.state[key] = value
-                if rows.longs and rows.longs[at] is not None:
-                    self.whole[key] = rows.longs[at]
+                if rows.longs and (whole := rows.longs[at]) is not None:
+                    self.whole[key] = whole
             elif at not in rows.cleared:
                 self.state.pop(key, None)
         self._sorted = sorted(self.state)

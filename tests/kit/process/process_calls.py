@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ from riffle_spark.process.blocks.block import Batch, BlockComputation
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.formats.key_codec import encode_keys
 
-WHERE = {"version": 7, "time_ms": 1_000, "watermark_ms": 900, "key_group": 3, "store": "totals"}
+WHERE: dict[str, Any] = {"version": 7, "time_ms": 1_000, "watermark_ms": 900, "key_group": 3, "store": "totals"}
 
 
 class Keyed:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tests.kit.processors.faces import InPandas, InRows, Logic
 
-__all__ = ["Case", "batches_of", "faces", "seeded"]
+__all__ = ["Case", "batches_of", "forms", "seeded"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Case:
         return self.in_pandas() if form == "pandas" else self.in_rows()
 
 
-def faces(logic: Callable[[], Logic]) -> dict[str, Callable[[], StatefulProcessor]]:
-    """Return both forms of a logic, by the names of ``Case``'s fields."""
-    return {"in_pandas": lambda: InPandas(logic()), "in_rows": lambda: InRows(logic())}
+def forms(logic: Callable[[], Logic]) -> tuple[Callable[[], StatefulProcessor], Callable[[], StatefulProcessor]]:
+    """Return both forms of a logic, in the order of ``Case``'s fields."""
+    return lambda: InPandas(logic()), lambda: InRows(logic())
 
 
 def seeded(name: str) -> random.Random:

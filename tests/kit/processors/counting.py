@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output
 
 __all__ = ["CASES"]
@@ -23,7 +23,7 @@ TOTALS = "rows int, amount long, price double, least string, money decimal(18,2)
 
 class _Counting(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._count = handle.getValueState("count", "count long, total long")
+        self._count: Any = handle.getValueState("count", "count long, total long")
 
     def close(self) -> None:
         pass
@@ -156,7 +156,7 @@ def _distinct_case() -> Case:
         for size in (20, 20, 5, 30)
     ]
     return Case(
-        "distinct", **faces(Distinct), key=("event",), output="event string, origin string", output_mode="append",
+        "distinct", *forms(Distinct), key=("event",), output="event string, origin string", output_mode="append",
         batches=batches_of({"event": pa.string(), "origin": pa.string()}, batches), variables={"seen": "value"},
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output
 
 __all__ = ["CASES"]
@@ -97,7 +97,7 @@ def _case(name: str, logic: Callable[[], Logic], output: str, variables: dict[st
 
     fields = {"key": pa.int64(), "what": pa.string(), "token": pa.string()}
     return Case(
-        name, **faces(logic), key=("key",), output=output, time_mode="ProcessingTime", times_ms=TIMES_MS,
+        name, *forms(logic), key=("key",), output=output, time_mode="ProcessingTime", times_ms=TIMES_MS,
         batches=batches_of(fields, [[row() for _ in range(size)] for size in SIZES]), variables=variables,
         restart_after=3,
     )  # fmt: skip

@@ -7,16 +7,16 @@ A logic sees rows as ``Row`` with plain Python values and answers with dicts by 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["InPandas", "InRows", "Logic", "Output", "millis", "plain"]
+__all__ = ["InPandas", "InRows", "Logic", "Output", "collect", "millis", "plain", "sparks_own"]
 
 Output = Iterator[dict[str, Any]]
 
@@ -88,6 +88,19 @@ class InPandas(StatefulProcessor):
         """Pass on each row of the frame."""
         for row in _rows([initialState]):
             self.logic.initial(_key(key), row)
+
+
+def sparks_own(grouped: Any, form: str) -> Callable[..., DataFrame]:
+    """Return Spark's own operator in a form, of grouped rows: PySpark 4.0 declares none over rows."""
+    operator: Callable[..., DataFrame] = (
+        grouped.transformWithStateInPandas if form == "pandas" else grouped.transformWithState
+    )
+    return operator
+
+
+def collect(frame: DataFrame, _: int) -> None:
+    """Compute a batch and drop it."""
+    frame.collect()
 
 
 def plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output
 
 __all__ = ["CASES"]
@@ -81,7 +81,7 @@ def _last_case() -> Case:
         for size in (3, 30, 10, 12)
     ]
     return Case(
-        "last_three", **faces(LastThree), key=("key",), output="key long, before int, last string",
+        "last_three", *forms(LastThree), key=("key",), output="key long, before int, last string",
         batches=batches_of({"key": pa.int64(), "amount": pa.int64()}, batches), variables={"last": "list"},
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ def _journal_case() -> Case:
     fields = {"key": pa.string(), "what": pa.string(), "amount": pa.int64(), "note": pa.string()}
     batches = [[row() for _ in range(size)] for size in (30, 25, 4, 40, 30)]
     return Case(
-        "journal", **faces(Journal), key=("key",), output="key string, exists boolean, size int, entries string",
+        "journal", *forms(Journal), key=("key",), output="key string, exists boolean, size int, entries string",
         batches=batches_of(fields, batches), variables={"entries": "list"},
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def _best_case() -> Case:
     ]
     fields = {"board": pa.int32(), "score": pa.float64(), "label": pa.string()}
     return Case(
-        "best", **faces(Best), key=("board",), output="board int, rank int, score double, label string",
+        "best", *forms(Best), key=("board",), output="board int, rank int, score double, label string",
         batches=batches_of(fields, batches), variables={"best": "list"},
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output
 
 __all__ = ["CASES"]
@@ -96,7 +96,7 @@ def _funnel_case() -> Case:
 
     fields = {"user": pa.string(), "stage": pa.string(), "referrer": pa.string()}
     return Case(
-        "funnel", **faces(Funnel), key=("user",),
+        "funnel", *forms(Funnel), key=("user",),
         output="user string, `from` string, `to` string, referrer string, refused boolean",
         batches=batches_of(fields, [[row() for _ in range(size)] for size in (15, 15, 30, 20)]),
         variables={"place": "value"},
@@ -121,7 +121,7 @@ SEVERAL_VARIABLES = {"sum": "value", "amounts": "list", "by_kind": "map"}
 
 def _several_case() -> Case:
     return Case(
-        "several", **faces(Several), key=("id",), output=SEVERAL_OUTPUT, variables=SEVERAL_VARIABLES,
+        "several", *forms(Several), key=("id",), output=SEVERAL_OUTPUT, variables=SEVERAL_VARIABLES,
         batches=_several_fields("several", (30, 12, 6, 30, 25)), restart_after=3,
     )  # fmt: skip
 
@@ -132,7 +132,7 @@ def _initial_case() -> Case:
     worths = [{"id": 4 + at % 6, "kind": chance.choice("ab"), "worth": chance.randint(100, 200)} for at in range(14)]
     schema = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("worth", pa.int64())])
     return Case(
-        "inherited", **faces(Inherited), key=("id",), output=SEVERAL_OUTPUT, variables=SEVERAL_VARIABLES,
+        "inherited", *forms(Inherited), key=("id",), output=SEVERAL_OUTPUT, variables=SEVERAL_VARIABLES,
         batches=_several_fields("inherited-rows", (14, 14, 10)), initial=pa.Table.from_pylist(worths, schema=schema),
         restart_after=1,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output, plain
 
 __all__ = ["CASES"]
@@ -83,7 +83,7 @@ def _trips_case() -> Case:
     fields = {"user": pa.int64(), "what": pa.string(), "city": pa.string(), "zone": pa.int32()}
     fields |= {"path": pa.string(), "load": pa.string()}
     return Case(
-        "nested-map-keys", **faces(Trips), key=("user",),
+        "nested-map-keys", *forms(Trips), key=("user",),
         output="user long, seq long, known boolean, before int, trips string",
         batches=batches_of(fields, [[row() for _ in range(size)] for size in (30, 30, 5, 40)]),
         variables={"trips": "map"},

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output
 
 __all__ = ["CASES"]
@@ -54,7 +54,7 @@ class Basket(Logic):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
-        self._articles = handle.getMapState("articles", "kind string, size int", "count int, note string")
+        self._articles: Any = handle.getMapState("articles", "kind string, size int", "count int, note string")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
         """Do what each row says, then tell what there is."""
@@ -108,7 +108,7 @@ def _basket_case() -> Case:
     fields = {"user": pa.int64(), "what": pa.string(), "kind": pa.string(), "size": pa.int32(), "note": pa.string()}
     batches = [[row() for _ in range(size)] for size in (25, 25, 5, 30, 30)]
     return Case(
-        "basket", **faces(Basket), key=("user",),
+        "basket", *forms(Basket), key=("user",),
         output="user long, exists boolean, keys string, count int, articles string",
         batches=batches_of(fields, batches), variables={"articles": "map"},
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output, millis
 
 __all__ = ["CASES"]
@@ -88,7 +88,7 @@ def _profiles_case() -> Case:
         "worth": pa.decimal128(18, 4), "day": pa.date32(), "place": pa.string(), "photo": pa.binary(),
     }  # fmt: skip
     return Case(
-        "profiles", **faces(Profiles), key=("key",), output="key date, seq long, profile string, visits string",
+        "profiles", *forms(Profiles), key=("key",), output="key date, seq long, profile string, visits string",
         batches=batches_of(fields, [[row() for _ in range(size)] for size in (10, 6, 12)]),
         variables={"profile": "value", "visits": "map"},
     )  # fmt: skip

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.kit.processors.conversions import NAMES, Trials, found
+from tests.kit.processors.faces import collect, sparks_own
 from tests.kit.processors.record import FOLDER, environment, session
 
 __all__ = ["main"]
@@ -49,9 +50,9 @@ def _run(spark: SparkSession, trials: Trials, folder: Path) -> bool:
     source.mkdir(parents=True)
     (source / "row.json").write_text('{"id": "a"}\n')
     grouped = spark.readStream.schema("id string").json(str(source)).groupBy("id")
-    transform = grouped.transformWithStateInPandas if OLD else grouped.transformWithState
+    transform = sparks_own(grouped, "pandas" if OLD else "rows")
     writer = transform(trials, "id string", "update", "None").writeStream.outputMode("update")
-    writer = writer.foreachBatch(lambda frame, _: frame.collect())
+    writer = writer.foreachBatch(collect)
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
     try:
         return _ended(query, trials.path)

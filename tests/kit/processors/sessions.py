@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output, millis
 
 __all__ = ["CASES", "START"]
@@ -32,7 +32,7 @@ class Sessions(Logic):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state and keep the handle for timers."""
         self._handle = handle
-        self._open = handle.getValueState("open", "start_ms long, last_ms long, views int")
+        self._open: Any = handle.getValueState("open", "start_ms long, last_ms long, views int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
         """Extend the session, and move its timer if its end moves."""
@@ -63,7 +63,7 @@ class Windows(Logic):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state and keep the handle for timers."""
         self._handle = handle
-        self._sums = handle.getMapState("sums", "start_ms long", "rows int, total double")
+        self._sums: Any = handle.getMapState("sums", "start_ms long", "rows int, total double")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:  # noqa: ARG002
         """Add to the windows of the rows."""
@@ -141,7 +141,7 @@ def _sessions_case() -> Case:
     batches[2].append({"at": _at(35), "user": "u1"})
     output = "user string, start_ms long, last_ms long, views int, due_ms long, watermark_ms long"
     return Case(
-        "sessions", **faces(Sessions), key=("user",), output=output, output_mode="append", time_mode="EventTime",
+        "sessions", *forms(Sessions), key=("user",), output=output, output_mode="append", time_mode="EventTime",
         watermark=("at", DELAY), batches=batches_of({"at": AT, "user": pa.string()}, batches),
         variables={"open": "value"}, restart_after=3,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def _windows_case() -> Case:
         for row in rows:
             row["meter"] = row["meter"] and f"m{row['meter']}"
     return Case(
-        "windows", **faces(Windows), key=("meter",),
+        "windows", *forms(Windows), key=("meter",),
         output="meter string, start_ms long, rows int, total double, open int", time_mode="EventTime",
         watermark=("at", DELAY), variables={"sums": "map"},
         batches=batches_of({"at": AT, "meter": pa.string(), "amount": pa.float64()}, batches),
@@ -163,11 +163,16 @@ def _windows_case() -> Case:
 
 def _reminders_case() -> Case:
     spans = [(0, 10, 12), (11, 30, 16), (31, 32, 3), (33, 60, 10), (61, 90, 6)]
-    fields = {"name": ["a", "b"], "room": [-1, 7], "what": ["register"] * 4 + ["delete"], "after": [0, 1, 5, 12, 40]}
+    fields: dict[str, list[Any]] = {
+        "name": ["a", "b"],
+        "room": [-1, 7],
+        "what": ["register"] * 4 + ["delete"],
+        "after": [0, 1, 5, 12, 40],
+    }
     batches = _spans("reminders", spans, fields)
     types = {"at": AT, "name": pa.string(), "room": pa.int64(), "what": pa.string(), "after": pa.int64()}
     return Case(
-        "reminders", **faces(Reminders), key=("name", "room"), time_mode="EventTime", watermark=("at", DELAY),
+        "reminders", *forms(Reminders), key=("name", "room"), time_mode="EventTime", watermark=("at", DELAY),
         output="name string, room long, what string, watermark_ms long, timers string, fired string",
         batches=batches_of(types, batches), variables={"fired": "list"},
     )  # fmt: skip

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, faces, seeded
+from tests.kit.processors.case import Case, batches_of, forms, seeded
 from tests.kit.processors.faces import Logic, Output
 
 __all__ = ["CASES"]
@@ -28,7 +28,7 @@ class Inactivity(Logic):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state and keep the handle for timers."""
         self._handle = handle
-        self._last = handle.getValueState("last", "seen_ms long, visits int")
+        self._last: Any = handle.getValueState("last", "seen_ms long, visits int")
 
     def rows(self, key: tuple[Any, ...], rows: Iterator[Row], timers: Any) -> Output:
         """Note the visit."""
@@ -112,7 +112,7 @@ def _inactivity_case() -> Case:
     sizes = (8, 4, 0, 3, 0, 2)
     batches = [[{"user": f"u{chance.randint(0, 6)}"} for _ in range(size)] for size in sizes]
     return Case(
-        "inactivity", **faces(Inactivity), key=("user",), output="user string, what string, visits int, at_ms long",
+        "inactivity", *forms(Inactivity), key=("user",), output="user string, what string, visits int, at_ms long",
         time_mode="ProcessingTime", batches=batches_of({"user": pa.string()}, batches), variables={"last": "value"},
         # The third batch stands exactly where those of the first are due, the fourth a millisecond before the second's.
         times_ms=(100_000, 110_000, 130_000, 139_999, 140_000, 200_000), restart_after=3,
@@ -130,7 +130,7 @@ def _alarms_case() -> Case:
     fields = {"id": pa.int64(), "what": pa.string(), "after_ms": pa.int64()}
     batches = [[row() for _ in range(size)] for size in (20, 15, 0, 12, 5)]
     return Case(
-        "alarms", **faces(Alarms), key=("id",), output="id long, what string, timers string",
+        "alarms", *forms(Alarms), key=("id",), output="id long, what string, timers string",
         time_mode="ProcessingTime", batches=batches_of(fields, batches), variables={},
         times_ms=(1_000_000, 1_001_000, 1_005_999, 1_006_000, 1_080_000),
     )  # fmt: skip
@@ -144,7 +144,7 @@ def _chain_case() -> Case:
     ]
     fields = {"id": pa.string(), "after_ms": pa.int64()}
     return Case(
-        "chain", **faces(Chain), key=("id",), output="id string, steps int, due_ms long", time_mode="ProcessingTime",
+        "chain", *forms(Chain), key=("id",), output="id string, steps int, due_ms long", time_mode="ProcessingTime",
         batches=batches_of(fields, batches), variables={"steps": "value"},
         times_ms=(50_000, 54_000, 58_000, 61_999, 66_000, 90_000),
     )  # fmt: skip

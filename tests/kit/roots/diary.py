@@ -80,7 +80,7 @@ class Diary(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare a variable of each kind."""
         self.handle = handle
-        self.sums = handle.getValueState("sums", "rows long, total long, fired long")
+        self.sums: Any = handle.getValueState("sums", "rows long, total long, fired long")
         self.values = handle.getListState("values", "v long")
         self.counts = handle.getMapState("counts", "v long", "n long")
 

@@ -54,7 +54,7 @@ class OldRoot:
             with lmdb.open(str(copy.resolve()), max_dbs=8) as environment:
                 meta = environment.open_db(b"meta")
                 with environment.begin(write=True, db=meta) as transaction:
-                    version, attempt, _ = json.loads(transaction.get(b"head"))
+                    version, attempt, _ = json.loads(transaction.get(b"head") or b"")
                     transaction.put(b"head", json.dumps([version, attempt, boot]).encode())
 
     def tail(self) -> Record:

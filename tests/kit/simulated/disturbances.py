@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.aggregates import aggregate, count
@@ -17,7 +18,7 @@ __all__ = ["Disturbances", "drawn_operators", "drawn_settings"]
 MOST_EXECUTORS = 4
 
 
-def drawn_settings(chance: random.Random) -> dict[str, object]:
+def drawn_settings(chance: random.Random) -> dict[str, Any]:
     """Draw how a query is kept elastic; half of them are plain."""
     if chance.random() < 0.3:
         return {}

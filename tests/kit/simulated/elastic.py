@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -57,7 +58,7 @@ class Elastic(World):
 
     def __init__(
         self, local_dir: Path, *, executors: Sequence[str] = ("1", "2"), operators: Sequence[Operator] = (),
-        key_groups: int = 6, **settings: object,
+        key_groups: int = 6, **settings: Any,
     ) -> None:  # fmt: skip
         settings = {"acceptable_recovery_lag": TOUCHED, "retained_versions": 4, "snapshot_chain_links": 6, **settings}
         super().__init__(

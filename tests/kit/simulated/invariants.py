@@ -127,7 +127,8 @@ def _check_one_attempt_a_version(entry: Entry) -> None:
 
 
 def _check_entry(old: Entry, new: Entry, record: Record) -> None:
-    kept, added = new.chain, ()
+    kept: tuple[Link, ...] = new.chain
+    added: tuple[Link, ...] = ()
     if new.chain and new.chain[-1].head.version == record.version:
         kept, added = new.chain[:-1], new.chain[-1:]
     for link in added:

@@ -7,7 +7,6 @@ plays the same schedule.
 
 from __future__ import annotations
 
-import copy
 import random
 import uuid
 from dataclasses import replace
@@ -233,9 +232,9 @@ class Schedule:
 
 def _contents(batches: list[pa.Table]) -> dict[int, dict[str, dict[object, tuple[object, ...]]]]:
     """Return what each store holds after each batch."""
-    oracle, contents = Oracle(), {}
+    oracle, contents = Oracle(), dict[int, dict[str, dict[object, tuple[object, ...]]]]()
     for version, rows in enumerate(batches):
         oracle.feed(rows)
-        tails = {key: (list(value),) for key, value in oracle.tails.items()}
-        contents[version] = {"totals": copy.deepcopy(oracle.totals), "tails": tails}
+        tails: dict[object, tuple[object, ...]] = {key: (list(value),) for key, value in oracle.tails.items()}
+        contents[version] = {"totals": dict(oracle.totals.items()), "tails": tails}
     return contents

@@ -71,4 +71,4 @@ def contents(root: str) -> Contents:
 
 def expected(oracle: Oracle) -> Contents:
     """Return what plain Python computed."""
-    return {"totals": dict(oracle.totals), "tails": {k: (v,) for k, v in oracle.tails.items()}}
+    return {"totals": dict(oracle.totals.items()), "tails": {k: (v,) for k, v in oracle.tails.items()}}

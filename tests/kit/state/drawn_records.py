@@ -13,7 +13,7 @@ from riffle_spark.state.objects.store import ObjectStore
 
 NUMBERS = st.integers(0, 2**40)
 CHECKSUMS = st.integers(0, 2**64 - 1)
-NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=("Cs",)), max_size=12)
+NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), max_size=12)
 ATTEMPTS = st.builds("{}-{:032x}".format, st.integers(0, 999), st.integers(0, 2**128 - 1))
 HEADS = st.builds(Head, st.integers(0, 50), ATTEMPTS)
 LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS)

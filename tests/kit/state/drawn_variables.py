@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
 from tests.kit.state.drawn import KEY_TYPES, Values, nested, nullable_lists, structs
 
+Types = st.SearchStrategy[tuple[pa.DataType, Values]]
+"""Draws a type and what draws its values."""
+KINDS: tuple[Literal["value", "list", "map"], ...] = ("value", "list", "map")
 LONG = ["k" * length for length in (150, 236, 237, 238, 300, 900)]
 TYPES = nested({**KEY_TYPES, pa.null(): st.none(), pa.float64(): st.floats(allow_nan=False)})
 TEXT = st.one_of(KEY_TYPES[pa.string()], st.sampled_from(LONG))
 
 
-def nested_in_keys(
-    inner: st.SearchStrategy[tuple[pa.DataType, Values]],
-) -> st.SearchStrategy[tuple[pa.DataType, Values]]:
+def nested_in_keys(inner: Types) -> Types:
     """Draw what of some types a map's key may be: the types, arrays and structs of them."""
     return st.one_of(
         inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))), st.lists(inner, max_size=3).map(structs)
@@ -23,17 +26,19 @@ def nested_in_keys(
 
 
 @st.composite
-def fields(draw: st.DrawFn, types: Values, name: str) -> list[tuple[str, pa.DataType, Values]]:
+def fields(draw: st.DrawFn, types: Types, name: str) -> list[tuple[str, pa.DataType, Values]]:
     """Draw names, types and values of the fields of a struct."""
     drawn = draw(st.lists(types, min_size=1, max_size=3))
     return [(f"{name}{at}", kind, values) for at, (kind, values) in enumerate(drawn)]
 
 
-KEY_FIELDS = st.sampled_from([(kind, TEXT if kind == pa.string() else values) for kind, values in KEY_TYPES.items()])
+KEY_FIELDS: Types = st.sampled_from(
+    [(kind, TEXT if kind == pa.string() else values) for kind, values in KEY_TYPES.items()]
+)
 MAP_KEY_FIELDS = st.recursive(KEY_FIELDS, nested_in_keys, max_leaves=3)
 
 
-def rows_of(drawn: list[tuple[str, pa.DataType, Values]]) -> Values:
+def rows_of(drawn: list[tuple[str, pa.DataType, Values]]) -> st.SearchStrategy[dict[str, object]]:
     """Return what draws the values of such fields, as a struct."""
     return st.fixed_dictionaries({name: st.one_of(st.none(), values) for name, _, values in drawn})
 
@@ -49,8 +54,8 @@ def wide_tables(draw: st.DrawFn) -> tuple[VariableColumns, pa.Table]:
     key = draw(fields(KEY_FIELDS, "k"))
     indexed = draw(st.booleans())
     variables: list[Variable] = []
-    rows: dict[str, Values] = {}
-    for at, kind in enumerate(draw(st.lists(st.sampled_from(["value", "list", "map"]), min_size=1, max_size=4))):
+    rows: dict[str, st.SearchStrategy[dict[str, object]]] = {}
+    for at, kind in enumerate(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))):
         value = draw(fields(TYPES, "v"))
         of_map = draw(fields(MAP_KEY_FIELDS, "m")) if kind == "map" else None
         variables.append(Variable(f"s{at}", kind, schema_of(value), schema_of(of_map) if of_map else None))

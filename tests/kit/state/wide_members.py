@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pyarrow as pa
 
@@ -81,7 +81,7 @@ def applied(model: Model, changes: Sequence[Change]) -> Model:
         if change.number is None:
             after.pop(place, None)
         else:
-            due = change.element if change.variable == TIMER else change.due
+            due = cast("int", change.element) if change.variable == TIMER else change.due
             after[place] = (None if change.variable == TIMER else change.number, due)
     return after
 

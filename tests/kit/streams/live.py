@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -21,7 +22,7 @@ from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.upkeep.upkeep import follows
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
-from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, wait_for
+from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, running, wait_for
 
 __all__ = ["CONF", "LiveQuery", "Roles", "await_executors", "executor_ids", "executors_of", "run_workers", "wait_for"]
 
@@ -42,8 +43,12 @@ Roles = tuple[set[int], set[int], set[int]]
 class LiveQuery:
     """Running totals that a test feeds. Every batch touches every key, so each state is checked with each batch."""
 
-    def __init__(self, spark: SparkSession, folder: Path, **settings: object) -> None:
-        usual = {"root": f"file://{folder}/state", "key_groups": 8, "acceptable_recovery_lag": BATCH_AND_A_HALF}
+    def __init__(self, spark: SparkSession, folder: Path, **settings: Any) -> None:
+        usual: dict[str, Any] = {
+            "root": f"file://{folder}/state",
+            "key_groups": 8,
+            "acceptable_recovery_lag": BATCH_AND_A_HALF,
+        }
         self.settings = Settings(**{**usual, "probing_rebalance_interval": 0.001, "expected_executors": 2, **settings})
         self._spark = spark
         self.kept = Kept()
@@ -57,7 +62,7 @@ class LiveQuery:
 
     def restart(self) -> None:
         """Begin again as a new driver would: with nothing but what the log and the folders hold."""
-        self.job._running.stop()
+        running(self.job).stop()
         self.job = StatefulJob(self.job.parts, self.settings)
         self.job._reached = self.steps.append
 
@@ -104,7 +109,7 @@ class LiveQuery:
     @property
     def ownership(self) -> Ownership:
         """The driver's living members."""
-        return self.job._running.driver.ownership
+        return running(self.job).driver.ownership
 
     def settled(self) -> bool:
         """Tell whether nothing is on its way any more and every standby is warm."""
@@ -126,7 +131,7 @@ class LiveQuery:
     def _level(self) -> bool:
         """Wait for what runs beside the batches; tell whether it left no copy behind."""
         self.rest()
-        driver = self.job._running.driver
+        driver = running(self.job).driver
         driver._upkeep.gather(driver.ownership)
         return not follows(driver.ownership, driver._log.manifest, [STORE])
 
@@ -139,7 +144,7 @@ class LiveQuery:
                 fcntl.flock(held.enter_context(lock.open("a")), fcntl.LOCK_EX)
             yield
 
-    def arrange(self, wanted: Mapping[str, tuple[set[int], set[int]]], **settings: object) -> None:
+    def arrange(self, wanted: Mapping[str, tuple[set[int], set[int]]], **settings: Any) -> None:
         """Make what members, by host, own and keep what is ``wanted``, and go on with these settings.
 
         Everybody has to hold everything before; then only what is wanted counts.

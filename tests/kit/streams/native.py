@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.kit.processors.case import Case
+from tests.kit.processors.faces import sparks_own
 
 __all__ = ["CONF", "encoded", "in_key_order", "run_native"]
 
@@ -169,8 +170,7 @@ class _Native:
         stream = reader.parquet(str(self._source))
         if case.watermark is not None:
             stream = stream.withWatermark(*case.watermark)
-        grouped = stream.groupBy(*case.key)
-        transform = grouped.transformWithStateInPandas if self._form == "pandas" else grouped.transformWithState
+        transform = sparks_own(stream.groupBy(*case.key), self._form)
         initial = None
         if case.initial is not None:
             initial = self._spark.createDataFrame(case.initial).groupBy(*case.key)

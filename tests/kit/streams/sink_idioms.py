@@ -130,7 +130,7 @@ IDIOMS: dict[str, Idiom] = {
     "merge": _merged,
     "for each partition": _in_partitions,
     "apply in pandas": _in_pandas,
-    "to pandas": lambda rows: rows.union(rows).toPandas().to_dict("records"),
+    "to pandas": lambda rows: rows.union(rows).toPandas().to_dict("records"),  # type: ignore[attr-defined]
     "to local iterator": lambda rows: list(rows.union(rows).toLocalIterator()),
     "rdd": lambda rows: rows.rdd.union(rows.rdd).map(tuple).collect(),
     "limit and tail": lambda rows: [

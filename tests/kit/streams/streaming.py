@@ -19,6 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from apps.demo.servers.guard import descendants
 from riffle_spark import Settings, StatefulJob
+from riffle_spark.spark.job import RunningJob
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
@@ -74,9 +75,9 @@ class Kept:
         return {at[0] if len(key) == 1 else at: row for at, row in named}
 
 
-def settings_in(folder: Path, **given: object) -> Settings:
+def settings_in(folder: Path, **given: Any) -> Settings:
     """Return settings with root and local copies below ``folder``, few key-groups, and patience with executors."""
-    usual = {"root": f"file://{folder}/state", "local_dir": f"{folder}/local", "key_groups": 8}
+    usual: dict[str, Any] = {"root": f"file://{folder}/state", "local_dir": f"{folder}/local", "key_groups": 8}
     return Settings(**{**usual, "initial_rebalance_delay": PATIENCE_SECONDS, **given})
 
 
@@ -89,7 +90,7 @@ def run_to_end(stream: DataFrame, job: Callable[..., None], checkpoint: Path) ->
     return query
 
 
-def start(stream: DataFrame, job: Callable[..., None], checkpoint: Path, **trigger: object) -> StreamingQuery:
+def start(stream: DataFrame, job: Callable[..., None], checkpoint: Path, **trigger: Any) -> StreamingQuery:
     """Start a query with a trigger."""
     writer = stream.writeStream.foreachBatch(job).option("checkpointLocation", str(checkpoint))
     return writer.trigger(**trigger).start()
@@ -103,9 +104,15 @@ def wait_for(reached: Callable[[], object], why: str, poll_seconds: float = 0.05
         time.sleep(poll_seconds)
 
 
+def running(job: StatefulJob) -> RunningJob:
+    """Return what runs a job's batches, after its first one."""
+    assert job._running is not None
+    return job._running
+
+
 def rest(job: StatefulJob) -> None:
     """Wait until nothing runs beside the job's batches: neither upkeep nor a census."""
-    wait_for(lambda: not job._running._background.busy(), "nothing runs beside the batches")
+    wait_for(lambda: not running(job)._background.busy(), "nothing runs beside the batches")
 
 
 def records(root: str) -> list[Record]:
@@ -128,7 +135,8 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
     def tasks() -> list[JavaObject]:
         jvm.listenerBus().waitUntilEmpty(10_000)
         tracker = context.statusTracker()
-        stages = {stage for job in tracker.getJobIdsForGroup(name) for stage in tracker.getJobInfo(job).stageIds}
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(name)]
+        stages = {stage for job in jobs if job is not None for stage in job.stageIds}
         lists = [jvm.statusStore().taskList(stage, 0, 100) for stage in sorted(stages)]
         return [each.apply(at) for each in lists for at in range(each.size())]
 
@@ -136,7 +144,7 @@ def job_group(spark: SparkSession, name: str) -> Iterator[Callable[[], list[Java
     try:
         yield tasks
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def told_by(app: Path, *arguments: str, seconds: float) -> list[dict[str, Any]]:

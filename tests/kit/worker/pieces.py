@@ -8,11 +8,12 @@ from pathlib import Path
 from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Entry, Head, Manifest
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import folder_of, use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.state.drawn_records import PLAIN, Log, drafted
+from tests.kit.state.drawn_records import PLAIN, drafted
 from tests.kit.state.members import SCHEMA, Place, held
 
 STORE = SCHEMA.store

@@ -76,7 +76,8 @@ def test_running_aggregates_are_sparks(spark: SparkSession, type: pa.DataType) -
         first_present=first("v", ignore_nulls=True), last_present=last("v", ignore_nulls=True),
         **({"total": sum_("v"), "average": mean("v")} if sums else {}),
     )  # fmt: skip
-    keyed, ours = Keyed(compute, rows.schema), {}
+    keyed = Keyed(compute, rows.schema)
+    ours: dict[object, object] = {}
     for start in range(0, ROWS, BATCH):
         ours |= {row["k"]: _comparable(row) for row in keyed.feed(rows.slice(start, BATCH))}
     ordered = spark.createDataFrame(rows).coalesce(1).sortWithinPartitions("at")

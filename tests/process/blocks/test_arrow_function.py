@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -22,7 +23,7 @@ from tests.kit.process.arrow_totals import (
 from tests.kit.process.process_calls import WHERE, Keyed
 
 
-def _totals(keyed: Keyed) -> list[object]:
+def _totals(keyed: Keyed) -> list[Any]:
     return [row["total"] for row in keyed.state.values()]
 
 
@@ -57,7 +58,7 @@ def test_the_context_tells_place_and_time() -> None:
         return NOTHING, stored()
 
     keyed_by(watch).feed(batch(a=1))
-    assert seen == [Context(**WHERE)]  # type: ignore[arg-type]
+    assert seen == [Context(**WHERE)]
 
 
 def test_keys_that_are_not_returned_keep_their_state() -> None:

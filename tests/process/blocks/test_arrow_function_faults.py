@@ -126,4 +126,4 @@ def test_a_function_that_cannot_be_called_is_refused_at_once(function: Any) -> N
 def test_schemas_of_another_kind_are_refused_at_once() -> None:
     """The parameter is named."""
     with pytest.raises(ConfigError, match=r"arrow_function\(state=\.\.\.\) was given a str"):
-        arrow_function(running_total, state="total long", output=OUTPUT)  # type: ignore[arg-type]
+        arrow_function(running_total, state="total long", output=OUTPUT)

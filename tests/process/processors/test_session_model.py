@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -63,7 +64,7 @@ batches = st.lists(
     ),
     max_size=6,
 )
-Call = tuple[str, str, object]
+Call = tuple[str, str, Any]
 Batch = tuple[list[str], list[tuple[int, Call]], int]
 
 

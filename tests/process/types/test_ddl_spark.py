@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     CharType,
-    DataType,
     MapType,
     StringType,
     StructField,
@@ -28,10 +28,10 @@ from tests.kit.process import ddl_texts
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 # What PySpark is told from 4.1 on.
-ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+ZONE: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
-def plain(kind: DataType) -> DataType:
+def plain(kind: Any) -> Any:
     """Return the type without bounds of strings, which Arrow does not have."""
     if isinstance(kind, CharType | VarcharType):
         return StringType()

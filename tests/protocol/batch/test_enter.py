@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ ROOT = "s3://bucket/state"
 TAIL = replace(first_record("query", 8, "key_group", Stamp("c", 0)), version=5, offsets="offsets-5", kind="batch")
 
 
-def incoming(version: int, **changes: object) -> IncomingBatch:
+def incoming(version: int, **changes: Any) -> IncomingBatch:
     """Return what Spark would say of a batch."""
-    return replace(IncomingBatch(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)  # type: ignore[arg-type]
+    return replace(IncomingBatch(version, "query", "run", f"offsets-{version}", None, 0, None), **changes)
 
 
 def conflict(tail: Record | None, given: IncomingBatch) -> ConflictError:
@@ -124,7 +125,7 @@ def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
         (1, {"offsets": "other"}, "comes again"),
     ],
 )
-def test_a_refused_batch_changes_nothing(tmp_path: Path, version: int, changes: dict[str, object], error: str) -> None:
+def test_a_refused_batch_changes_nothing(tmp_path: Path, version: int, changes: dict[str, Any], error: str) -> None:
     """No claim, no run, no sink: the root is as it was, and the right batch still runs."""
     world = World(tmp_path, operators=[totals()])
     for done in range(2):

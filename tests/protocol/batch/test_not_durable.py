@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +28,7 @@ def seen() -> Operator:
     return replace(operator_of("seen", ["k"], aggregate(count=count()), (), totals().rows), durable=False)
 
 
-def mixed(tmp_path: Path, **settings: object) -> Elastic:
+def mixed(tmp_path: Path, **settings: Any) -> Elastic:
     """Return a query with a cache beside its durable store."""
     return Elastic(tmp_path, operators=[totals(), seen()], **settings)
 

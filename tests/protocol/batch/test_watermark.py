@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -66,7 +67,7 @@ def tail(world: World) -> Record:
     return found
 
 
-def told(world: World, version: int, rows: pa.Table, **changes: object) -> list[Order]:
+def told(world: World, version: int, rows: pa.Table, **changes: Any) -> list[Order]:
     """Run a batch; return the orders that its slots got, one an operator."""
     seen: dict[str, Order] = {}
 

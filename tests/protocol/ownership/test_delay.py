@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ THREE = ("1", "2", "3")
 DELAY = 300
 
 
-def three(tmp_path: Path, **settings: object) -> Elastic:
+def three(tmp_path: Path, **settings: Any) -> Elastic:
     """Return three executors with a copy of everything they own, and a wait for those that are lost."""
     world = Elastic(tmp_path, executors=THREE, scheduled_rebalance_max_delay=DELAY, **settings)
     world.feed(4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,7 +71,7 @@ def test_owners_and_layout_agree_whatever_was_before(cores: dict[str, int], befo
 
 def test_settings_of_the_assignor_have_no_effect_in_hashed() -> None:
     """They are named, so that a job can say so; in the other modes none is."""
-    said = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
+    said: dict[str, Any] = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
     assert without_effect(Settings(dispatch="hashed", **said)) == ("balance_band", "num_standbys")
     assert without_effect(Settings(dispatch="partition", **said)) == ()
     assert without_effect(Settings(dispatch="hashed")) == ()

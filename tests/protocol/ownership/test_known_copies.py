@@ -200,7 +200,9 @@ class Real:
         others, _ = self.keeper(self.elsewhere).bring({0: self.entry})
         with copies[0] as mine, others[0] as other:
             same = mine.scan() == other.scan()
-            self.copies.at(MEMBER, ADDRESS, mine.head())
+            head = mine.head()
+            assert head is not None
+            self.copies.at(MEMBER, ADDRESS, head)
         return same, brought.restores
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
 
 
-def running(tmp_path: Path, **settings: object) -> Elastic:
+def running(tmp_path: Path, **settings: Any) -> Elastic:
     """Return three executors in the middle of a query's life."""
     world = Elastic(tmp_path, executors=THREE, **settings)
     world.feed(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
 
 
-def running(tmp_path: Path, standbys: int, **settings: object) -> Elastic:
+def running(tmp_path: Path, standbys: int, **settings: Any) -> Elastic:
     """Return a query in the middle of its life."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=standbys, **settings)
     world.feed(5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ class WallClock(ManualClock):
         return super().wall_ms() + self.wrong_seconds * 1000
 
 
-def clocked(tmp_path: Path, **settings: object) -> tuple[World, WallClock]:
+def clocked(tmp_path: Path, **settings: Any) -> tuple[World, WallClock]:
     """Return a query and the clock of its driver's machine."""
     world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
     world.clock = WallClock()
@@ -132,9 +133,9 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
     told.upkeep({"1": order})
     assert seen == [(None, ["1"])]
     name = paths.snapshot("totals", 2, snapshot.id)
-    assert told.named() == {name}
+    assert told.named() == frozenset({name})
     told.only_of(1)
-    assert told.named() == {name}
+    assert told.named() == frozenset({name})
     told.only_of(2)
     assert told.named() == frozenset()
 
@@ -156,7 +157,7 @@ def test_starts_that_fail_in_their_first_batch_leave_a_bounded_number_of_objects
         world.start()
         world.clock.advance(20)
         with pytest.raises(UserError):
-            world.batch(1, rows_of(*keys(10)), failing)  # type: ignore[arg-type]
+            world.batch(1, rows_of(*keys(10)), failing)
         history.look()
         records.append(len(world.memory.list(paths.LOG)))
         objects.append(len(world.memory.list("")) - records[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -213,7 +214,7 @@ def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> No
         history.look()
 
 
-def grown_root(tmp_path: Path, **settings: object) -> World:
+def grown_root(tmp_path: Path, **settings: Any) -> World:
     """Return a query whose first records are swept, and an orphan of its first epoch in its root."""
     world = World(tmp_path, operators=[totals()], executors=["1"], **settings)
     for version in range(31):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ BOUND = TRIES + HOURS * 3600 // LONGEST_SECONDS
 """So often one copy is tried at most: ten times, then once in five minutes while its key-group changes."""
 
 
-def started_again(folder: Path, disk_limit: float, **settings: object) -> Elastic:
+def started_again(folder: Path, disk_limit: float, **settings: Any) -> Elastic:
     """Return a query of two members whose key-groups have snapshots, started again with one standby to be made."""
     world = Elastic(folder, key_groups=4, snapshot_chain_links=2, **settings)
     world.feed(6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -75,12 +75,12 @@ def test_jobs_run_in_a_pool_of_their_own_and_leave_the_thread_as_it_was(spark: S
     context.setJobGroup("batch", "the batch's own")
     jobs = TaggedJobs(spark, UPKEEP_POOL)
     names = ("spark.scheduler.pool", "spark.jobGroup.id", "spark.job.tags")
-    during = jobs.run(lambda: [context.getLocalProperty(name) for name in names], [])
+    during = jobs.run(lambda: [str(context.getLocalProperty(name)) for name in names], list[str]())
     assert during[:2] == [UPKEEP_POOL, "batch"]
     assert during[2].startswith(UPKEEP_POOL)
     assert [context.getLocalProperty(name) or None for name in names] == ["mine", "batch", None]
     for name in names:
-        context.setLocalProperty(name, None)
+        context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def sleeping(
@@ -88,7 +88,7 @@ def sleeping(
 ) -> Callable[[], list[str]]:
     """Return a job that says in a file that it began, and then takes its time, a minute."""
 
-    def sleep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def sleep(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         started.touch()
         time.sleep(seconds)
         yield from batches
@@ -162,8 +162,8 @@ def test_a_failure_that_no_stop_caused_is_told(spark: SparkSession) -> None:
     """A job that fails by itself raises, and the next one runs."""
     jobs = TaggedJobs(spark, UPKEEP_POOL)
     with pytest.raises(ZeroDivisionError):
-        jobs.run(lambda: [1 / 0], [])
-    assert jobs.run(lambda: [1.0], []) == [1.0]
+        jobs.run(lambda: [1 / 0], list[float]())
+    assert jobs.run(lambda: [1.0], list[float]()) == [1.0]
 
 
 def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_pat
     settings = settings_in(tmp_path).but(expected_executors=2)
     root = settings.root
 
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from riffle_spark.worker import member_folders
 
         for _ in batches:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, min_, sum_, transform_with_state, transform_with_state_in_pandas
 from tests.kit.processors.columns import Columns
+from tests.kit.processors.faces import sparks_own
 from tests.kit.streams import native
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
@@ -76,9 +77,8 @@ def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:
 
 def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
     """Return what Spark's own operator makes of it."""
-    grouped, found = frame.groupBy(key), []
-    transform = grouped.transformWithStateInPandas if FORM == "pandas" else grouped.transformWithState
-    writer = transform(Columns(), OUTPUT, "update", "None").writeStream.outputMode("update")
+    found: list[Any] = []
+    writer = sparks_own(frame.groupBy(key), FORM)(Columns(), OUTPUT, "update", "None").writeStream.outputMode("update")
     writer = writer.foreachBatch(lambda frame, _: found.extend(map(tuple, frame.collect())))
     query = writer.option("checkpointLocation", str(folder / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(native.END_SECONDS)

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_
-from riffle_spark.spark.engine import kept_result, placed
+from riffle_spark.spark.engine import jvm
 from tests.kit.folders import APPS
 from tests.kit.streams.streaming import Feed, Kept, rest, run_to_end, settings_in
 
@@ -33,9 +33,7 @@ def test_a_spark_without_the_placed_plan_gets_hash_placement(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """When the JVM has no such class, there is one warning for all batches, and nothing else changes."""
-    monkeypatch.setattr(
-        placed.handles, "scala_seq", lambda jvm, items: jvm.org.apache.spark.riffle.NoSuchSeq(len(items))
-    )
+    monkeypatch.setattr(jvm, "scala_seq", lambda gateway, items: gateway.org.apache.spark.riffle.NoSuchSeq(len(items)))
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(3):
         feed.add(batch(number))
@@ -53,9 +51,7 @@ def test_snapshots_are_taken_where_nothing_can_be_placed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upkeep falls back as batches do: chains are cut by snapshots, and no batch warns of one that failed."""
-    monkeypatch.setattr(
-        placed.handles, "scala_seq", lambda jvm, items: jvm.org.apache.spark.riffle.NoSuchSeq(len(items))
-    )
+    monkeypatch.setattr(jvm, "scala_seq", lambda gateway, items: gateway.org.apache.spark.riffle.NoSuchSeq(len(items)))
     settings = settings_in(tmp_path, snapshot_chain_links=3)
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
     for number in range(6):
@@ -74,8 +70,8 @@ def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
     def no_such(*_: object) -> None:
         raise AttributeError("no such method")
 
-    monkeypatch.setattr(kept_result.handles, "observed", no_such)
-    monkeypatch.setattr(kept_result.handles, "checkpointed", no_such)
+    monkeypatch.setattr(jvm, "observed", no_such)
+    monkeypatch.setattr(jvm, "checkpointed", no_such)
     rows = Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(rows)
     with caplog.at_level(logging.WARNING, logger="riffle_spark"):

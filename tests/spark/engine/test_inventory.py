@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -37,7 +38,8 @@ CONF = {
 def two(spark: SparkSession, tmp_path: Path) -> tuple[Executor, ...]:
     """Two executors; where an earlier test took some away, Spark starts others."""
     context = spark.sparkContext
-    context._jsc.sc().requestTotalExecutors(2, 0, context._jvm.PythonUtils.toScalaMap({}))
+    jvm: Any = context._jvm
+    context._jsc.sc().requestTotalExecutors(2, 0, jvm.PythonUtils.toScalaMap({}))
     return inventory.await_executors(spark, settings_in(tmp_path), expected=2)
 
 
@@ -99,7 +101,7 @@ def test_an_excluded_executor_is_left_out_until_it_may_be_used_again(
     """Where Spark excludes executors whose tasks fail, it gives them none, so they are not listed meanwhile."""
     bad = two[0].id
 
-    def fail_there(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def fail_there(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if executor_id() == bad:
             raise RuntimeError("this executor's disk is bad")
         time.sleep(0.2)

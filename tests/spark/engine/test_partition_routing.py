@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import KEY_GROUP, SLOT, Order
@@ -44,7 +44,7 @@ def order_of(rows: pa.Schema) -> Order:
     )  # fmt: skip
 
 
-def rows_of(spark: SparkSession, rows: list[tuple[str, str | None, int | None]], kind: str = "int"):
+def rows_of(spark: SparkSession, rows: list[tuple[str, str | None, int | None]], kind: str = "int") -> DataFrame:
     """Return a batch of keys, topics and partitions."""
     return spark.createDataFrame(rows, f"k string, topic string, partition {kind}")
 
@@ -52,7 +52,7 @@ def rows_of(spark: SparkSession, rows: list[tuple[str, str | None, int | None]],
 @pytest.mark.parametrize("kind", ["tinyint", "smallint", "int", "bigint"])
 def test_every_row_gets_the_shard_of_its_partition_and_its_slot(spark: SparkSession, kind: str) -> None:
     """Whatever the topic is called, a row's key-group is its partition's number and its slot the one that serves it."""
-    rows = [(f"k{n}", *REGISTERED[n % len(REGISTERED)]) for n in range(20)]
+    rows: list[tuple[str, str | None, int | None]] = [(f"k{n}", *REGISTERED[n % len(REGISTERED)]) for n in range(20)]
     batch = rows_of(spark, rows, kind)
     order = order_of(routing.arrow_schema(batch))
     routed = routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).collect()

@@ -148,9 +148,15 @@ def test_a_job_follows_its_executors(
     """Whichever executors are there, no slot is missed and state comes along; those that come take part once they were
     asked, and a frame is built once an assignment.
     """
-    chance, built, live = random.Random(6), [], [executors]
+    chance, live = random.Random(6), [executors]
+    built: list[tuple[SparkSession, SlotLayout]] = []
     place: Callable[..., DataFrame] = placed.placed
-    monkeypatch.setattr(placed, "placed", lambda *given: built.append(given) or place(*given))
+
+    def placing(session: SparkSession, layout: SlotLayout) -> DataFrame:
+        built.append((session, layout))
+        return place(session, layout)
+
+    monkeypatch.setattr(placed, "placed", placing)
     monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
     kept = Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)

@@ -49,4 +49,4 @@ def test_rows_are_lost_only_with_all_who_hold_them(spark: SparkSession, tmp_path
     assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
     assert [report.runs for report in job.reports] == [runs, 1]
     assert len(calls) == runs + 1
-    assert committed(settings.root) == [0, 1]
+    assert committed(f"file://{tmp_path}/state") == [0, 1]

@@ -89,7 +89,7 @@ def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: st
         assert len(set(again)) == 1, tried
         assert job.reports[-1].runs == 2, tried
     assert sinks[killing].unrecognised == {}
-    assert committed(settings.root) == list(range(len(idioms)))
+    assert committed(f"file://{folder}/state") == list(range(len(idioms)))
 
 
 @pytest.mark.parametrize(

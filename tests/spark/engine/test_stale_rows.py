@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -51,7 +52,7 @@ def lose_a_part(spark: SparkSession) -> bool:
     """Remove a part that Spark keeps, if there is any; tell whether there was. Py4J cannot do so on Spark 4.3, whose
     ``SparkEnv`` names a class that is not there.
     """
-    jvm = spark.sparkContext._jvm
+    jvm: Any = spark.sparkContext._jvm
     blocks = jvm.org.apache.spark.SparkEnv.get().blockManager()
     for rdd in list(spark.sparkContext._jsc.getPersistentRDDs()):
         for part in range(2):

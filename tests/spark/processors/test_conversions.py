@@ -70,7 +70,10 @@ def ours(utc: None, tmp_path: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_value_becomes_what_spark_makes_of_it(version: str, ours: dict[str, list[str]]) -> None:
     """In every type and by every call, except for what is listed above and for texts that Java makes of objects."""
-    differing, refused, kept, taken = {}, set(), set(), set()
+    differing: dict[str, object] = {}
+    refused: set[str] = set()
+    kept: set[str] = set()
+    taken: set[str] = set()
     for name, told in recorded(version).items():
         here = ours[name]
         if (here[0] == "!" and told[0] == "!") or here == told:

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import declare
+from tests.kit.processors.faces import collect, sparks_own
 from tests.kit.processors.gone import TOLD, Gone
 from tests.kit.streams import native
 from tests.kit.streams.processor_runs import Run, Told
@@ -49,10 +50,9 @@ def test_spark_answers_so(spark: SparkSession, form: str, tmp_path: Path) -> Non
     rows = pa.table({"id": ["a"]})
     (tmp_path / "in").mkdir()
     pq.write_table(rows, tmp_path / "in" / "rows.parquet")
-    stream = spark.readStream.schema(from_arrow_schema(rows.schema)).parquet(str(tmp_path / "in")).groupBy("id")
-    transform = stream.transformWithStateInPandas if form == "pandas" else stream.transformWithState
-    writer = transform(Gone(tmp_path / "told"), "id string", "update", "None").writeStream.outputMode("update")
-    writer = writer.foreachBatch(lambda frame, _: frame.collect())
+    grouped = spark.readStream.schema(from_arrow_schema(rows.schema)).parquet(str(tmp_path / "in")).groupBy("id")
+    result = sparks_own(grouped, form)(Gone(tmp_path / "told"), "id string", "update", "None")
+    writer = result.writeStream.outputMode("update").foreachBatch(collect)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(native.END_SECONDS)
     told = noted(tmp_path / "told")

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from tests.kit.processors.edges import NoRows, NullInNotNull, Redeclares, Tells
+from tests.kit.processors.faces import sparks_own
 from tests.kit.streams import native
 from tests.kit.streams.streaming import Feed
 
@@ -38,9 +39,9 @@ def natively(
     frame: DataFrame, key: str, processor: StatefulProcessor, form: str, folder: Path, mode: str = "None"
 ) -> list[str]:
     """Return what Spark's own operator makes of it."""
-    grouped, found = frame.groupBy(key), []
-    transform = grouped.transformWithStateInPandas if form == "pandas" else grouped.transformWithState
-    writer = transform(processor, "told string", "update", mode).writeStream.outputMode("update")
+    found: list[str] = []
+    result = sparks_own(frame.groupBy(key), form)(processor, "told string", "update", mode)
+    writer = result.writeStream.outputMode("update")
     writer = writer.foreachBatch(lambda frame, _: found.extend(row[0] for row in frame.collect()))
     query = writer.option("checkpointLocation", str(folder / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(native.END_SECONDS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -70,7 +72,8 @@ def test_frames_are_cut_by_bytes() -> None:
     sizes = {}
     for bytes_max in (1, 16, 24, 2**31 - 1):
         form = PandasForm(schema_of_ddl("n long"), PandasOptions(bytes_max=bytes_max))
-        sizes[bytes_max] = [[frame.n.tolist() for frame in of_key] for of_key in form.rows(rows, [0, 3, 3, 10])]
+        keys: Iterator[Iterator[Any]] = form.rows(rows, [0, 3, 3, 10])
+        sizes[bytes_max] = [[frame.n.tolist() for frame in of_key] for of_key in keys]
     assert sizes[1] == [[[0], [1], [2]], [], [[n] for n in range(3, 10)]]
     assert sizes[16] == [[[0, 1], [2]], [], [[3, 4], [5, 6], [7, 8], [9]]]
     assert sizes[24] == [[[0, 1, 2]], [], [[3, 4, 5], [6, 7, 8], [9]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from itertools import pairwise
@@ -84,7 +84,7 @@ def test_columns_have_the_types_that_pyspark_gives() -> None:
 def test_a_processor_may_write_into_its_frame() -> None:
     """No other key's rows change, and nothing warns."""
     form = PandasForm(OUTPUT, PandasOptions())
-    keys = form.rows(ROWS.select(["i", "s"]), [0, 2, 4])
+    keys: Iterator[Iterator[Any]] = form.rows(ROWS.select(["i", "s"]), [0, 2, 4])
     first = next(next(keys))
     first["i"] = 0
     first.loc[0, "s"] = "mine"

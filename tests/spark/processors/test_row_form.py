@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from itertools import pairwise
@@ -57,7 +57,7 @@ def test_rows_of_all_keys_come_whatever_is_held_at_once(monkeypatch: pytest.Monk
 def test_a_key_need_not_look_at_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next key gets its own nevertheless."""
     monkeypatch.setattr(row_form, "ROWS_MAX", 2)
-    keys = RowForm(OUTPUT).rows(pa.table({"v": list(range(6))}), [0, 5, 6])
+    keys: Iterator[Iterator[Any]] = RowForm(OUTPUT).rows(pa.table({"v": list(range(6))}), [0, 5, 6])
     assert next(next(keys)).v == 0
     assert [row.v for row in next(keys)] == [5]
 
@@ -122,7 +122,7 @@ def test_a_form_that_was_emptied_begins_anew() -> None:
     assert form.output().equals(OUTPUT.empty_table())
 
 
-@pytest.mark.parametrize("row", [("a", 1, None), {"id": "a"}, Row("a", 1, None), None, 5], ids=str)
+@pytest.mark.parametrize("row", [("a", 1, None), {"id": "a"}, Row("a", 1, None), None, 5], ids=str)  # type: ignore[call-overload]
 def test_what_is_no_row_with_names_is_refused(row: object) -> None:
     """As PySpark cannot make a dictionary of it."""
     with pytest.raises((AttributeError, TypeError)):

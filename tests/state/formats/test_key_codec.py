@@ -36,7 +36,7 @@ def types_of(columns: list[pa.Array]) -> list[pa.DataType]:
 
 @some
 @given(keys())
-def test_stored_keys_compare_as_the_keys_do(columns):
+def test_stored_keys_compare_as_the_keys_do(columns: list[pa.Array]) -> None:
     """Stored keys are less, equal and greater exactly where the keys are, column by column."""
     stored, wanted = encode_keys(columns).to_pylist(), ranks(columns)
     for left in range(len(stored)):
@@ -47,7 +47,7 @@ def test_stored_keys_compare_as_the_keys_do(columns):
 
 @some
 @given(keys())
-def test_no_stored_key_begins_another(columns):
+def test_no_stored_key_begins_another(columns: list[pa.Array]) -> None:
     """No stored key is the beginning of a different one, so a scan by whole key finds that key only."""
     stored = sorted(set(encode_keys(columns).to_pylist()))
     assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
@@ -55,7 +55,7 @@ def test_no_stored_key_begins_another(columns):
 
 @some
 @given(keys())
-def test_keys_come_back_from_what_is_stored(columns):
+def test_keys_come_back_from_what_is_stored(columns: list[pa.Array]) -> None:
     """Decoding gives the columns that were encoded, with one zero and one NaN, from slices and lists of bytes too."""
     stored = encode_keys(columns)
     stored.validate(full=True)
@@ -71,7 +71,7 @@ def test_keys_come_back_from_what_is_stored(columns):
 
 @some
 @given(keys(), st.data())
-def test_damaged_keys_raise_or_are_other_keys(columns, data):
+def test_damaged_keys_raise_or_are_other_keys(columns: list[pa.Array], data: st.DataObject) -> None:
     """A stored key with bytes changed, cut off or added raises, or reads as valid columns, not as what is beyond it."""
     stored = [damaged(data, key) for key in encode_keys(columns).to_pylist()]
     try:
@@ -99,13 +99,13 @@ def test_damaged_keys_raise_or_are_other_keys(columns, data):
         (b"\x01\xff\x00\x00", pa.string()),
     ],
 )
-def test_bytes_that_are_no_key_are_refused(stored, kind):
+def test_bytes_that_are_no_key_are_refused(stored: bytes, kind: pa.DataType) -> None:
     """Keys too short, too long, without an end, with an unknown tag or with text that is no UTF-8 raise."""
     with pytest.raises(CorruptStateError):
         decode_keys([encode_keys([pa.array([None], kind)])[0].as_py(), stored], [kind])
 
 
-def test_stored_keys_are_the_documented_bytes():
+def test_stored_keys_are_the_documented_bytes() -> None:
     """The bytes of the document are the bytes written."""
     columns = [pa.array([1, -1, None]), pa.array(["a\x00b", "", None]), pa.array([1.5, -1.5, None])]
     assert [key.hex(" ") for key in encode_keys(columns).to_pylist()] == [
@@ -115,7 +115,7 @@ def test_stored_keys_are_the_documented_bytes():
     ]
 
 
-def test_keys_without_columns_or_of_wrong_types_are_refused():
+def test_keys_without_columns_or_of_wrong_types_are_refused() -> None:
     """A key needs a column, and one that Spark can group by."""
     with pytest.raises(ConfigError):
         encode_keys([])
@@ -123,7 +123,7 @@ def test_keys_without_columns_or_of_wrong_types_are_refused():
         encode_keys([pa.array([[1]])])
 
 
-def test_long_keys_are_cut_to_fit():
+def test_long_keys_are_cut_to_fit() -> None:
     """Keys above the limit become their beginning and a digest, all different; others stay, and no two are confused."""
     edge = "k" * (LOCAL_KEY_BYTES_MAX - 3)
     texts = ["short", edge, edge + "k", "k" * 2000, "k" * 1999 + "j", None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -73,7 +74,7 @@ def as_tuples(value: object) -> object:
 
 @some
 @given(nested_keys())
-def test_nested_keys_compare_as_their_values_do(columns):
+def test_nested_keys_compare_as_their_values_do(columns: list[pa.Array]) -> None:
     """Bytes are less, equal and greater exactly where the keys are: so two keys are never taken for one."""
     stored, wanted = encode_nested_keys(columns).to_pylist(), ranks(columns)
     for left in range(len(stored)):
@@ -84,7 +85,7 @@ def test_nested_keys_compare_as_their_values_do(columns):
 
 @some
 @given(nested_keys())
-def test_no_nested_key_begins_another(columns):
+def test_no_nested_key_begins_another(columns: list[pa.Array]) -> None:
     """No key's bytes are the beginning of another one's."""
     stored = sorted(set(encode_nested_keys(columns).to_pylist()))
     assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
@@ -92,7 +93,7 @@ def test_no_nested_key_begins_another(columns):
 
 @some
 @given(nested_keys())
-def test_nested_keys_come_back_from_what_is_stored(columns):
+def test_nested_keys_come_back_from_what_is_stored(columns: list[pa.Array]) -> None:
     """Decoding gives the columns that were encoded, from slices and lists of bytes too."""
     stored = encode_nested_keys(columns)
     stored.validate(full=True)
@@ -108,7 +109,7 @@ def test_nested_keys_come_back_from_what_is_stored(columns):
 
 @some
 @given(nested_keys())
-def test_a_nested_key_alone_is_encoded_as_its_column_is(columns):
+def test_a_nested_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array]) -> None:
     """One key at a time gives the bytes that the columns give, structs being tuples or dictionaries."""
     encode = KeyEncoder(types_of(columns))
     rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
@@ -119,7 +120,7 @@ def test_a_nested_key_alone_is_encoded_as_its_column_is(columns):
 
 @some
 @given(nested_keys(), st.data())
-def test_damaged_nested_keys_raise_or_are_other_keys(columns, data):
+def test_damaged_nested_keys_raise_or_are_other_keys(columns: list[pa.Array], data: st.DataObject) -> None:
     """Bytes changed, cut off or added raise, or read as valid columns, not as what is beyond them."""
     stored = [damaged(data, key) for key in encode_nested_keys(columns).to_pylist()]
     try:
@@ -131,7 +132,7 @@ def test_damaged_nested_keys_raise_or_are_other_keys(columns, data):
         assert len(column) == len(stored)
 
 
-def test_nested_keys_are_the_documented_bytes():
+def test_nested_keys_are_the_documented_bytes() -> None:
     """A struct is a tag and its fields; an array a tag, 01 before each element, and 00; a map sorted entries."""
     kind = pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))])
     keys = pa.array([(1, ["x", None]), (None, []), (2, None), None], kind)
@@ -155,13 +156,15 @@ AROUND = {
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int8(), 2), pa.time64("us"), pa.null()])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-def test_types_that_no_key_can_have_are_refused(kind, around):
+def test_types_that_no_key_can_have_are_refused(
+    kind: pa.DataType, around: Callable[[pa.DataType], pa.DataType]
+) -> None:
     """Wherever they are nested."""
     with pytest.raises(ConfigError, match="cannot be of type"):
         check_map_key_type("m", around(kind))
 
 
-def test_bytes_that_are_no_nested_key_are_refused():
+def test_bytes_that_are_no_nested_key_are_refused() -> None:
     """An unknown tag, an array without an end, and bytes after the end."""
     kind = pa.list_(pa.int8())
     for stored in (b"\x02", b"\x01", b"\x01\x01\x01\x80", b"\x01\x02", b"\x01\x00\x00", b""):

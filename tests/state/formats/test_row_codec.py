@@ -14,7 +14,7 @@ from tests.kit.state.drawn import damaged, some, tables
 
 @some
 @given(tables())
-def test_rows_come_back_from_what_is_stored(table):
+def test_rows_come_back_from_what_is_stored(table: pa.Table) -> None:
     """Decoding gives the rows that were encoded, from arrays, lists of bytes, slices and chunks."""
     codec = RowCodec(table.schema)
     stored = codec.encode(table)
@@ -31,7 +31,7 @@ def test_rows_come_back_from_what_is_stored(table):
 
 @some
 @given(tables())
-def test_values_are_all_of_one_length_where_the_schema_is(table):
+def test_values_are_all_of_one_length_where_the_schema_is(table: pa.Table) -> None:
     """A schema of fixed-width columns and structs of them gives values of one length, and says which."""
     codec = RowCodec(table.schema)
     lengths = {len(value) for value in codec.encode(table).to_pylist()}
@@ -40,7 +40,7 @@ def test_values_are_all_of_one_length_where_the_schema_is(table):
 
 @some
 @given(tables(), st.data())
-def test_damaged_rows_raise_or_are_other_rows(table, data):
+def test_damaged_rows_raise_or_are_other_rows(table: pa.Table, data: st.DataObject) -> None:
     """A value with bytes changed, cut off or added raises, or reads as valid rows, never as what lies beyond it."""
     codec = RowCodec(table.schema)
     stored = [damaged(data, value) for value in codec.encode(table).to_pylist()]
@@ -52,7 +52,7 @@ def test_damaged_rows_raise_or_are_other_rows(table, data):
     assert codec.decode(codec.encode(decoded)).num_rows == len(stored)
 
 
-def test_fixed_rows_are_packed():
+def test_fixed_rows_are_packed() -> None:
     """A row of fixed width is its null bits and its values, little-endian, without gaps; a null is zeros."""
     table = pa.table({"n": pa.array([1, None]), "b": pa.array([None, True]), "s": pa.array([2, 3], pa.int16())})
     codec = RowCodec(table.schema)
@@ -63,7 +63,7 @@ def test_fixed_rows_are_packed():
     ]
 
 
-def test_bodies_follow_the_head():
+def test_bodies_follow_the_head() -> None:
     """Text and lists have a length in the head and a body after it; a list says its elements' number and lengths."""
     lists = pa.array([["x", None], None], pa.list_(pa.string()))
     table = pa.table({"t": pa.array(["ab", None]), "n": pa.array([7, 8], pa.int8()), "l": lists})
@@ -94,7 +94,7 @@ def test_bodies_follow_the_head():
         ("00 06 00 00 00 01 00 00 00 00 01", pa.list_(pa.int8(), 2)),
     ],
 )
-def test_bytes_that_are_no_row_are_refused(stored, kind):
+def test_bytes_that_are_no_row_are_refused(stored: str, kind: pa.DataType) -> None:
     """Values too short, too long, with wrong lengths or counts, or with text that is no UTF-8 raise."""
     codec = RowCodec(pa.schema([("c", kind)]))
     good = codec.encode(pa.table([pa.array([None], kind)], names=["c"]))[0].as_py()
@@ -102,7 +102,7 @@ def test_bytes_that_are_no_row_are_refused(stored, kind):
         codec.decode([good, bytes.fromhex(stored)])
 
 
-def test_rows_of_no_columns_are_counted():
+def test_rows_of_no_columns_are_counted() -> None:
     """A schema without columns stores empty values, and as many rows come back."""
     codec = RowCodec(pa.schema([]))
     rows = pa.table({"a": [1, 2, 3]}).select([])
@@ -112,14 +112,14 @@ def test_rows_of_no_columns_are_counted():
         codec.decode([b"", b"x"])
 
 
-def test_large_values_come_back():
+def test_large_values_come_back() -> None:
     """Values of ten megabytes, text and lists, come back, beside small ones."""
     table = pa.table({"t": ["x" * 10_000_000, None, "y"], "l": pa.array([[1] * 1_000_000, [], None])})
     codec = RowCodec(table.schema)
     assert codec.decode(codec.encode(table).to_pylist()).equals(table)
 
 
-def test_rows_are_decoded_in_pieces(monkeypatch):
+def test_rows_are_decoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where values hold more than Arrow's 32-bit offsets, rows come in several chunks and none is lost."""
     monkeypatch.setattr("riffle_spark.state.formats.row_codec.PIECE_BYTES_MAX", 50)
     table = pa.table({"t": ["a" * (n % 70) for n in range(40)], "n": range(40)})
@@ -129,7 +129,7 @@ def test_rows_are_decoded_in_pieces(monkeypatch):
     assert decoded.equals(table)
 
 
-def test_schema_comes_back_whole():
+def test_schema_comes_back_whole() -> None:
     """Names, nullability and metadata of the schema are those the codec was made with."""
     field = pa.field("a", pa.int64(), nullable=False, metadata={"unit": "cents"})
     schema = pa.schema([field], metadata={"store": "totals"})
@@ -137,7 +137,7 @@ def test_schema_comes_back_whole():
     assert codec.decode(codec.encode(pa.table([[1]], schema=schema))).schema.equals(schema, check_metadata=True)
 
 
-def test_rows_of_another_schema_are_refused():
+def test_rows_of_another_schema_are_refused() -> None:
     """Rows with other names, types or order of columns are an error that shows both."""
     codec = RowCodec(pa.schema([("a", pa.int64()), ("b", pa.string())]))
     for rows in (pa.table({"a": [1]}), pa.table({"b": ["x"], "a": [1]}), pa.table({"a": ["1"], "b": ["x"]})):
@@ -153,7 +153,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=str)
-def test_columns_that_cannot_be_stored_are_refused(kind):
+def test_columns_that_cannot_be_stored_are_refused(kind: pa.DataType) -> None:
     """Types that Spark does not have, deep inside too, are refused when the codec is made."""
     for schema in (pa.schema([("c", kind)]), pa.schema([("c", pa.list_(pa.struct([("d", kind)])))])):
         with pytest.raises(ConfigError, match="cannot hold"):
@@ -174,7 +174,7 @@ class Identity(pa.ExtensionType):
         return cls()
 
 
-def test_extension_types_keep_their_storage():
+def test_extension_types_keep_their_storage() -> None:
     """A column of an extension type is stored as its storage and comes back as itself."""
     storage = pa.array([b"0123456789abcdef", None], pa.binary(16))
     table = pa.table({"id": pa.ExtensionArray.from_storage(Identity(), storage)})
@@ -183,7 +183,7 @@ def test_extension_types_keep_their_storage():
     assert codec.decode(codec.encode(table)).equals(table)
 
 
-def test_what_stands_below_a_null_is_not_stored():
+def test_what_stands_below_a_null_is_not_stored() -> None:
     """Equal rows give equal bytes, whatever Arrow keeps below null lists and structs."""
     lists = pa.ListArray.from_arrays([0, 2, 4, 4], [1, 2, 3, 4], mask=pa.array([True, False, False]))
     structs = pa.StructArray.from_arrays([pa.array([7, 8, 9])], ["a"], mask=pa.array([True, False, False]))

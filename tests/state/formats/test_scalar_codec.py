@@ -43,7 +43,7 @@ def same(left: tuple[object, ...], right: tuple[object, ...]) -> bool:
 
 @some
 @given(keys())
-def test_a_key_alone_is_encoded_as_its_column_is(columns):
+def test_a_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array]) -> None:
     """Every key of every type gives the bytes that the columns give."""
     encode = KeyEncoder([column.type for column in columns])
     alone = [encode(key) for key in zip(*(column.to_pylist() for column in columns), strict=True)]
@@ -68,7 +68,7 @@ def test_a_key_alone_is_encoded_as_its_column_is(columns):
     ],
     ids=str,
 )
-def test_a_value_of_another_class_is_encoded_as_arrow_takes_it(kind, value):
+def test_a_value_of_another_class_is_encoded_as_arrow_takes_it(kind: pa.DataType, value: object) -> None:
     """What Arrow makes of numbers of other classes, zeros, NaNs and times of other zones is what is encoded."""
     assert KeyEncoder([kind])((value,)) == encode_keys([pa.array([value], kind)])[0].as_py()
 
@@ -76,13 +76,13 @@ def test_a_value_of_another_class_is_encoded_as_arrow_takes_it(kind, value):
 @pytest.mark.parametrize(
     ("kind", "value"), [(pa.int8(), 128), (pa.int64(), 2**63), (pa.int64(), True), (pa.int64(), "1"), (pa.string(), 1)]
 )
-def test_a_value_that_arrow_does_not_take_is_refused(kind, value):
+def test_a_value_that_arrow_does_not_take_is_refused(kind: pa.DataType, value: object) -> None:
     """Nothing is wrapped around or converted in silence."""
     with pytest.raises((pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)):
         KeyEncoder([kind])((value,))
 
 
-def test_a_key_of_another_number_of_columns_is_refused():
+def test_a_key_of_another_number_of_columns_is_refused() -> None:
     """A key has as many values as there are columns."""
     with pytest.raises(ValueError, match="shorter"):
         KeyEncoder([pa.int64(), pa.int64()])((1,))
@@ -90,7 +90,7 @@ def test_a_key_of_another_number_of_columns_is_refused():
 
 @some
 @given(st.one_of(flat_tables(), tables()))
-def test_a_value_alone_is_decoded_as_its_row_is(table):
+def test_a_value_alone_is_decoded_as_its_row_is(table: pa.Table) -> None:
     """Every row of every schema gives the Python values that the decoded table gives."""
     codec = RowCodec(table.schema)
     decode = ValueDecoder(codec)
@@ -101,7 +101,7 @@ def test_a_value_alone_is_decoded_as_its_row_is(table):
 
 @some
 @given(flat_tables(), st.data())
-def test_a_damaged_value_alone_raises_as_its_row_does(table, data):
+def test_a_damaged_value_alone_raises_as_its_row_does(table: pa.Table, data: st.DataObject) -> None:
     """Changed bytes raise where the codec of columns raises, and else give what it gives."""
     codec = RowCodec(table.schema)
     for whole in codec.encode(table).to_pylist():

@@ -67,7 +67,12 @@ class TestDirectory:
 
         def come_and_go(thread: int) -> bool:
             names = [f"delta/1/{thread}-{number}" for number in range(60)]
-            return all(store.put_if_absent(name, b"") and not store.delete([name]) for name in names)
+            for name in names:
+                created = store.put_if_absent(name, b"")
+                store.delete([name])
+                if not created:
+                    return False
+            return True
 
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(come_and_go, range(4)))

@@ -61,7 +61,7 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(place: Place, k
 @settings(deadline=None)
 def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, range_bytes: int) -> None:
     """None is longer than one and a half ranges, none but the only one shorter than half of one."""
-    sizes = []
+    sizes: list[int] = []
     while sum(sizes) < length:
         sizes.append(next_range(length - sum(sizes), range_bytes))
     assert sum(sizes) == length

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,6 +34,15 @@ SCHEMA = VariableColumns(
 )
 
 
+Drawn = tuple[VariableColumns, pa.Table]
+"""A schema, and rows of it."""
+
+
+def present(values: Sequence[bytes | None]) -> list[bytes]:
+    """Return the values of rows of which none is deleted."""
+    return [value for value in values if value is not None]
+
+
 def pairs_of(schema: VariableColumns, table: pa.Table) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
     """Return what a copy would hold after these rows."""
     rows = schema.encode(table)
@@ -56,12 +67,12 @@ def canonical(schema: VariableColumns, table: pa.Table) -> list[object]:
 
 @some
 @given(wide_tables())
-def test_rows_come_back_from_what_is_stored(drawn):
+def test_rows_come_back_from_what_is_stored(drawn: Drawn) -> None:
     """Table to rows to table is the identity, and one row takes nothing from another."""
     schema, table = drawn
     rows = schema.encode(table)
     longs = {key: whole for key, whole in zip(rows.keys, rows.longs or [], strict=False) if whole is not None}
-    back = schema.table(list(zip(rows.keys, rows.values, strict=True)), longs)
+    back = schema.table(list(zip(rows.keys, present(rows.values), strict=True)), longs)
     back.validate(full=True)
     assert back.schema.equals(schema.part_schema())
     assert repr(canonical(schema, back)) == repr(canonical(schema, table))
@@ -72,7 +83,7 @@ def test_rows_come_back_from_what_is_stored(drawn):
 
 @some
 @given(wide_tables())
-def test_rows_come_back_from_the_bytes_of_a_part(drawn):
+def test_rows_come_back_from_the_bytes_of_a_part(drawn: Drawn) -> None:
     """What a part's bytes hold is stored as the table itself is, in one piece or in several with names of their own."""
     schema, table = drawn
     data = part_codec.encode(table)
@@ -87,7 +98,7 @@ def test_rows_come_back_from_the_bytes_of_a_part(drawn):
 
 @some
 @given(wide_tables())
-def test_stored_keys_compare_as_key_variable_and_element_do(drawn):
+def test_stored_keys_compare_as_key_variable_and_element_do(drawn: Drawn) -> None:
     """Rows whose keys are not cut sort by key, then variable, then element: numbers by value, texts by their bytes."""
     schema, table = drawn
     encoded, stored = schema.encoded(table), schema.encode(table)
@@ -104,7 +115,7 @@ def test_stored_keys_compare_as_key_variable_and_element_do(drawn):
     assert [elements[at] for at in by_bytes] == sorted(elements[at] for at in whole)
 
 
-def rank(schema: VariableColumns, row: dict[str, object]) -> tuple[object, ...]:
+def rank(schema: VariableColumns, row: dict[str, Any]) -> tuple[object, ...]:
     """Return what the element of a row compares as."""
     name = row[VARIABLE]
     if name == TIMER:
@@ -119,7 +130,7 @@ def rank(schema: VariableColumns, row: dict[str, object]) -> tuple[object, ...]:
 
 @some
 @given(wide_tables())
-def test_one_by_one_is_as_all_at_once(drawn):
+def test_one_by_one_is_as_all_at_once(drawn: Drawn) -> None:
     """Keys, prefixes, elements and values that are asked for alone are those of the rows."""
     schema, table = drawn
     rows = schema.encode(table)
@@ -131,7 +142,8 @@ def test_one_by_one_is_as_all_at_once(drawn):
     assert places.keys.schema.equals(schema.key)
     assert schema.group_keys(schema.encoded(places.keys)) == groups
     keys = list(zip(*(table.column(name).to_pylist() for name in schema.key.names), strict=True))
-    back = schema.table(list(zip(rows.keys, rows.values, strict=True)), longs).to_pylist()
+    stored = present(rows.values)
+    back = schema.table(list(zip(rows.keys, stored, strict=True)), longs).to_pylist()
     for at, row in enumerate(table.to_pylist()):
         element = element_of(schema, row)
         assert schema.group_key(keys[at]) == groups[at]
@@ -139,8 +151,8 @@ def test_one_by_one_is_as_all_at_once(drawn):
         assert schema.prefix(groups[at], row[VARIABLE]) + element == rows.keys[at]
         if row[VARIABLE] == TIMER:
             continue
-        due, value = schema.value(row[VARIABLE], rows.values[at])
-        dues, values = schema.values(row[VARIABLE], [rows.values[at]])
+        due, value = schema.value(row[VARIABLE], stored[at])
+        dues, values = schema.values(row[VARIABLE], [stored[at]])
         assert due == dues[0] == (NO_DUE if row[DUE] is None else row[DUE])
         wanted = back[at][schema.variable(row[VARIABLE]).column]
         wanted = wanted["value"] if schema.variable(row[VARIABLE]).kind == "map" else wanted
@@ -150,7 +162,7 @@ def test_one_by_one_is_as_all_at_once(drawn):
             assert schema.map_key(row[VARIABLE], tuple(found.to_pylist()[0].values())) == element
 
 
-def element_of(schema: VariableColumns, row: dict[str, object]) -> bytes:
+def element_of(schema: VariableColumns, row: dict[str, Any]) -> bytes:
     """Return what follows the prefix in a row's stored key."""
     if row[VARIABLE] == TIMER:
         return due_key(row[DUE])
@@ -162,7 +174,7 @@ def element_of(schema: VariableColumns, row: dict[str, object]) -> bytes:
 
 @some
 @given(wide_tables(), st.data())
-def test_damaged_pairs_raise_or_are_other_rows(drawn, data):
+def test_damaged_pairs_raise_or_are_other_rows(drawn: Drawn, data: st.DataObject) -> None:
     """Bytes changed, cut off or added raise, or read as rows of the schema."""
     schema, table = drawn
     pairs, longs = pairs_of(schema, table)
@@ -173,9 +185,9 @@ def test_damaged_pairs_raise_or_are_other_rows(drawn, data):
         return
 
 
-def test_stored_rows_are_the_documented_bytes():
+def test_stored_rows_are_the_documented_bytes() -> None:
     """The bytes of the document are the bytes written."""
-    rows = [
+    rows: list[dict[str, object]] = [
         {"k": "a", VARIABLE: "one", "__state_one": {"n": 1}},
         {"k": "a", VARIABLE: "many", INDEX: 2, DUE: 5, "__state_many": {"n": None}},
         {"k": "a", VARIABLE: "of", "__state_of": {"key": {"m": "b"}, "value": {"n": 3}}},
@@ -197,7 +209,7 @@ def test_stored_rows_are_the_documented_bytes():
     assert (due_of(stored.values[1] or b""), index_of(stored.keys[1])) == (5, 2)
 
 
-def test_large_tables_go_both_ways_in_pieces(monkeypatch):
+def test_large_tables_go_both_ways_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a table holds more than Arrow's 32-bit offsets it is cut, and nothing of it is lost or moved."""
     rows = [
         {"k": f"{n:02}" if n % 5 else "k" * 300 + f"{n:02}", VARIABLE: "many", INDEX: n, "__state_many": {"n": n}}
@@ -217,7 +229,7 @@ def test_large_tables_go_both_ways_in_pieces(monkeypatch):
     assert SCHEMA.table(pairs, longs).equals(back)
 
 
-def test_deleted_rows_of_no_element_clear_their_variable():
+def test_deleted_rows_of_no_element_clear_their_variable() -> None:
     """A list, a map or all timers are cleared by a prefix; a value, or one element, is deleted alone."""
     rows = [
         {"k": "a", VARIABLE: "one", DELETED: True},
@@ -240,7 +252,7 @@ def test_deleted_rows_of_no_element_clear_their_variable():
     assert stored.slice(2, 4).indexed
 
 
-def test_a_schema_is_sent_to_other_processes():
+def test_a_schema_is_sent_to_other_processes() -> None:
     """It comes back equal, and with what it compiled left behind."""
     SCHEMA.group_key(("a",))
     back = pickle.loads(pickle.dumps(SCHEMA))
@@ -260,13 +272,13 @@ def test_a_schema_is_sent_to_other_processes():
         ([("k", pa.string())], [Variable("a", "value", pa.schema([("m", NAMES)]))], "hold"),
     ],
 )  # fmt: skip
-def test_schemas_that_cannot_be_stored_are_refused(key, variables, says):
+def test_schemas_that_cannot_be_stored_are_refused(key: list[pa.Field], variables: list[Variable], says: str) -> None:
     """Names that are there twice, too many variables, no fields, and types that state or a key cannot be of."""
     with pytest.raises(ConfigError, match=says):
         VariableColumns("s", pa.schema(key), tuple(variables))
 
 
-def test_rows_of_variables_that_are_gone_are_left_out():
+def test_rows_of_variables_that_are_gone_are_left_out() -> None:
     """A part may be older than the variables of today; a copy never is."""
     other = VariableColumns("s", SCHEMA.key, (Variable("two", "value", VALUE),))
     table = table_of(other, [{"k": "a", VARIABLE: "two", "__state_two": {"n": 1}}])

@@ -32,8 +32,9 @@ def main(folder: Path) -> None:
         if not query.awaitTermination(120):
             query.stop()
             raise TimeoutError("the query did not end")
-        if query.exception() is not None:
-            raise query.exception()
+        failed = query.exception()
+        if failed is not None:
+            raise failed
 
     run()
     for lost in (folder / "checkpoint" / "commits").glob("*2*"):

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -14,7 +15,7 @@ from riffle_spark import Stateful, aggregate, count, last
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Kept, settings_in, start
 
 BOUND = {"maxOffsetsPerTrigger": "40"}
-JOBS = [
+JOBS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("bounded", BOUND, {"availableNow": True}),
     ("bounded", BOUND, {"processingTime": "0 seconds"}),
     ("unbounded", {}, {"availableNow": True}),
@@ -44,8 +45,8 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     for number, (name, options, trigger) in enumerate(JOBS):
         own = folder / str(number)
         source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
-        source = source.option("subscribe", topic).option("startingOffsets", "earliest").options(**options).load()
-        events = source.selectExpr("cast(key as string) k", "cast(value as string) v", "partition", "offset")
+        source = source.option("subscribe", topic).option("startingOffsets", "earliest").options(**options)
+        events = source.load().selectExpr("cast(key as string) k", "cast(value as string) v", "partition", "offset")
         kept = Kept()
         compute = aggregate(rows=count(), last=last("v"))
         order = ["partition", "offset"]

@@ -54,8 +54,11 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
         produce(bootstrap, tuple(numbers), phase)
         source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
         source = source.option("subscribe", TOPIC).option("startingOffsets", "earliest")
-        source = source.option("maxOffsetsPerTrigger", "30").load()
-        events = source.selectExpr("cast(key as string) k", "cast(value as string) v", "topic", "partition", "offset")
+        events = (
+            source.option("maxOffsetsPerTrigger", "30")
+            .load()
+            .selectExpr("cast(key as string) k", "cast(value as string) v", "topic", "partition", "offset")
+        )
         operator = Stateful("events", "k", aggregate(rows=count(), newest=last("v")), order_by="offset",
                             settings=settings_in(folder, dispatch=dispatch))  # fmt: skip
         job = operator.into(kept)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -36,12 +37,13 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
     queries["two"] = kafka(TOPICS["assign"]).union(kafka({"subscribe": "views"}))
     queries["none"] = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
     told: dict[str, object] = {"direct": kafka_of(spark.range(1))}
+
+    def keep(name: str, batch: DataFrame, _: int) -> None:
+        told.setdefault(name, kafka_of(batch))
+
     for name, rows in queries.items():
-        tell = told.setdefault
         query = (
-            rows.writeStream.foreachBatch(lambda batch, _, name=name, tell=tell: tell(name, kafka_of(batch)) and None)
-            .option("checkpointLocation", str(folder / name))
-            .start()
+            rows.writeStream.foreachBatch(partial(keep, name)).option("checkpointLocation", str(folder / name)).start()
         )
         query.processAllAvailable()
         query.stop()
