@@ -21,7 +21,7 @@ class Counting(StatefulProcessor):
         """Declare the state."""
         self._count = handle.getValueState("count", "count long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Count the rows of one key."""
         before = self._count.get()
         count = (before[0] if before is not None else 0) + sum(1 for _ in rows)
@@ -36,7 +36,7 @@ class CountingInPandas(StatefulProcessor):
         """Declare the state."""
         self._count = handle.getValueState("count", "count long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Count the rows of one key."""
         before = self._count.get()
         count = (before[0] if before is not None else 0) + sum(len(frame) for frame in rows)
@@ -51,7 +51,7 @@ class Appending(StatefulProcessor):
         """Declare the state."""
         self._values = handle.getListState("values", "value long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Append, and say how much."""
         appended = 0
         for row in rows:
@@ -67,7 +67,7 @@ class Mapping(StatefulProcessor):
         """Declare the state."""
         self._counts: Any = handle.getMapState("counts", "name long", "count long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Lay out, or read one counter and add to it."""
         count = 0
         for row in rows:
@@ -87,7 +87,7 @@ class Expiring(StatefulProcessor):
         self._handle = handle
         self._held = handle.getValueState("held", "rows long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Hold, and ask to be called when the row says; a row without such a time asks for nothing."""
         for row in rows:
             if row.due_ms:
@@ -95,7 +95,7 @@ class Expiring(StatefulProcessor):
                 self._handle.registerTimer(row.due_ms)
         yield from ()
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803, ARG002
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002
         """Let go."""
         self._held.clear()
         yield Row(key=key[0], count=expiredTimerInfo.getExpiryTimeInMs())

@@ -18,7 +18,7 @@ class PandasTotals(StatefulProcessor):
         """Declare the state."""
         self._totals: Any = handle.getValueState("totals", "count long, total long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Add the rows of one key."""
         count, total = self._totals.get() if self._totals.exists() else (0, 0)
         for frame in rows:

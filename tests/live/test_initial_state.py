@@ -1,6 +1,6 @@
 """Initial state at any batch: each named one is loaded once, with the batch that commits it, on what is there."""
 
-# ruff: noqa: N803, ARG002 - PySpark's names
+# ruff: noqa: ARG002 - PySpark's arguments
 
 from __future__ import annotations
 

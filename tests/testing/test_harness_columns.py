@@ -72,7 +72,7 @@ class Gives(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Keep nothing."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
         """Give it."""
         yield pd.DataFrame({"key": [key[0]], "n": [self.value]})
 

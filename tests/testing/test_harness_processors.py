@@ -33,7 +33,7 @@ class Basket(StatefulProcessor):
     def __init__(self, *, event_time: bool = False) -> None:
         self.event_time = event_time
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N803
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         """Take what there is, and wait again."""
         for row in rows:
             self.count.update(((self.count.get() or (0,))[0] + 1,))
@@ -44,7 +44,7 @@ class Basket(StatefulProcessor):
         self.handle.registerTimer(self._now(timerValues) + WAITS_MS)
         yield Row(user=key[0], count=self.count.get()[0], told="took")
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002, N803
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: ARG002
         """Tell it."""
         yield Row(user=key[0], count=self.count.get()[0], told=f"waits at {self._now(timerValues)}")
 

@@ -16,7 +16,7 @@ HANG_SECONDS = 60
 
 
 @contextmanager
-def metadata_service(token: str = "secret", status: int = 200, *, hangs: bool = False) -> Iterator[str]:
+def metadata_service(token: str = "secret", status: int = 200, *, hangs: bool = False) -> Iterator[str]:  # noqa: S107
     """Run a service that speaks as EC2's does, or hangs; yield its address."""
     go_on = threading.Event()
 

@@ -18,7 +18,7 @@ class Columns(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Keep nothing."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
         """Tell them."""
         for row in rows:
             if isinstance(row, pd.DataFrame):

@@ -101,7 +101,7 @@ class Trials(StatefulProcessor):
         self._list = handle.getListState("list", "k string, s string")
         self._map = handle.getMapState("map", "k string, s string", "k string, s string")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
         """Make the trials."""
         with self.path.open("a") as file:
             for name in NAMES:

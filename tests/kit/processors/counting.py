@@ -32,7 +32,7 @@ class _Counting(StatefulProcessor):
 class CountInPandas(_Counting):
     """Running count and sum per user, with what pandas offers."""
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Add the rows of one user."""
         count, total = self._count.get() if self._count.exists() else (0, 0)
         for frame in rows:
@@ -44,7 +44,7 @@ class CountInPandas(_Counting):
 class CountInRows(_Counting):
     """The same over rows."""
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Add the rows of one user."""
         count, total = self._count.get() or (0, 0)
         for row in rows:
@@ -60,7 +60,7 @@ class TotalsInPandas(StatefulProcessor):
         """Declare the state."""
         self._totals = handle.getValueState("totals", TOTALS)
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Add column by column."""
         count, amount, price, least, money = self._totals.get() or (0, 0, 0.0, None, Decimal(0))
         for frame in rows:
@@ -80,7 +80,7 @@ class TotalsInRows(StatefulProcessor):
         """Declare the state."""
         self._totals = handle.getValueState("totals", TOTALS)
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Add row by row."""
         count, amount, price, least, money = self._totals.get() or (0, 0, 0.0, None, Decimal(0))
         for row in rows:

@@ -20,7 +20,7 @@ class Tells(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Keep nothing."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """Tell them."""
         given = list(rows)
         number = sum(len(one) if isinstance(one, pd.DataFrame) else 1 for one in given)
@@ -54,7 +54,7 @@ class NoRows(Tells):
     def __init__(self, columns: bool) -> None:
         self._columns = columns
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
         """Give the frame, and one with a row."""
         yield pd.DataFrame({"told": []}) if self._columns else pd.DataFrame()
         yield pd.DataFrame({"told": ["end"]})

@@ -51,17 +51,17 @@ class InRows(StatefulProcessor):
         """Pass on."""
         self.logic.init(handle)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         """Answer row by row."""
         for each in self.logic.rows(_key(key), rows, timerValues):
             yield Row(**each)
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N803
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """Answer row by row."""
         for each in self.logic.expired(_key(key), timerValues, expiredTimerInfo.getExpiryTimeInMs()):
             yield Row(**each)
 
-    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:  # noqa: N803, ARG002
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:  # noqa: ARG002
         """Pass on the one row."""
         self.logic.initial(_key(key), initialState)
 
@@ -76,15 +76,15 @@ class InPandas(StatefulProcessor):
         """Pass on."""
         self.logic.init(handle)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
         """Answer with one frame, or none where there is nothing to say."""
         yield from _frames(self.logic.rows(_key(key), _rows(rows), timerValues))
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N803
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
         """Answer with one frame, or none where there is nothing to say."""
         yield from _frames(self.logic.expired(_key(key), timerValues, expiredTimerInfo.getExpiryTimeInMs()))
 
-    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:  # noqa: N803, ARG002
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:  # noqa: ARG002
         """Pass on each row of the frame."""
         for row in _rows([initialState]):
             self.logic.initial(_key(key), row)

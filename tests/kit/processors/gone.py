@@ -71,7 +71,7 @@ class Gone(StatefulProcessor):
             handle.deleteIfExists(name)
         self._tell("init")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
         """Make all calls."""
         self._tell("rows")
         return iter(())

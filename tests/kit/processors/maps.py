@@ -30,7 +30,7 @@ class _Pages(StatefulProcessor):
 class PagesInPandas(_Pages):
     """Views of a site by page, with what pandas offers."""
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Add page by page, in the alphabet's order."""
         seen = pd.concat(list(rows)).groupby("page").size()
         views = [self._add(page, int(count)) for page, count in seen.items()]
@@ -40,7 +40,7 @@ class PagesInPandas(_Pages):
 class PagesInRows(_Pages):
     """The same over rows."""
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N803, ARG002
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
         """Add page by page, in the alphabet's order."""
         seen: dict[str, int] = {}
         for row in rows:

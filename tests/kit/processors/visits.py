@@ -1,6 +1,6 @@
 """Processors that tests of whole queries run; in a module of their own so that executors can import them."""
 
-# ruff: noqa: N803, ARG002 - PySpark's names
+# ruff: noqa: ARG002 - PySpark's arguments
 
 from __future__ import annotations
 

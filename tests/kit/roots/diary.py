@@ -5,7 +5,7 @@ Does not know who runs it.
 list, a map and timers of event time. No row is ever late: batches overlap in time by less than the watermark's delay.
 """
 
-# ruff: noqa: N803, ARG002 - PySpark's names
+# ruff: noqa: ARG002 - PySpark's arguments
 
 from __future__ import annotations
 

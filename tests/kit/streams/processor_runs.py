@@ -51,15 +51,15 @@ class Told(StatefulProcessor):
         self.handle = handle
         self.told.get("init", lambda *_: None)(self, handle)
 
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N803
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """See PySpark."""
         yield from self.told.get("rows", lambda *_: ())(self, key, rows, timerValues) or ()
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N803
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """See PySpark."""
         yield from self.told.get("timer", lambda *_: ())(self, key, timerValues, expiredTimerInfo) or ()
 
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N803
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """See PySpark."""
         self.told.get("initial", lambda *_: None)(self, key, initialState, timerValues)
 

@@ -108,7 +108,7 @@ class Keys(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Keep nothing."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002, N803
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
         """Count them."""
         yield pd.DataFrame()
         yield pd.DataFrame({"n": [sum(map(len, rows))]})
