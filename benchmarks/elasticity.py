@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from apps.demo.gateway import ensure_gateway
-from benchmarks.elastic_data import Size
-from benchmarks.elastic_kill import cold_restore, standby_kill
-from benchmarks.elastic_return import returning
-from benchmarks.elastic_scale import scale
-from benchmarks.elastic_spark import spark_scale_out
-from benchmarks.streams import in_process
+from benchmarks.elastic.data import Size
+from benchmarks.elastic.kill import cold_restore, standby_kill
+from benchmarks.elastic.returning import returning
+from benchmarks.elastic.scale import scale
+from benchmarks.elastic.spark_scale_out import spark_scale_out
+from benchmarks.kit.streams import in_process
 from riffle_spark.errors import RiffleError
 
 SECONDS_A_CASE = 1500.0

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from benchmarks.processor_loads import APPENDED
-from benchmarks.processor_play import NEW_SPARK, NOT_PLAYED, PINNED_SPARK, Played, Side, play, play_here
+from benchmarks.processors.loads import APPENDED
+from benchmarks.processors.play import NEW_SPARK, NOT_PLAYED, PINNED_SPARK, Played, Side, play, play_here
 from riffle_spark.errors import RiffleError
 
 OURS, THEIRS, EXPIRED = 10, 3, 5

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.streams import in_process, measure, median, peak_memory_mb, session, source
+from benchmarks.kit.streams import in_process, measure, median, peak_memory_mb, session, source
 
 WARM_UP = 3
 SECONDS_A_SIDE = 240.0
@@ -73,7 +73,7 @@ def apply_in_pandas(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def transform_with_state(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same with ``transformWithStateInPandas``."""
-    from benchmarks.processors import PandasTotals
+    from benchmarks.kit.pandas_totals import PandasTotals
 
     grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")
     stream = grouped.transformWithStateInPandas(

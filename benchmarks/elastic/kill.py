@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.elastic_audit import Audit
-from benchmarks.elastic_data import Feed, Size
-from benchmarks.elastic_gets import plain_gets
-from benchmarks.elastic_query import KEY_GROUPS, Query
-from benchmarks.elastic_signs import CALM, has_standbys, is_calm
-from benchmarks.elastic_stage import Stage
+from benchmarks.elastic.audit import Audit
+from benchmarks.elastic.data import Feed, Size
+from benchmarks.elastic.gets import plain_gets
+from benchmarks.elastic.query import KEY_GROUPS, Query
+from benchmarks.elastic.signs import CALM, has_standbys, is_calm
+from benchmarks.elastic.stage import Stage
 
 __all__ = ["cold_restore", "standby_kill"]
 

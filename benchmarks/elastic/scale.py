@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.elastic_audit import Audit
-from benchmarks.elastic_data import Feed, Size
-from benchmarks.elastic_query import Played, Query
-from benchmarks.elastic_signs import CALM, is_calm, is_shared, is_warming, owner_moves, owning
-from benchmarks.elastic_stage import Stage
+from benchmarks.elastic.audit import Audit
+from benchmarks.elastic.data import Feed, Size
+from benchmarks.elastic.query import Played, Query
+from benchmarks.elastic.signs import CALM, is_calm, is_shared, is_warming, owner_moves, owning
+from benchmarks.elastic.stage import Stage
 
 __all__ = ["scale"]
 

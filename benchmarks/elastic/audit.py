@@ -11,7 +11,7 @@ from pathlib import Path
 
 import boto3
 
-from benchmarks.elastic_query import STORE, Query
+from benchmarks.elastic.query import STORE, Query
 from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.log import paths

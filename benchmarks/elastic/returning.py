@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.elastic_audit import Audit, missing_bytes
-from benchmarks.elastic_data import Feed, Size
-from benchmarks.elastic_query import KEY_GROUPS, Query
-from benchmarks.elastic_signs import CALM, has_standbys, is_calm, is_shared
-from benchmarks.elastic_stage import Stage
+from benchmarks.elastic.audit import Audit, missing_bytes
+from benchmarks.elastic.data import Feed, Size
+from benchmarks.elastic.query import KEY_GROUPS, Query
+from benchmarks.elastic.signs import CALM, has_standbys, is_calm, is_shared
+from benchmarks.elastic.stage import Stage
 
 __all__ = ["returning"]
 

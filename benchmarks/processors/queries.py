@@ -16,7 +16,7 @@ from pyspark.sql.streaming import DataStreamWriter, StatefulProcessor, Streaming
 
 import riffle_spark as riffle
 from apps.demo.servers.guard import descendants
-from benchmarks.streams import session
+from benchmarks.kit.streams import peak_kb, session
 
 __all__ = ["Load", "run_riffle", "run_spark"]
 
@@ -104,7 +104,7 @@ def _wait(query: StreamingQuery, files: int, seconds: float) -> None:
 
 def _worker_peak_mb() -> float:
     """Return the largest peak resident size of a Python worker below this process."""
-    return max((_peak_kb(pid) for pid in descendants(os.getpid()) if _is_worker(pid)), default=0) / 1024
+    return max((peak_kb(pid) for pid in descendants(os.getpid()) if _is_worker(pid)), default=0) / 1024
 
 
 def _is_worker(pid: int) -> bool:
@@ -113,11 +113,3 @@ def _is_worker(pid: int) -> bool:
     except OSError:
         return False
     return b"pyspark.daemon" in words or b"pyspark.worker" in words
-
-
-def _peak_kb(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)

@@ -18,7 +18,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["in_process", "measure", "peak_memory_mb", "session", "source"]
+__all__ = ["in_process", "measure", "peak_kb", "peak_memory_mb", "session", "source"]
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -73,7 +73,7 @@ def _wait(query: StreamingQuery, batches: int, seconds: float) -> None:
 
 def peak_memory_mb() -> float:
     """Return the sum of the peak resident sizes of this process and all below it."""
-    return sum(_peak_kb(pid) for pid in _below(os.getpid())) / 1024
+    return sum(peak_kb(pid) for pid in _below(os.getpid())) / 1024
 
 
 def _below(pid: int) -> Iterable[int]:
@@ -83,7 +83,8 @@ def _below(pid: int) -> Iterable[int]:
         yield from _below(child)
 
 
-def _peak_kb(pid: int) -> int:
+def peak_kb(pid: int) -> int:
+    """Return the largest resident size that a process has had, 0 if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

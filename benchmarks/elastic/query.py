@@ -13,8 +13,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 import riffle_spark as riffle
 from apps.demo.ledger import Difference, Ledger, compare
-from benchmarks.elastic_data import OUTPUT, STATE, Feed, advancing
-from benchmarks.elastic_stage import POLL_SECONDS, WAIT_SECONDS, Stage, wait_for
+from benchmarks.elastic.data import OUTPUT, STATE, Feed, advancing
+from benchmarks.elastic.stage import POLL_SECONDS, WAIT_SECONDS, Stage, wait_for
 from riffle_spark.protocol.batch.batch_report import BatchReport
 
 __all__ = ["KEY_GROUPS", "STORE", "Played", "Query"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks import processor_feeds as feeds
-from benchmarks.processor_classes import Appending, Counting, CountingInPandas, Expiring, Mapping
-from benchmarks.processor_queries import Load
+from benchmarks.processors import feeds
+from benchmarks.processors.classes import Appending, Counting, CountingInPandas, Expiring, Mapping
+from benchmarks.processors.queries import Load
 
 __all__ = ["APPENDED", "LOADS", "MAP_SIZE"]
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from apps.demo.servers import DiskS3Server
-from benchmarks.processor_feeds import write
-from benchmarks.processor_loads import LOADS
-from benchmarks.processor_queries import run_riffle, run_spark
-from benchmarks.streams import median
+from benchmarks.kit.streams import median
+from benchmarks.processors.feeds import write
+from benchmarks.processors.loads import LOADS
+from benchmarks.processors.queries import run_riffle, run_spark
 
 __all__ = ["NEW_SPARK", "NOT_PLAYED", "PINNED_SPARK", "Played", "Side", "play", "play_here"]
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 NEW_SPARK = "4.3.0"
 PINNED_SPARK = ""
 """Whatever Spark this process has."""

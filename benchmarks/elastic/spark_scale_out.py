@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
-from benchmarks.elastic_data import Feed, Size
-from benchmarks.elastic_stage import Stage, wait_for
+from benchmarks.elastic.data import Feed, Size
+from benchmarks.elastic.stage import Stage, wait_for
 
 __all__ = ["spark_scale_out"]
 
