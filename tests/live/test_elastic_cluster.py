@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from apps.demo.servers import StandaloneCluster
 from riffle_spark.spark.engine import inventory
 from tests.kit.streams import live
-from tests.kit.streams.live import LiveQuery, await_executors, executor_ids, executors_of, wait_for
+from tests.kit.streams.live import LiveQuery, await_executors, executor_ids, executors_of, master_of, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -44,8 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
 @pytest.fixture(scope="module")
 def master(cluster: StandaloneCluster) -> str:
     """Run the module's session on that cluster."""
-    os.environ.update({name: value for name, value in cluster.environment.items() if name == "PYTHONPATH"})
-    return cluster.url
+    return master_of(cluster)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ run in ``test_elastic_cluster.py``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from pyspark.sql import SparkSession
 from apps.demo.servers import StandaloneCluster
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from tests.kit.streams import live
-from tests.kit.streams.live import LiveQuery, Roles, await_executors, run_workers
+from tests.kit.streams.live import LiveQuery, Roles, await_executors, master_of, run_workers
 
 pytestmark = pytest.mark.cluster
 
@@ -41,8 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
 @pytest.fixture(scope="module")
 def master(cluster: StandaloneCluster) -> str:
     """Run the module's session on that cluster."""
-    os.environ.update({name: value for name, value in cluster.environment.items() if name == "PYTHONPATH"})
-    return cluster.url
+    return master_of(cluster)
 
 
 def query_on(

@@ -13,8 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
-from riffle_spark.protocol.ports import SlotLayout
-from riffle_spark.spark.engine import placed
+from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import (
     QUERY_TIMEOUT_SECONDS,
     Feed,
@@ -79,14 +78,7 @@ def test_processing_time_builds_the_placed_frame_once(
     spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches come as they are due, and as long as the assignment stands its frame is built once."""
-    built: list[tuple[SparkSession, SlotLayout]] = []
-    place: Callable[..., DataFrame] = placed.placed
-
-    def placing(session: SparkSession, layout: SlotLayout) -> DataFrame:
-        built.append((session, layout))
-        return place(session, layout)
-
-    monkeypatch.setattr(placed, "placed", placing)
+    built = built_frames(monkeypatch)
     kept = Kept()
     job = totals(tmp_path, kept)
     query = start(feed.stream(spark), job, tmp_path / "checkpoint", processingTime="100 milliseconds")
@@ -98,7 +90,7 @@ def test_processing_time_builds_the_placed_frame_once(
         query.stop()
     assert query.exception() is None
     assert kept.latest("k") == {0: {"rows": 16, "total": 115}, 1: ALL_THREE[1]}
-    of_batches = [layout for _, layout in built if any(slot.key_groups for slot in layout.slots)]
+    of_batches = [layout for layout in built if any(slot.key_groups for slot in layout.slots)]
     assert len(of_batches) == 1
 
 

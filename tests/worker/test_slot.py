@@ -16,12 +16,6 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from tests.kit.worker.slots import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
 
-@pytest.fixture
-def member(tmp_path: Path) -> Member:
-    """Count and sum per key."""
-    return Member(tmp_path, aggregate(count=count(), total=sum_("v")))
-
-
 def test_state_goes_on_from_batch_to_batch(member: Member) -> None:
     """Each batch finds what the ones before committed, in the same key-groups."""
     member.feed(rows_of(("a", 1, 0), ("b", 2, 0), ("a", 3, 0)))

@@ -18,12 +18,6 @@ from tests.kit.refusing import on_a_disk_of_its_own, unmount_below
 from tests.kit.worker.slots import OUTPUT, STATE, TOTAL, Member, rows_of
 
 
-@pytest.fixture
-def member(tmp_path: Path) -> Member:
-    """Count and sum per key."""
-    return Member(tmp_path, aggregate(count=count(), total=sum_("v")))
-
-
 def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
     """A key that is not deterministic sends a row where it does not belong; the error says what to do."""
     member.changes["slots"] = {0: tuple(range(TOTAL)), 1: ()}

@@ -15,6 +15,11 @@ from riffle_spark.state.formats.key_codec import encode_keys
 WHERE: dict[str, Any] = {"version": 7, "time_ms": 1_000, "watermark_ms": 900, "key_group": 3, "store": "totals"}
 
 
+def rows_of(values: list[Any], type: pa.DataType, keys: list[Any] | None = None) -> pa.Table:
+    """Return values ``v`` of a type, each beside its key ``k``: all of one key, unless said otherwise."""
+    return pa.table({"k": pa.array(keys or ["a"] * len(values)), "v": pa.array(values, type)})
+
+
 class Keyed:
     """A computation with the state of its keys."""
 

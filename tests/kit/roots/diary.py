@@ -19,6 +19,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from riffle_spark import Stateful, aggregate, arrow_function, count, sum_, transform_with_state
+from tests.kit.simulated.world import last_three
 
 __all__ = ["DDL", "DELAY_MS", "ROWS", "STORES", "Oracle", "State", "as_json", "batch", "operators", "table"]
 
@@ -56,22 +57,6 @@ def table(numbers: Iterable[int]) -> pa.Table:
     """Return the rows of several files as a batch."""
     rows = [{**row, "at": row["at"] * 1000} for number in numbers for row in batch(number)]
     return pa.Table.from_pylist(rows, schema=ROWS)
-
-
-def last_three(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Keep each key's last three values in their order; forget a key at a negative one."""
-    kept = dict(zip(state["k"].to_pylist(), state["last"].to_pylist(), strict=True))
-    gone: set[str] = set()
-    for key, value in zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True):
-        if value < 0:
-            kept.pop(key, None)
-            gone.add(key)
-        else:
-            gone.discard(key)
-            kept[key] = [*kept.get(key, []), value][-3:]
-    schema = pa.schema([("k", pa.string()), ("last", pa.list_(pa.int64()))])
-    new = pa.table([list(kept), list(kept.values())], schema=schema)
-    return new, new, pa.table([sorted(gone)], schema=pa.schema([("k", pa.string())]))
 
 
 class Diary(StatefulProcessor):

@@ -5,6 +5,7 @@ Does not know what a test expects.
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +25,17 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
 from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, running, wait_for
 
-__all__ = ["CONF", "LiveQuery", "Roles", "await_executors", "executor_ids", "executors_of", "run_workers", "wait_for"]
+__all__ = [
+    "CONF",
+    "LiveQuery",
+    "Roles",
+    "await_executors",
+    "executor_ids",
+    "executors_of",
+    "master_of",
+    "run_workers",
+    "wait_for",
+]
 
 CONF = {
     "spark.executor.cores": "1",
@@ -197,6 +208,12 @@ def _is_executor(pid: int) -> bool:
     with suppress(OSError):
         return b"--executor-id" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return False
+
+
+def master_of(cluster: StandaloneCluster) -> str:
+    """Return a cluster's address for a session, whose workers then find the packages that the cluster's find."""
+    os.environ.update({name: value for name, value in cluster.environment.items() if name == "PYTHONPATH"})
+    return cluster.url
 
 
 def executor_ids(spark: SparkSession) -> set[str]:

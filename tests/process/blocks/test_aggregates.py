@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
-from tests.kit.process.process_calls import Keyed
+from tests.kit.process.process_calls import Keyed, rows_of
 
 UTC_MICROS = pa.timestamp("us", tz="UTC")
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -142,18 +142,14 @@ def test_sums_and_means_are_the_oracles_however_rows_are_cut(type: pa.DataType, 
     _check(TOTALS, data.draw(_batches(type)))
 
 
-def _rows(values: list[Any], type: pa.DataType, keys: list[Any] | None = None) -> pa.Table:
-    return pa.table({"k": pa.array(keys or ["a"] * len(values)), "v": pa.array(values, type)})
-
-
 def test_only_touched_keys_are_emitted() -> None:
     """A batch emits one row for each key it has, with the running result, and leaves the others alone."""
     totals = Keyed(
-        aggregate(n=count(), total=sum_("v")), _rows([], pa.int32()).schema.set(0, pa.field("k", pa.string()))
+        aggregate(n=count(), total=sum_("v")), rows_of([], pa.int32()).schema.set(0, pa.field("k", pa.string()))
     )
-    totals.feed(_rows([1, 2, 5], pa.int32(), ["a", "b", "a"]))
-    assert totals.feed(_rows([10], pa.int32(), ["b"])) == [{"k": "b", "n": 2, "total": 12}]
-    assert totals.feed(_rows([1], pa.int32(), ["a"])) == [{"k": "a", "n": 3, "total": 7}]
+    totals.feed(rows_of([1, 2, 5], pa.int32(), ["a", "b", "a"]))
+    assert totals.feed(rows_of([10], pa.int32(), ["b"])) == [{"k": "b", "n": 2, "total": 12}]
+    assert totals.feed(rows_of([1], pa.int32(), ["a"])) == [{"k": "a", "n": 3, "total": 7}]
 
 
 def test_null_is_a_key_of_its_own() -> None:
@@ -178,7 +174,7 @@ def test_an_empty_batch_gives_nothing(compute: Any) -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_mean_of_decimals_is_rounded_half_up(sign: int) -> None:
     """A tie at the last digit goes away from zero, as in Spark: 1/32 has one digit too many."""
-    rows = _rows([Decimal(sign)] + [Decimal(0)] * 31, pa.decimal128(5, 0))
+    rows = rows_of([Decimal(sign)] + [Decimal(0)] * 31, pa.decimal128(5, 0))
     assert Keyed(aggregate(m=mean("v")), rows.schema).feed(rows) == [{"k": "a", "m": sign * Decimal("0.0313")}]
 
 

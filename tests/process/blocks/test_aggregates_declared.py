@@ -11,11 +11,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.aggregates import aggregate, count, last, max_, mean, min_, sum_
-from tests.kit.process.process_calls import Keyed
-
-
-def _rows(values: list[Any], type: pa.DataType, keys: list[Any] | None = None) -> pa.Table:
-    return pa.table({"k": pa.array(keys or ["a"] * len(values)), "v": pa.array(values, type)})
+from tests.kit.process.process_calls import Keyed, rows_of
 
 
 def test_types_are_sparks() -> None:
@@ -52,18 +48,18 @@ def test_only_the_columns_that_are_read_are_asked_for() -> None:
 @pytest.mark.parametrize("batches", [[[2**63 - 1, 1]], [[2**63 - 1], [1]], [[-(2**63), -1]], [[-(2**63)], [-1]]])
 def test_an_integer_sum_that_does_not_fit_is_an_error(batches: list[list[int]]) -> None:
     """A sum beyond int64, in a batch or over several, is refused with column, key, store and remedy named."""
-    keyed = Keyed(aggregate(total=sum_("v")), _rows([1], pa.int64()).schema)
+    keyed = Keyed(aggregate(total=sum_("v")), rows_of([1], pa.int64()).schema)
     with pytest.raises(UserFunctionError, match=r"sum_\('v'\) does not fit int64") as error:  # noqa: PT012
         for values in batches:
-            keyed.feed(_rows([0, *values], pa.int64(), ["b"] + ["a"] * len(values)))
+            keyed.feed(rows_of([0, *values], pa.int64(), ["b"] + ["a"] * len(values)))
     assert "decimal(38, 0)" in error.value.remedy
     assert error.value.where == "store 'totals', key {'k': 'a'}"
 
 
 def test_a_sum_may_leave_its_type_on_the_way() -> None:
     """Only the sum of the whole batch must fit, so the order of its rows does not matter."""
-    keyed = Keyed(aggregate(total=sum_("v")), _rows([1], pa.int64()).schema)
-    assert keyed.feed(_rows([2**63 - 1, 2**63 - 1, -(2**63), 1], pa.int64())) == [{"k": "a", "total": 2**63 - 1}]
+    keyed = Keyed(aggregate(total=sum_("v")), rows_of([1], pa.int64()).schema)
+    assert keyed.feed(rows_of([2**63 - 1, 2**63 - 1, -(2**63), 1], pa.int64())) == [{"k": "a", "total": 2**63 - 1}]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -72,16 +68,16 @@ def test_a_decimal_sum_that_does_not_fit_is_an_error(sign: int, times: int) -> N
     """A sum beyond 38 digits is refused, whether it fits 128 bits or not."""
     most = Decimal(sign) * Decimal(6).scaleb(35)
     keyed = Keyed(aggregate(total=sum_("v")), pa.schema([("k", pa.string()), ("v", pa.decimal128(38, 2))]))
-    assert keyed.feed(_rows([most], pa.decimal128(38, 2)))[0]["total"] == most
+    assert keyed.feed(rows_of([most], pa.decimal128(38, 2)))[0]["total"] == most
     with pytest.raises(UserFunctionError, match="does not fit decimal128"):
-        keyed.feed(_rows([most] * (times - 1), pa.decimal128(38, 2)))
+        keyed.feed(rows_of([most] * (times - 1), pa.decimal128(38, 2)))
 
 
 def test_a_decimal_mean_that_does_not_fit_is_an_error() -> None:
     """A mean that has no room for its four more digits is refused, not cut."""
     keyed = Keyed(aggregate(m=mean("v")), pa.schema([("k", pa.string()), ("v", pa.decimal128(38, 0))]))
     with pytest.raises(UserFunctionError, match=r"mean\('v'\) does not fit decimal128\(38, 4\)"):
-        keyed.feed(_rows([Decimal(10) ** 37], pa.decimal128(38, 0)))
+        keyed.feed(rows_of([Decimal(10) ** 37], pa.decimal128(38, 0)))
 
 
 REFUSED = {

@@ -19,6 +19,7 @@ from riffle_spark.protocol.ports import Executor
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.worker.member_folders import executor_id
+from tests.kit.streams.live import executor_ids
 from tests.kit.streams.streaming import PATIENCE_SECONDS, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -43,11 +44,6 @@ def two(spark: SparkSession, tmp_path: Path) -> tuple[Executor, ...]:
     return inventory.await_executors(spark, settings_in(tmp_path), expected=2)
 
 
-def ids(spark: SparkSession) -> set[str]:
-    """Return the ids of the executors that get tasks."""
-    return {executor.id for executor in inventory.executors(spark)}
-
-
 def pid_of(spark: SparkSession, executor: Executor) -> int:
     """Return an executor's process id: it is a child of this test's own JVM."""
     words = [b"--executor-id", executor.id.encode(), spark.sparkContext.applicationId.encode()]
@@ -70,7 +66,7 @@ def test_an_executor_that_is_decommissioned_is_left_out_at_once(spark: SparkSess
     """From the notice on it gets no tasks, and that it went was planned; while it goes and when it is gone."""
     leaving, staying = two
     os.kill(pid_of(spark, leaving), signal.SIGPWR)
-    wait_for(lambda: leaving.id not in ids(spark), "Spark knows that it leaves")
+    wait_for(lambda: leaving.id not in executor_ids(spark), "Spark knows that it leaves")
     assert SparkCluster(spark).planned([leaving.id, staying.id, "77"]) == {leaving.id}
     told = spark.sparkContext._jsc.sc().statusStore().executorSummary
     wait_for(lambda: told(leaving.id).removeReason().isDefined(), "it is gone")
@@ -82,14 +78,14 @@ def test_an_executor_that_the_driver_kills_is_left_out_at_once(spark: SparkSessi
     """Dynamic allocation takes executors away like this."""
     leaving = two[0]
     assert spark.sparkContext._jsc.sc().killExecutor(leaving.id)
-    assert leaving.id not in ids(spark)
+    assert leaving.id not in executor_ids(spark)
     assert inventory.planned(spark, [leaving.id]) == {leaving.id}
 
 
 def test_an_executor_that_dies_is_lost(spark: SparkSession, two: tuple[Executor, ...]) -> None:
     """A killed process is soon gone from the list, and it was not planned."""
     os.kill(pid_of(spark, two[1]), signal.SIGKILL)
-    wait_for(lambda: two[1].id not in ids(spark), "Spark has noticed")
+    wait_for(lambda: two[1].id not in executor_ids(spark), "Spark has noticed")
     assert inventory.planned(spark, [two[1].id]) == frozenset()
     assert "137" in inventory.reason_of(spark, two[1].id, time.monotonic() + PATIENCE_SECONDS)
 
@@ -108,8 +104,8 @@ def test_an_excluded_executor_is_left_out_until_it_may_be_used_again(
         yield from batches
 
     assert len(spark.range(0, 4, 1, 4).mapInArrow(fail_there, "id long").collect()) == 4
-    wait_for(lambda: ids(spark) == {two[1].id}, "it is excluded")
-    wait_for(lambda: ids(spark) == {bad, two[1].id}, "it may be used again")
+    wait_for(lambda: executor_ids(spark) == {two[1].id}, "it is excluded")
+    wait_for(lambda: executor_ids(spark) == {bad, two[1].id}, "it may be used again")
 
 
 def test_executors_are_described_by_host_and_cores(two: tuple[Executor, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ownership.slots import laid_out
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
-from riffle_spark.spark.engine import inventory, placed
+from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.routing import arrow_schema
 from riffle_spark.spark.engine.spark_batch import SparkWork
 from riffle_spark.spark.job import home_of
+from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import Kept, job_group, settings_in
 
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
@@ -149,14 +150,7 @@ def test_a_job_follows_its_executors(
     asked, and a frame is built once an assignment.
     """
     chance, live = random.Random(6), [executors]
-    built: list[tuple[SparkSession, SlotLayout]] = []
-    place: Callable[..., DataFrame] = placed.placed
-
-    def placing(session: SparkSession, layout: SlotLayout) -> DataFrame:
-        built.append((session, layout))
-        return place(session, layout)
-
-    monkeypatch.setattr(placed, "placed", placing)
+    built = built_frames(monkeypatch)
     monkeypatch.setattr(inventory, "executors", lambda _: live[-1])
     kept = Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
@@ -172,5 +166,5 @@ def test_a_job_follows_its_executors(
     assert [report.misses for report in job.reports] == [0] * len(job.reports)
     assert all(report.placed for report in job.reports)
     assert kept.latest("k") == {k: {"rows": 10 * len(job.reports)} for k in range(50)}
-    of_batches = [layout for _, layout in built if any(slot.key_groups for slot in layout.slots)]
+    of_batches = [layout for layout in built if any(slot.key_groups for slot in layout.slots)]
     assert len(of_batches) == sum(bool(report.moves) for report in job.reports)

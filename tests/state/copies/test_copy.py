@@ -22,24 +22,10 @@ from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.plain_columns import PlainColumns, shortened
 from tests.kit.state.drawn_records import attempt
+from tests.kit.state.plain_copies import at, contents, rows
 
 SPAWN = multiprocessing.get_context("spawn")
 TEXT = PlainColumns("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
-
-
-def at(version: int) -> Head:
-    """Return the head of a version."""
-    return Head(version, attempt(version))
-
-
-def rows(**pairs: bytes | None) -> CopyRows:
-    """Return rows: ``rows(a=b"1", b=None)`` puts one and deletes one."""
-    return CopyRows([key.encode() for key in pairs], list(pairs.values()))
-
-
-def contents(copy: Copy) -> dict[bytes, bytes]:
-    """Return what a copy holds."""
-    return dict(copy.scan()[1])
 
 
 def test_a_new_copy_is_empty_and_at_the_empty_head(tmp_path: Path) -> None:

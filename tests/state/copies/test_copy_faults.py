@@ -14,7 +14,7 @@ import pytest
 from riffle_spark.errors import UnavailableError
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY_HEAD
-from tests.state.copies.test_copy import at, contents, rows
+from tests.kit.state.plain_copies import at, contents, rows
 
 FILL = """
 import resource, sys, os

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pyarrow as pa
 import pytest
@@ -13,25 +12,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
 from tests.kit.state.drawn import damaged, keys, some
-
-
-def rank(value: object) -> tuple[object, ...]:
-    """Return what one value of a key compares as: the order that is promised."""
-    if value is None:
-        return (0,)
-    if isinstance(value, float):
-        return (2,) if math.isnan(value) else (1, value + 0.0)
-    return (1, value.encode() if isinstance(value, str) else value)
-
-
-def ranks(columns: list[pa.Array]) -> list[tuple[tuple[object, ...], ...]]:
-    """Return what each whole key compares as."""
-    return list(zip(*([rank(value) for value in column.to_pylist()] for column in columns), strict=True))
-
-
-def types_of(columns: list[pa.Array]) -> list[pa.DataType]:
-    """Return the types of columns."""
-    return [column.type for column in columns]
+from tests.kit.state.key_ranks import ranks, types_of
 
 
 @some

@@ -14,8 +14,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats.nested_keys import check_map_key_type, decode_nested_keys, encode_nested_keys
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
 from tests.kit.state.drawn import KEY_TYPES, Values, damaged, nullable_lists, some, structs
-from tests.state.formats.test_key_codec import rank as rank_of_plain
-from tests.state.formats.test_key_codec import types_of
+from tests.kit.state.key_ranks import ranks, types_of
 
 
 def maps(values: Values) -> Values:
@@ -45,22 +44,6 @@ def nested_keys(draw: st.DrawFn) -> list[pa.Array]:
         pool = draw(st.lists(st.one_of(st.none(), values), min_size=1, max_size=4))
         columns.append(pa.array(draw(st.lists(st.sampled_from(pool), min_size=count, max_size=count)), kind))
     return columns
-
-
-def rank(value: object) -> tuple[object, ...]:
-    """Return what one value compares as: nulls first, structs by their fields, the shorter of two arrays first, maps as
-    the arrays of their entries by key.
-    """
-    if isinstance(value, dict):
-        return (1, tuple(map(rank, value.values())))
-    if isinstance(value, list) and value and isinstance(value[0], tuple):
-        return (1, tuple(sorted((rank(key), rank(item)) for key, item in value)))
-    return (1, tuple(map(rank, value))) if isinstance(value, list) else rank_of_plain(value)
-
-
-def ranks(columns: list[pa.Array]) -> list[tuple[tuple[object, ...], ...]]:
-    """Return what each whole key compares as."""
-    return list(zip(*([rank(value) for value in column.to_pylist()] for column in columns), strict=True))
 
 
 def as_tuples(value: object) -> object:

@@ -1,0 +1,16 @@
+"""What the tests of slots share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
+from tests.kit.worker.slots import Member
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Member:
+    """Count and sum per key."""
+    return Member(tmp_path, aggregate(count=count(), total=sum_("v")))
