@@ -147,9 +147,10 @@ class Query:
         self._await_upkeep()
 
     def _await_upkeep(self) -> None:
-        assert self.job._running is not None, "it has run a batch"
-        rounds = self.job._running.driver._rounds
-        wait_for("upkeep to be through", lambda: not rounds._running)
+        running = self.job._running  # private: whether upkeep is through
+        assert running is not None, "it has run a batch"
+        rounds = running.driver._rounds  # private: the same
+        wait_for("upkeep to be through", lambda: not rounds._running)  # private: the same
 
     def batch(self, rows: int | None = None) -> BatchReport:
         """Feed one batch after all others are through, and return its report."""

@@ -24,7 +24,7 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, 
 from riffle_spark.assign.racks import rack_cost
 from riffle_spark.assign.validity import violations
 from riffle_spark.simulate.group import Group, Phase
-from riffle_spark.simulate.group import _settle as settle
+from riffle_spark.simulate.group import _settle as settle  # private: one event at a time
 from riffle_spark.simulate.scenario import Event
 from tests.kit.assign_views import WHOLE, task, view
 from tests.kit.folders import CHECKOUT

@@ -112,7 +112,7 @@ def test_a_death_inside_a_batch_is_survived(
         (tmp_path / "hold").touch()
         threading.Thread(target=kill_in_slots).start()
     else:
-        running(job).driver._reached = reached
+        running(job).driver._reached = reached  # private: made to be listened to
     job(batch(spark), 1)
     assert len(killed) == 1
     wait_until_gone(spark, killed[0])

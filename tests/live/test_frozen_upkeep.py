@@ -30,7 +30,7 @@ def frozen_in_a_piece(job: StatefulJob, folder: Path, feed: Callable[[], None]) 
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         feed()
-        while running(job)._background.busy():
+        while running(job)._background.busy():  # private: batches go on meanwhile
             pid = _holder(locks)
             if pid is None:
                 continue
@@ -57,7 +57,7 @@ def test_a_stopped_worker_does_not_stop_upkeep(
     """Batches are right and go on, the piece is given up at its deadline and told of, the next ones come to their end,
     and what was stopped does no harm.
     """
-    monkeypatch.setattr(setbacks, "_OVERDUE_SECONDS", 1)
+    monkeypatch.setattr(setbacks, "_OVERDUE_SECONDS", 1)  # private: sooner
     settings = settings_in(
         tmp_path, num_standbys=1, upkeep_timeout=TIMEOUT_SECONDS, snapshot_chain_links=3, acceptable_recovery_lag=KEYS
     )

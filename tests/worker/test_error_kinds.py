@@ -110,14 +110,14 @@ class Odd(RiffleError):
 def test_a_users_own_kind_out_of_a_processor_is_the_users_error() -> None:
     """It is told with its class and traceback, as any other exception of the user's; riffle's own stay as they are."""
     processing = Processing.__new__(Processing)
-    processing._where = "store 's'"
+    processing._where = "store 's'"  # private: no slot needed
     for error in (Odd("odd"), NotOurs(7), ValueError("odd")):
-        told = processing._raised(error, "for key 'a'")
+        told = processing._raised(error, "for key 'a'")  # private: what workers raise
         assert type(told) is UserFunctionError
         assert type(error).__name__ in told.problem
         assert told.where == "store 's'"
     ours = error_of_kind(DamagedCopy)
-    assert processing._raised(ours, "for key 'a'") is ours
+    assert processing._raised(ours, "for key 'a'") is ours  # private: what workers raise
 
 
 def test_what_is_no_error_of_ours_fails_the_task(tmp_path: Path) -> None:

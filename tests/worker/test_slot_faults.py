@@ -12,9 +12,9 @@ import pytest
 from riffle_spark.messages.slot_orders import KEY_GROUP, Receipt
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.refusing import on_a_disk_of_its_own, unmount_below
+from tests.kit.state.plain_copies import damage_a_value
 from tests.kit.worker.slots import OUTPUT, STATE, TOTAL, Member, rows_of
 
 
@@ -125,9 +125,7 @@ def test_values_that_cannot_be_read_are_healed_too(member: Member) -> None:
     member.feed(rows_of(("a", 1, 0)))
     member.answer(rows_of(("a", 1, 0)))
     link = next(path for path in Path(member.home.local_dir or "").glob("*/*/copies/totals/*") if path.is_symlink())
-    with Copy(link.resolve()) as copy, copy._environment.begin(write=True, db=copy._state) as transaction:
-        key = next(iter(transaction.cursor()))[0]
-        transaction.put(key, b"\x01")
+    damage_a_value(link.resolve())
     output, receipt = member.answer(rows_of(("a", 1, 0)))
     assert output.to_pylist()[0]["total"] == 2
     assert receipt.restores == 1

@@ -10,11 +10,11 @@ import pytest
 
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.process.blocks.aggregates import aggregate, count
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.state.plain_copies import damage_a_value
 from tests.kit.worker.slots import Member, rows_of
 
 
@@ -86,8 +86,7 @@ def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) 
         if how == "file":
             (link.resolve() / "data.mdb").write_bytes(b"\xff" * 20_000)
             continue
-        with Copy(link.resolve()) as copy, copy._environment.begin(write=True, db=copy._state) as transaction:
-            transaction.put(next(iter(transaction.cursor()))[0], b"\x01")
+        damage_a_value(link.resolve())
     receipt = taken(member, orders(member))
     assert receipt.errors == ()
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}

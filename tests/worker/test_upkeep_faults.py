@@ -32,7 +32,7 @@ RANGE = 2_000
 def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upkept:
     """A member without copies. Key-group 1 has a snapshot of many ranges and a chain, 2 and 3 have a chain alone."""
     monkeypatch.setattr(follow_module, "RANGE_BYTES", RANGE)
-    monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)
+    monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: small state
     upkept = Upkept(tmp_path)
     fill(upkept)
     return upkept
@@ -196,7 +196,7 @@ def committed(folder: Path) -> tuple[Upkept, UpkeepOrder]:
 def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
     follow_module.RANGE_BYTES = RANGE
-    follow_module._AT_ONCE = 1
+    follow_module._AT_ONCE = 1  # private: one after the other
 
     def die(_: float) -> None:
         time.sleep(0.5)  # what came before is written by another thread

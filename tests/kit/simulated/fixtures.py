@@ -21,9 +21,9 @@ def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     Every other schedule keeps restored snapshots as files beside their copies, however small they are.
     """
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed", 0) % 2:
-        monkeypatch.setattr(bring, "_BASE_BYTES", 1)
-        monkeypatch.setattr(bring, "_SETTLED_BYTES", 300)
-    monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)
+        monkeypatch.setattr(bring, "_BASE_BYTES", 1)  # private: small state
+        monkeypatch.setattr(bring, "_SETTLED_BYTES", 300)  # private: small state
+    monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
     monkeypatch.setattr(log, "FULL_EVERY", 4)
     monkeypatch.setattr(retention, "FULL_EVERY", 4)
 

@@ -26,20 +26,21 @@ _MOST_ROUNDS = 40
 def view_now(world: World) -> tuple[View, frozenset[str]]:
     """Return what the assignor would be told now, and which members are drained."""
     stores = tuple(operator.store for operator in world.operators if operator.durable)
-    situation = world.driver.ownership._situation(
-        world.driver._log.manifest, stores, range(world.settings.key_groups), world.clock.seconds()
-    )
+    key_groups, now = range(world.settings.key_groups), world.clock.seconds()
+    manifest = world.driver._log.manifest  # private: what the driver holds
+    situation = world.driver.ownership._situation(manifest, stores, key_groups, now)  # private: what it decides by
     return view_of(situation, world.driver.settings), situation.drained
 
 
 def check_valid(world: World) -> None:
     """I6: every task owned once, by a live member, no two copies on one; unless it is about to be made anew."""
     ownership = world.driver.ownership
-    if ownership._layout is not None:
+    if ownership._layout is not None:  # private: whether there were slots yet
         view, _ = view_now(world)
         wrong = violations(view, ownership.present)
         assert wrong == (), f"I6: {wrong}"
-        served = sorted(group for slot in ownership._layout.slots for group in slot.key_groups)
+        slots = ownership._layout.slots  # private: which slot has what
+        served = sorted(group for slot in slots for group in slot.key_groups)
         assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
 
 

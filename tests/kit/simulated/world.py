@@ -154,7 +154,7 @@ class World:
 
     def work_but_deletes(self) -> list[Callable[[], object]]:
         """Do what waits beside the batches, but for scans and deletes; return these."""
-        waiting, self.background._waiting = self.background._waiting, []
+        waiting, self.background._waiting = self.background._waiting, []  # private: some of what waits is done
         deletes = [work for work in waiting if "Scans" in work.__qualname__ or "deletes" in work.__qualname__]
         for work in waiting:
             if work not in deletes:

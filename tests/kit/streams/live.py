@@ -69,13 +69,13 @@ class LiveQuery:
         self.keys = KEYS_A_GROUP * self.settings.key_groups
         self.version = -1
         self.steps: list[str] = []
-        self.job._reached = self.steps.append
+        self.job._reached = self.steps.append  # private: made to be listened to
 
     def restart(self) -> None:
         """Begin again as a new driver would: with nothing but what the log and the folders hold."""
         running(self.job).stop()
         self.job = StatefulJob(self.job.parts, self.settings)
-        self.job._reached = self.steps.append
+        self.job._reached = self.steps.append  # private: made to be listened to
 
     def is_running_slots(self) -> bool:
         """Tell, from any thread, whether a batch's slots run."""
@@ -143,8 +143,8 @@ class LiveQuery:
         """Wait for what runs beside the batches; tell whether it left no copy behind."""
         self.rest()
         driver = running(self.job).driver
-        driver._upkeep.gather(driver.ownership)
-        return not follows(driver.ownership, driver._log.manifest, [STORE])
+        driver._upkeep.gather(driver.ownership)  # private: upkeep goes on between batches
+        return not follows(driver.ownership, driver._log.manifest, [STORE])  # private: what the driver holds
 
     @contextmanager
     def stalled(self, cluster: StandaloneCluster) -> Iterator[None]:
@@ -201,7 +201,7 @@ def _locks(folder: Path, member: str) -> list[Path]:
 
 def executors_of(cluster: StandaloneCluster, worker: int) -> list[int]:
     """Return the process ids of the executors that a worker runs, its own left out."""
-    return [pid for pid in cluster._workers[worker].pids() if _is_executor(pid)]
+    return [pid for pid in cluster._workers[worker].pids() if _is_executor(pid)]  # private: which process is whose
 
 
 def _is_executor(pid: int) -> bool:
@@ -229,7 +229,7 @@ def await_executors(spark: SparkSession, number: int) -> None:
 def run_workers(spark: SparkSession, cluster: StandaloneCluster, number: int) -> None:
     """Let the first ``number`` workers run, and no others, and wait for their executors."""
     for index in range(max(number, len(cluster.hosts))):
-        ended = index in cluster._ended
+        ended = index in cluster._ended  # private: whom a test has ended
         if index >= number and not ended:
             cluster.stop_worker(index)
         elif index == len(cluster.hosts):

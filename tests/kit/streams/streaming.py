@@ -106,13 +106,13 @@ def wait_for(reached: Callable[[], object], why: str, poll_seconds: float = 0.05
 
 def running(job: StatefulJob) -> RunningJob:
     """Return what runs a job's batches, after its first one."""
-    assert job._running is not None
-    return job._running
+    assert job._running is not None  # private: the one place that asks
+    return job._running  # private: the same
 
 
 def rest(job: StatefulJob) -> None:
     """Wait until nothing runs beside the job's batches: neither upkeep nor a census."""
-    wait_for(lambda: not running(job)._background.busy(), "nothing runs beside the batches")
+    wait_for(lambda: not running(job)._background.busy(), "nothing beside them")  # private: what waits
 
 
 def records(root: str) -> list[Record]:

@@ -59,7 +59,7 @@ def test_a_restart_with_changed_columns_goes_on(
 ) -> None:
     """Written by the old, read by the new: from deltas or snapshots, from the store or beside copies of old columns."""
     if snapshots:
-        monkeypatch.setattr(bring, "_BASE_BYTES", 1)
+        monkeypatch.setattr(bring, "_BASE_BYTES", 1)  # private: small state
     links = 2 if snapshots else 1000
     world = World(tmp_path, operators=[keeping(SMALL)], snapshot_chain_links=links, snapshot_chain_share=1e9)
     keys = [f"key-{number}" for number in range(20)]

@@ -218,7 +218,7 @@ def test_the_acceptable_lag_changes_live(tmp_path: Path) -> None:
 def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """When it is set, live too; not when something else is."""
     job = JobOperations()
-    job._driver = running(tmp_path).driver
+    job._driver = running(tmp_path).driver  # private: no session to begin in
     for interval, warned in (("1 s", 1), ("1 min", 1), (0.5, 2)):
         job.reconfigure(probing_rebalance_interval=interval)
         job.reconfigure(num_standbys=1)

@@ -75,7 +75,7 @@ def test_a_pointer_ranks_after_a_real_copy(tmp_path: Path) -> None:
     ownership, group = world.ownership, min(world.owned("1"))
     (pointer,) = next(members for t, members in ownership.present.standbys.items() if t.key_group == group)
     holder = next(m for m in ownership.members.live if m not in (pointer, world.member("1")))
-    manifest = world.driver._log.manifest
+    manifest = world.driver._log.manifest  # private: what the driver holds
     old = manifest.entry("totals", group).chain
     ownership.copies.at(
         holder, ("totals", group), old[0].head if len(old) > 1 else manifest.entry("totals", group).base

@@ -176,7 +176,7 @@ def test_executors_are_ready_before_the_first_batch(spark: SparkSession, tmp_pat
 
         for _ in batches:
             time.sleep(0.1)
-            holds = any(name == root for name, _ in member_folders._stores)
+            holds = any(name == root for name, _ in member_folders._stores)  # private: what a worker keeps
             yield pa.record_batch({"executor": [member_folders.executor_id()], "holds": [holds]})
 
     def seen() -> set[tuple[str, bool]]:

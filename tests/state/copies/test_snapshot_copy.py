@@ -145,7 +145,7 @@ def test_bytes_that_were_altered_are_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A cold member of three key-groups whose snapshots are large ones, one of them compressed."""
-    monkeypatch.setattr(bring, "_BASE_BYTES", 1)
+    monkeypatch.setattr(bring, "_BASE_BYTES", 1)  # private: small state
     made = Place(tmp_path / "member")
     spread = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(3_000)}
     made.seal(0, {1: dict(spread), 2: {"a": 1}, 3: dict.fromkeys((f"{n:06}" for n in range(9_000)), 7)})
@@ -166,7 +166,7 @@ def test_a_cold_member_keeps_the_files_and_settles_with_later_batches(
     assert all(file.exists() for file in files)
     for copy in copies.values():
         copy.close()
-    monkeypatch.setattr(bring, "_SETTLED_BYTES", 20_000)
+    monkeypatch.setattr(bring, "_SETTLED_BYTES", 20_000)  # private: small state
     for _ in range(60):
         for copy in place.keeper().bring(place.entries)[0].values():
             copy.close()

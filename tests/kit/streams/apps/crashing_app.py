@@ -54,7 +54,7 @@ def main(folder: Path, step: str, batch: int) -> None:
         job(frame, number)
         reached(RETURNED)
 
-    job._reached = reached
+    job._reached = reached  # private: made to be listened to
     feed = Feed(folder / "in", "k long, v long")
     run_to_end(feed.stream(spark), run, folder / "checkpoint")
 

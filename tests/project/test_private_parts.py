@@ -1,0 +1,132 @@
+"""Tests name private parts of their own room alone: whoever names another room's says on the line why."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.kit.folders import CHECKOUT
+
+PRIVATE = re.compile(r"_[A-Za-z]\w*")
+ON_THE_LINE, IN_THE_FILE = "# private: ", "# private parts: "
+OURS = ("riffle_spark", "apps", "tests", "benchmarks")
+Rooms = Mapping[str, set[str]]
+"""The rooms of the product in which each private name is defined."""
+
+
+def sources(*folders: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each file's path, its room, which is the folder below the first one, and its text."""
+    for folder in folders:
+        for path in sorted((CHECKOUT / folder).rglob("*.py")):
+            inside = path.relative_to(CHECKOUT)
+            if inside.parts[:2] != ("tests", "data"):
+                yield str(inside), "/".join(inside.parts[1:-1]), path.read_text()
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Return the private names that a file defines or assigns, attributes being those of its own classes."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            names.add(node.attr)
+    return {name for name in names if PRIVATE.fullmatch(name)}
+
+
+def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
+    """Yield line and name of what may be a private part of another file, with its room where an import says it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".")
+            for each in node.names if parts[0] in OURS else ():
+                yield node.lineno, each.name, "/".join(parts[1:-1])
+        elif isinstance(node, ast.Attribute) and not _is_self(node.value):
+            yield node.end_lineno or node.lineno, node.attr, None
+        elif isinstance(node, ast.Call) and _called(node.func).endswith("attr"):
+            for given in node.args[1:2]:
+                if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                    yield given.lineno, given.value, None
+
+
+def breaches(text: str, room: str, rooms: Rooms) -> list[str]:
+    """Return what a test's file names of other rooms without saying why, and what it says why for nothing."""
+    tree = ast.parse(text)
+    own = defined(tree)
+    said = _comments(text) if ON_THE_LINE in text or IN_THE_FILE in text else {}
+    found = {}
+    for line, name, imported in named(tree):
+        of = {imported} if imported is not None else rooms.get(name, set()) if name not in own else set()
+        if PRIVATE.fullmatch(name) and of and not any(_is_own(room, each) for each in of):
+            found[line] = name
+    whole_file = any(comment.startswith(IN_THE_FILE) for comment in said.values())
+    lines = {line for line, comment in said.items() if comment.startswith(ON_THE_LINE)}
+    unsaid = [] if whole_file else [f"{line}: {name}" for line, name in sorted(found.items()) if line not in lines]
+    return unsaid + [f"{line}: nothing is private here" for line in sorted(lines - set(found))]
+
+
+def _is_own(room: str, other: str) -> bool:
+    """Tell whether a product's room is a test's own, or below it; those who share helpers have none."""
+    return other == room or (room != "" and other.startswith(f"{room}/"))
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _called(function: ast.expr) -> str:
+    return getattr(function, "attr", "") or getattr(function, "id", "")
+
+
+def _comments(text: str) -> dict[int, str]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+
+
+@pytest.fixture(scope="module")
+def rooms() -> Rooms:
+    """Where the private names of the product are defined."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for _, room, text in sources("riffle_spark", "apps"):
+        for name in defined(ast.parse(text)):
+            found[name].add(room)
+    return found
+
+
+def test_private_parts_of_other_rooms_are_named_with_a_reason(rooms: Rooms) -> None:
+    """In the tests and benchmarks of today."""
+    found = {path: breaches(text, room, rooms) for path, room, text in sources("tests", "benchmarks")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("room", "line", "is_found"),
+    [
+        ("worker", "log._tail", True),
+        ("state", "log._tail", False),
+        ("state/log", "log._tail", False),
+        ("kit/state", "log._tail", True),
+        ("", "log._tail", True),
+        ("worker", "log._tail = 5", True),
+        ("worker", "patch.setattr(Log, '_tail', None)", True),
+        ("worker", "from riffle_spark.state.log.log import _named", True),
+        ("state", "from riffle_spark.state.log.log import _named", False),
+        ("worker", "log.tail", False),
+        ("worker", "session._jvm", False),
+        ("worker", "from pyspark.sql.types import _parse", False),
+        ("worker", "log._tail  # private: the one place that has it", False),
+        ("worker", "# private parts: faults are planted in all of them\nlog._tail", False),
+        ("worker", "log.tail  # private: it was", True),
+    ],
+)
+def test_a_private_part_of_another_room_is_found(room: str, line: str, is_found: bool) -> None:
+    """By import, as an attribute, as a patch; not in one's own room, of another library, or with a reason."""
+    assert bool(breaches(line + "\n", room, {"_tail": {"state/log"}})) == is_found
