@@ -12,7 +12,7 @@ import pytest
 from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
 from tests.kit.folders import CHECKOUT
-from tests.kit.in_order import InOrder
+from tests.kit.order_of_tests import InOrder
 from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
 
 if TYPE_CHECKING:

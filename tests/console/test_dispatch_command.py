@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
 from riffle_spark.state.objects.open import open_store
-from tests.kit.simulated.switched import contents, expected, filled, tail_of
+from tests.kit.simulated.switched_state import contents, expected, filled, tail_of
 from tests.kit.simulated.world import Oracle
 
 SOURCE = """

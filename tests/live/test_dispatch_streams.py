@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, last, sum_, switch_dispatch
-from tests.kit.streams.newest import assert_newest
+from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, settings_in, start
 
 pytestmark = pytest.mark.spark

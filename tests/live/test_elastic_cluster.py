@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from apps.demo.servers import StandaloneCluster
 from riffle_spark.spark.engine import inventory
-from tests.kit.streams import live
-from tests.kit.streams.live import LiveQuery, await_executors, executor_ids, executors_of, master_of, wait_for
+from tests.kit.streams import live_query as live
+from tests.kit.streams.live_query import LiveQuery, await_executors, executor_ids, executors_of, master_of, wait_for
 
 pytestmark = pytest.mark.cluster
 

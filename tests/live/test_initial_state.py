@@ -15,7 +15,7 @@ from pyspark.sql import Row, SparkSession
 from riffle_spark import Stateful, aggregate, count, transform_with_state
 from riffle_spark.errors import ConfigError
 from riffle_spark.testing import Aborted, Harness
-from tests.kit.processors.visits import Visits
+from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
 pytestmark = pytest.mark.newer_spark

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from apps.demo.servers import StandaloneCluster
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from tests.kit.streams import live
-from tests.kit.streams.live import LiveQuery, Roles, await_executors, master_of, run_workers
+from tests.kit.streams import live_query as live
+from tests.kit.streams.live_query import LiveQuery, Roles, await_executors, master_of, run_workers
 
 pytestmark = pytest.mark.cluster
 

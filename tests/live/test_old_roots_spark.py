@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from riffle_spark import Settings, StatefulJob, rollback, together
-from tests.kit.roots.diary import DDL, as_json, operators
+from tests.kit.roots.diary_query import DDL, as_json, operators
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
 from tests.kit.streams.streaming import Feed, rest
 

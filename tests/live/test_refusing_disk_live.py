@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.protocol.ownership import arrivals
 from riffle_spark.spark.engine import inventory
-from tests.kit.refusing import on_a_disk_of_its_own
+from tests.kit.refusing_disks import on_a_disk_of_its_own
 from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
 
 pytestmark = pytest.mark.cluster

@@ -9,8 +9,8 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch
-from tests.kit.simulated.played import BY_PARTITION, Played, of_partition, offsets, parted
-from tests.kit.simulated.switched import partition_of
+from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, parted
+from tests.kit.simulated.switched_state import partition_of
 from tests.kit.simulated.world import World, one
 
 ROUND_TRIPS = [("key_group", "partition"), ("key_group", "hashed"), ("partition", "hashed"), ("partition", "key_group")]

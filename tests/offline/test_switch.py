@@ -17,7 +17,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
-from tests.kit.simulated.switched import (
+from tests.kit.simulated.switched_state import (
     BATCHES,
     PARTITIONS,
     contents,

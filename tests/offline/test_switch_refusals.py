@@ -15,7 +15,7 @@ from riffle_spark.offline import switch
 from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Manifest
-from tests.kit.simulated.switched import filled, partition_of, shards_of, tail_of
+from tests.kit.simulated.switched_state import filled, partition_of, shards_of, tail_of
 from tests.kit.simulated.world import World, one
 
 

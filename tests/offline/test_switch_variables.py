@@ -18,9 +18,9 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.variables import DUE
 from riffle_spark.testing import Harness
-from tests.kit.processors.case import Case
 from tests.kit.processors.catalogue import CASES
-from tests.kit.simulated.switched import partition_of, shards_of, tail_of
+from tests.kit.processors.processor_case import Case
+from tests.kit.simulated.switched_state import partition_of, shards_of, tail_of
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
-from tests.kit.streams.newest import assert_newest
+from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
 from riffle_spark.errors import ConfigError, UserFunctionError
-from tests.kit.processors.visits import Broken, Idle, PandasVisits, Visits
-from tests.kit.streams.newest import assert_newest
+from tests.kit.processors.visit_processors import Broken, Idle, PandasVisits, Visits
+from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

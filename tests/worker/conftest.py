@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
-from tests.kit.worker.slots import Member
+from tests.kit.worker.slot_member import Member
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from riffle_spark.worker import census as rack_module
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import folder_of
 from tests.kit.servers.metadata_service import metadata_service
-from tests.kit.worker.slots import Member, rows_of
+from tests.kit.worker.slot_member import Member, rows_of
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -11,7 +11,7 @@ from riffle_spark.messages.slot_orders import Order
 from riffle_spark.process.times import TimeMode
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.worker.run_processor import due_key_groups, now_ms
-from tests.kit.worker.slots import Member, kept_last
+from tests.kit.worker.slot_member import Member, kept_last
 
 TIMERS = {5: 100, 2: 200, 9: 201, 1: None, 3: 0}
 """Key-groups and when their earliest timer is due."""

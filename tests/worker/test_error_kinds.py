@@ -19,7 +19,7 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.protocol.receipts import check_receipts
 from riffle_spark.state.copies.lmdb_file import CopyInUse, DamagedCopy
-from tests.kit.worker.slots import Member, rows_of
+from tests.kit.worker.slot_member import Member, rows_of
 
 PROBLEM, REMEDY, WHERE = "what is wrong\nin two lines", "what to do", "store 's', key-group 7"
 

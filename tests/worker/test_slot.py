@@ -13,7 +13,7 @@ import pytest
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from tests.kit.worker.slots import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
+from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
 
 def test_state_goes_on_from_batch_to_batch(member: Member) -> None:

@@ -13,9 +13,9 @@ from riffle_spark.messages.slot_orders import KEY_GROUP, Receipt
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.testing.faulty_store import Fault
-from tests.kit.refusing import on_a_disk_of_its_own, unmount_below
+from tests.kit.refusing_disks import on_a_disk_of_its_own, unmount_below
 from tests.kit.state.plain_copies import damage_a_value
-from tests.kit.worker.slots import OUTPUT, STATE, TOTAL, Member, rows_of
+from tests.kit.worker.slot_member import OUTPUT, STATE, TOTAL, Member, rows_of
 
 
 def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:

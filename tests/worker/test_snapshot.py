@@ -15,7 +15,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.plain_copies import damage_a_value
-from tests.kit.worker.slots import Member, rows_of
+from tests.kit.worker.slot_member import Member, rows_of
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from riffle_spark.testing import home_of
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.worker.pieces import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, Upkept
 
 SPAWN = multiprocessing.get_context("spawn")
 RANGE = 2_000

@@ -20,7 +20,7 @@ from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.state.restore.supply import rows_of
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.members import SCHEMA
-from tests.kit.worker.pieces import STORE, Upkept
+from tests.kit.worker.upkeep_member import STORE, Upkept
 
 KEY_GROUPS = range(1, 9)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.kit.processors import counting, expiring, lists, machines, mapkeys, maps, nested, sessions, timers
-from tests.kit.processors.case import Case
+from tests.kit.processors import counting, expiring, lists, maps, nested, sessions, timers
+from tests.kit.processors import nested_map_keys as mapkeys
+from tests.kit.processors import several_states as machines
+from tests.kit.processors.processor_case import Case
 
 __all__ = ["CASES"]
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessorHandle
 
-from tests.kit.processors.case import Case, batches_of, forms, seeded
-from tests.kit.processors.faces import Logic, Output, millis
+from tests.kit.processors.both_forms import Logic, Output, millis
+from tests.kit.processors.processor_case import Case, batches_of, forms, seeded
 
 __all__ = ["CASES"]
 

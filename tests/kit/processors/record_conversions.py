@@ -25,9 +25,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from tests.kit.processors.both_forms import collect, sparks_own
 from tests.kit.processors.conversions import NAMES, Trials, found
-from tests.kit.processors.faces import collect, sparks_own
-from tests.kit.processors.record import FOLDER, environment, session
+from tests.kit.processors.record_cases import FOLDER, environment, session
 
 __all__ = ["main"]
 

@@ -21,8 +21,8 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store, root_id
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from tests.kit.folders import DATA
-from tests.kit.roots.diary import START_MS, STORES, Oracle, State, table
-from tests.kit.roots.held import built, held
+from tests.kit.roots.diary_query import START_MS, STORES, Oracle, State, table
+from tests.kit.roots.root_contents import built, held
 
 __all__ = ["ARCHIVES", "OldRoot"]
 

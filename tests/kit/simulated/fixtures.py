@@ -10,7 +10,7 @@ from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.copies import folder
 from riffle_spark.state.log import log
 from riffle_spark.state.restore import bring
-from tests.kit.simulated.elastic import InOrder
+from tests.kit.simulated.elastic_world import InOrder
 from tests.kit.simulated.world import World
 
 

@@ -21,7 +21,7 @@ from riffle_spark.testing import Attempt, InlineBackground, SimWork
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.disturbances import Disturbances, drawn_operators, drawn_settings
 from tests.kit.simulated.invariants import History
-from tests.kit.simulated.placement import check_converges, check_valid, watch_the_cleaner
+from tests.kit.simulated.placement_invariants import check_converges, check_valid, watch_the_cleaner
 from tests.kit.simulated.world import Crash, Oracle, World, drawn_batch
 
 STEPS = ("before run", "after seal", "after sink", "after record", "after record")

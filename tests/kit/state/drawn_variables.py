@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
-from tests.kit.state.drawn import KEY_TYPES, Values, nested, nullable_lists, structs
+from tests.kit.state.drawn_tables import KEY_TYPES, Values, nested, nullable_lists, structs
 
 Types = st.SearchStrategy[tuple[pa.DataType, Values]]
 """Draws a type and what draws its values."""

@@ -26,7 +26,7 @@ from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 from tests.kit.process.sessions import list_of, map_of, value
-from tests.kit.state.drawn import some
+from tests.kit.state.drawn_tables import some
 
 TTL = 30
 SCHEMA = VariableColumns(

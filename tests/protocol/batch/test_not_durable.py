@@ -17,7 +17,7 @@ from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.log import paths
 from riffle_spark.testing import Attempt, InlineBackground
 from riffle_spark.testing.faulty_store import Fault
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import rows_of, totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

@@ -16,7 +16,7 @@ from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.manifest import Head
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 
 MEMBERS = ("m1", "m2", "m3")
 DELAY = 10

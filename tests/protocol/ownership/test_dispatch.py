@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.kit.simulated.played import BY_PARTITION, Played, of_partition, offsets, owners
+from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, owners
 from tests.kit.simulated.world import World, one
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.simulated.elastic import Elastic, held
+from tests.kit.simulated.elastic_world import Elastic, held
 
 T1, T2, T3, T4 = range(4)
 GROUPS_OF_THREE, GROUPS_OF_FOUR = 3, 4

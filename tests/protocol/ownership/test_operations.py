@@ -11,7 +11,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.spark.stateful import JobOperations
 from riffle_spark.testing import InlineBackground
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.protocol.ownership.rebalance import Moved, RebalanceListener
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

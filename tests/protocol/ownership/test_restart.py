@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.testing import InlineBackground, home_of
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, rows_of
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

@@ -11,8 +11,8 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
-from tests.kit.simulated.elastic import Elastic
-from tests.kit.simulated.placement import view_now
+from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.placement_invariants import view_now
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

@@ -12,7 +12,7 @@ from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.log import paths
 from riffle_spark.testing import InlineBackground, SimCluster
 from riffle_spark.testing.faulty_store import Fault
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, rows_of, totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

@@ -16,7 +16,7 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.upkeep.setbacks import Setbacks
 from riffle_spark.state.log.manifest import EMPTY
 from riffle_spark.testing import InlineBackground, SimCluster, home_of
-from tests.kit.simulated.elastic import Elastic, warnings
+from tests.kit.simulated.elastic_world import Elastic, warnings
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

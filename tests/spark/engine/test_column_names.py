@@ -10,9 +10,9 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, min_, sum_, transform_with_state, transform_with_state_in_pandas
+from tests.kit.processors.both_forms import sparks_own
 from tests.kit.processors.columns import Columns
-from tests.kit.processors.faces import sparks_own
-from tests.kit.streams import native
+from tests.kit.streams import sparks_operator as native
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

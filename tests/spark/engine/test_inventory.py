@@ -19,7 +19,7 @@ from riffle_spark.protocol.ports import Executor
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.worker.member_folders import executor_id
-from tests.kit.streams.live import executor_ids
+from tests.kit.streams.live_query import executor_ids
 from tests.kit.streams.streaming import PATIENCE_SECONDS, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster

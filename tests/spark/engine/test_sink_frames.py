@@ -18,7 +18,7 @@ from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine.kept_result import GONE
 from riffle_spark.spark.engine.spark_batch import _rows_of, _told_as_stale_rows
-from tests.kit.processors.visits import Visits
+from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
 from tests.kit.streams.streaming import Kept, rest, settings_in

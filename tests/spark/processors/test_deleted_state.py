@@ -18,9 +18,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import declare
-from tests.kit.processors.faces import collect, sparks_own
-from tests.kit.processors.gone import TOLD, Gone
-from tests.kit.streams import native
+from tests.kit.processors.both_forms import collect, sparks_own
+from tests.kit.processors.deleted_states import TOLD, Gone
+from tests.kit.streams import sparks_operator as native
 from tests.kit.streams.processor_runs import Run, Told
 
 pytestmark = pytest.mark.newer_spark

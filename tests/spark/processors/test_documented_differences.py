@@ -18,7 +18,7 @@ from riffle_spark.spark.engine.event_time import watermark_in
 from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.testing import Harness
 from tests.kit.processors.columns import Columns
-from tests.kit.processors.edges import Tells
+from tests.kit.processors.odd_inputs import Tells
 from tests.kit.streams.processor_runs import Run, Told, see, seen
 
 pytestmark = pytest.mark.newer_spark

@@ -16,7 +16,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.ddl import schema_of_ddl
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
-from tests.kit.processors.visits import Visits
+from tests.kit.processors.visit_processors import Visits
 
 pytestmark = pytest.mark.newer_spark
 

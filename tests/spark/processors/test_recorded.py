@@ -11,10 +11,10 @@ import pytest
 from riffle_spark import transform_with_state, transform_with_state_in_pandas
 from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE
 from riffle_spark.testing import Aborted, Harness
-from tests.kit.processors.case import Case
 from tests.kit.processors.catalogue import CASES
-from tests.kit.processors.record import recorded
-from tests.kit.streams.native import encoded, in_key_order
+from tests.kit.processors.processor_case import Case
+from tests.kit.processors.record_cases import recorded
+from tests.kit.streams.sparks_operator import encoded, in_key_order
 
 pytestmark = pytest.mark.newer_spark
 

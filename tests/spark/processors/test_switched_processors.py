@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark import switch_dispatch, transform_with_state
-from tests.kit.processors.visits import Idle, Visits
-from tests.kit.streams.newest import assert_newest
+from tests.kit.processors.visit_processors import Idle, Visits
+from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark

@@ -17,8 +17,8 @@ from riffle_spark.state.copies.reading import EMPTY_READING, Reading
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variables import NO_DUE, TIMER, Variable, VariableColumns
-from tests.kit.state.drawn import some
 from tests.kit.state.drawn_records import attempt
+from tests.kit.state.drawn_tables import some
 from tests.kit.state.drawn_variables import table_of
 from tests.kit.state.wide_members import SCHEMA, Change, Key, Log, Model, member, model_of, row_of
 

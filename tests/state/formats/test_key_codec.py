@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
-from tests.kit.state.drawn import damaged, keys, some
+from tests.kit.state.drawn_tables import damaged, keys, some
 from tests.kit.state.key_ranks import ranks, types_of
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats.nested_keys import check_map_key_type, decode_nested_keys, encode_nested_keys
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
-from tests.kit.state.drawn import KEY_TYPES, Values, damaged, nullable_lists, some, structs
+from tests.kit.state.drawn_tables import KEY_TYPES, Values, damaged, nullable_lists, some, structs
 from tests.kit.state.key_ranks import ranks, types_of
 
 

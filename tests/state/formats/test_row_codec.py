@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats.row_codec import RowCodec
-from tests.kit.state.drawn import damaged, some, tables
+from tests.kit.state.drawn_tables import damaged, some, tables
 
 
 @some

@@ -15,7 +15,7 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.row_codec import RowCodec
 from riffle_spark.state.formats.scalar_codec import KeyEncoder, ValueDecoder
-from tests.kit.state.drawn import KEY_TYPES, damaged, keys, some, tables
+from tests.kit.state.drawn_tables import KEY_TYPES, damaged, keys, some, tables
 
 
 def rows_of(table: pa.Table) -> list[tuple[object, ...]]:

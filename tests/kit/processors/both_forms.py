@@ -1,5 +1,5 @@
-"""One logic, two faces: a StatefulProcessor over frames and one over rows. Knows pyspark's classes and pandas. Does not
-know any logic.
+"""One logic in both forms: a StatefulProcessor over frames and one over rows. Knows pyspark's classes and pandas. Does
+not know any logic.
 
 A logic sees rows as ``Row`` with plain Python values and answers with dicts by column.
 """

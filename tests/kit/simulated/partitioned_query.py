@@ -6,7 +6,7 @@ import random
 
 import pyarrow as pa
 
-from tests.kit.simulated.switched import expected, partition_of
+from tests.kit.simulated.switched_state import expected, partition_of
 from tests.kit.simulated.world import Oracle, World, drawn_batch
 
 BY_PARTITION = ("partition", "hashed")

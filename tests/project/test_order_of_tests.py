@@ -7,7 +7,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
-from tests.kit.in_order import InOrder
+from tests.kit.order_of_tests import InOrder
 
 def pytest_xdist_make_scheduler(config, log):
     return InOrder(config, log)

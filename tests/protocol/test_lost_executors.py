@@ -13,7 +13,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.testing import Attempt
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

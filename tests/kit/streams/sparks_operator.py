@@ -24,8 +24,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from tests.kit.processors.case import Case
-from tests.kit.processors.faces import sparks_own
+from tests.kit.processors.both_forms import sparks_own
+from tests.kit.processors.processor_case import Case
 
 __all__ = ["CONF", "encoded", "in_key_order", "run_native"]
 

@@ -12,7 +12,7 @@ from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.testing import SimCluster
-from tests.kit.simulated.elastic import Elastic, warnings
+from tests.kit.simulated.elastic_world import Elastic, warnings
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

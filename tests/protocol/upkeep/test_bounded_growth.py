@@ -21,7 +21,7 @@ from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
 

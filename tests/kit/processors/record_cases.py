@@ -1,8 +1,8 @@
 """Records what Spark's own operator makes of every case: what later test runs compare with. Knows files and versions.
 Does not know the cases.
 
-    .venv/bin/python -m tests.kit.processors.record               pandas form, on the pinned Spark
-    .venv-4.3.0/bin/python -m tests.kit.processors.record         Row form: after ./run setup --spark 4.3.0
+    .venv/bin/python -m tests.kit.processors.record_cases               pandas form, on the pinned Spark
+    .venv-4.3.0/bin/python -m tests.kit.processors.record_cases         Row form: after ./run setup --spark 4.3.0
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from tests.kit.folders import CHECKOUT, DATA
-from tests.kit.processors.case import Case
 from tests.kit.processors.catalogue import CASES
-from tests.kit.streams.native import CONF, encoded, run_native
+from tests.kit.processors.processor_case import Case
+from tests.kit.streams.sparks_operator import CONF, encoded, run_native
 
 __all__ = ["FOLDER", "digest", "environment", "recorded", "session"]
 

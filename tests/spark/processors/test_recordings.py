@@ -9,8 +9,8 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
 from tests.kit.processors.catalogue import CASES
-from tests.kit.processors.record import digest, recorded
-from tests.kit.streams import native
+from tests.kit.processors.record_cases import digest, recorded
+from tests.kit.streams import sparks_operator as native
 
 pytestmark = pytest.mark.newer_spark
 
@@ -23,7 +23,7 @@ FORM = "pandas" if spark_version.startswith("4.0.") else "rows"
 @pytest.mark.parametrize("form", ["pandas", "rows"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_recording_is_of_the_batches_that_its_case_has_now(name: str, form: str) -> None:
-    """A case that was changed is recorded anew: ``python -m tests.kit.processors.record``."""
+    """A case that was changed is recorded anew: ``python -m tests.kit.processors.record_cases``."""
     assert recorded(CASES[name], form)["input"] == digest(CASES[name])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.protocol.ownership.view import assign_settings, view_of
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

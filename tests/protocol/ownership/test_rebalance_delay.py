@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.simulated.elastic import Elastic
+from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

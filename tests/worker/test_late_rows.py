@@ -11,7 +11,7 @@ from riffle_spark.messages.slot_orders import Part, Receipt, Watermark
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import with_watermark
 from riffle_spark.worker.input import newest_ms, on_time
-from tests.kit.worker.slots import Member, rows_of
+from tests.kit.worker.slot_member import Member, rows_of
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 WATERMARK_MS = 1_700_000_000_500

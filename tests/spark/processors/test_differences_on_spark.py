@@ -10,9 +10,9 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-from tests.kit.processors.edges import NoRows, NullInNotNull, Redeclares, Tells
-from tests.kit.processors.faces import sparks_own
-from tests.kit.streams import native
+from tests.kit.processors.both_forms import sparks_own
+from tests.kit.processors.odd_inputs import NoRows, NullInNotNull, Redeclares, Tells
+from tests.kit.streams import sparks_operator as native
 from tests.kit.streams.streaming import Feed
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.long]

@@ -49,7 +49,7 @@ def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() ->
     (said,) = done.warnings
     assert "KeyError: 'g_0 is new'" in said
     assert "the last assignment stays" in said
-    assert "test_custom.py, line " in said
+    assert "test_custom_assignor.py, line " in said
     assert "in chosen_by" in said
     left = replace(before, members=before.members[:1])
     assert set(assign(left, replace(SETTINGS, assignor=raising_assignor)).owners.values()) == {"a"}

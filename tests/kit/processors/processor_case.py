@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 
-from tests.kit.processors.faces import InPandas, InRows, Logic
+from tests.kit.processors.both_forms import InPandas, InRows, Logic
 
 __all__ = ["Case", "batches_of", "forms", "seeded"]
 

@@ -20,7 +20,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ownership.view import task
 from riffle_spark.testing import Attempt
-from tests.kit.simulated.placement import check_valid
+from tests.kit.simulated.placement_invariants import check_valid
 from tests.kit.simulated.world import World, rows_of, totals
 
 __all__ = ["Elastic", "InOrder", "Ran", "held", "warnings"]
