@@ -31,7 +31,7 @@ def test_it_holds_what_it_held(old: OldRoot) -> None:
 
 
 @pytest.mark.parametrize("copies", ["of this boot", "of another boot", "gone"])
-def test_it_goes_on(old: OldRoot, copies: str) -> None:
+def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
     """What is committed equals plain Python's; copies are used where they are trusted and restored where not."""
     if copies == "gone":
         shutil.rmtree(old.local)

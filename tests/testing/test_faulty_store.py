@@ -21,7 +21,7 @@ class TestFaultyStore:
     """The scripted faults that other tests rely on."""
 
     @pytest.mark.parametrize(("kind", "there"), [("answer_lost", True), ("request_lost", False), ("late", False)])
-    def test_an_unclear_put(self, faulty: FaultyStore, kind: str, there: bool) -> None:
+    def test_an_unclear_put_raises_whatever_arrived(self, faulty: FaultyStore, kind: str, there: bool) -> None:
         """The caller sees the same error, whether the bytes arrived, never will, or will later."""
         faulty.script(Fault(kind))  # type: ignore[arg-type]
         with pytest.raises(UnavailableError):
@@ -31,7 +31,7 @@ class TestFaultyStore:
         assert faulty.put_if_absent("log/1", b"y") == (kind == "request_lost")
 
     @pytest.mark.parametrize(("kind", "data"), [("truncated", b"abc"), ("flipped", b"abceef"), ("missing", None)])
-    def test_a_damaged_get(self, faulty: FaultyStore, kind: str, data: bytes | None) -> None:
+    def test_a_damaged_get_is_whole_the_next_time(self, faulty: FaultyStore, kind: str, data: bytes | None) -> None:
         """One get is damaged, the next is whole."""
         faulty.script(Fault(kind, name="log/"))  # type: ignore[arg-type]
         assert [faulty.get("log/0"), faulty.get("log/0")] == [data, b"abcdef"]

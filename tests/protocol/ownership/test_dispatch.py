@@ -93,7 +93,7 @@ def test_a_query_that_has_read_nothing_runs(tmp_path: Path, dispatch: str) -> No
     assert world.state("totals") == {"a": (1, 1)}
 
 
-def test_partitions_have_standbys(tmp_path: Path) -> None:
+def test_standbys_of_partitions_follow_and_take_over(tmp_path: Path) -> None:
     """In `partition` the assignor looks after shards as after key-groups: copies elsewhere follow, and take over."""
     played = Played(World(tmp_path, dispatch="partition", num_standbys=1, key_groups=16))
     played.batches(6)

@@ -87,7 +87,9 @@ def natively(frame: DataFrame, key: str, folder: Path) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("key", "column", "found"), [("USER", "USER", "ann"), ("S.x", "x", "in")])
-def test_so_does_spark(spark: SparkSession, key: str, column: str, found: str, tmp_path: Path) -> None:
+def test_sparks_own_operator_shows_the_same_columns(
+    spark: SparkSession, key: str, column: str, found: str, tmp_path: Path
+) -> None:
     """Its own operator on the same rows; where 4.3 shows such a key as one more column, before the others."""
     shown = TOLD if FORM == "pandas" else f"['{column}', 'user', 's', 'v', 'v', {{'x': 'in'}}, 1, 1]"
     told = [

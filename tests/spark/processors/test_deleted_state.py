@@ -45,7 +45,7 @@ def test_deleted_state_answers_as_sparks(form: str, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["pandas"] if spark_version.startswith("4.0.") else ["rows", "pandas"])
-def test_spark_answers_so(spark: SparkSession, form: str, tmp_path: Path) -> None:
+def test_sparks_own_operator_answers_the_same(spark: SparkSession, form: str, tmp_path: Path) -> None:
     """Its own operator, on the Spark at hand, at every place."""
     rows = pa.table({"id": ["a"]})
     (tmp_path / "in").mkdir()

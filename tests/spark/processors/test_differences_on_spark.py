@@ -50,7 +50,7 @@ def natively(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("key", ["s", "l", "m"])
-def test_nested_grouping_keys(spark: SparkSession, form: str, key: str, tmp_path: Path) -> None:
+def test_structs_alone_are_taken_as_grouping_keys(spark: SparkSession, form: str, key: str, tmp_path: Path) -> None:
     """Structs are taken; arrays and maps fail, but for maps on 4.0."""
     frame = stream(spark, tmp_path)
     if key == "s" or (key == "m" and OLD):
@@ -77,7 +77,7 @@ def test_null_is_a_zero_where_there_can_be_none(spark: SparkSession, form: str, 
     assert natively(stream(spark, tmp_path), "id", NullInNotNull(), form, tmp_path) == ["(0,)"]
 
 
-def test_frames_without_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_frames_without_rows_fail_where_a_type_has_to_change(spark: SparkSession, tmp_path: Path) -> None:
     """Nothing where they have no columns either; else the batch fails where a type has to be changed."""
     frame = stream(spark, tmp_path)
     assert natively(frame, "id", NoRows(columns=False), "pandas", tmp_path) == ["end"]

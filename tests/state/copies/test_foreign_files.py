@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Folder:
     return made
 
 
-def test_among_sealed_deltas(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deltas are counted and the old ones forgotten as if nothing else were there."""
     monkeypatch.setattr(folder_module, "_SEALED_FILES_MAX", 1)
     left = litter(folder.sealed)
@@ -53,7 +53,7 @@ def test_among_sealed_deltas(folder: Folder, monkeypatch: pytest.MonkeyPatch) ->
     assert all(path.exists() for path in left)
 
 
-def test_among_copies(folder: Folder) -> None:
+def test_copies_are_found_beside_foreign_files(folder: Folder) -> None:
     """Copies are found, switched and discarded as if nothing else were there."""
     filled, begun = folder.fresh("s", 7), folder.fresh("s", 7)
     filled.mkdir()
@@ -66,7 +66,7 @@ def test_among_copies(folder: Folder) -> None:
     assert folder.current("s", 7) == filled
 
 
-def test_among_snapshots_that_come(folder: Folder) -> None:
+def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
     """What came half is gone on with, and forgotten, as if nothing else were there."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
     IncomingSnapshots(folder.path).add(address, snapshot, b"half")
