@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.results import RESULTS, Figure, Run, read
+from benchmarks.kit.results import RESULTS, Figure, Run, read
 
 __all__ = ["PAGE", "filled", "shown", "whole_page"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kit.results import RESULTS, Figure, Run, figures_in, keep, read, save, unit_of, with_run
 from benchmarks.page import PAGE, filled, shown, whole_page
-from benchmarks.results import RESULTS, Figure, Run, figures_in, keep, read, save, unit_of, with_run
 from tests.kit.pages import CHECKOUT
 
 PRINTED = {

@@ -24,7 +24,7 @@ from pathlib import Path
 
 __all__ = ["RESULTS", "Figure", "Run", "figures_in", "keep", "read", "save", "unit_of", "with_run"]
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = ("riffle-spark", "pyspark", "pyarrow", "numpy")
 NOT_MEASURED = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs/numbers.md")
 UNITS = (
