@@ -86,7 +86,8 @@ def test_keys_whose_frames_are_cut_by_bytes_are_converted_one_by_one() -> None:
     kinds = {}
     for bytes_max in (40, 24, 2**31 - 1):
         form = PandasForm(schema_of_ddl("n long"), PandasOptions(bytes_max=bytes_max))
-        kinds[bytes_max] = [[frame.n.dtype.kind for frame in of_key] for of_key in form.rows(rows, [0, 2, 4])]
+        keys: Iterator[Iterator[Any]] = form.rows(rows, [0, 2, 4])
+        kinds[bytes_max] = [[frame.n.dtype.kind for frame in of_key] for of_key in keys]
     assert kinds == {40: [["i"], ["f"]], 24: [["i"], ["f"]], 2**31 - 1: [["f"], ["f"]]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,9 @@ STEPS = st.lists(
 @st.composite
 def pasts(draw: st.DrawFn) -> Known:
     """Draw a past of commits, attempts that nobody listed, snapshots, claims of new drivers, and rollbacks."""
-    entries, epoch, contents, before = [EMPTY], 1, {EMPTY_HEAD: ()}, ()
+    entries, epoch = [EMPTY], 1
+    contents: dict[Head, tuple[Head, ...]] = {EMPTY_HEAD: ()}
+    before: tuple[Link, ...] = ()
     for number, step in enumerate(draw(STEPS)):
         entry = entries[-1]
         if step in ("commit", "lost attempt"):
@@ -126,9 +129,14 @@ def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> 
     links = tuple(Link(Head(version, f"2-{version:032x}"), 0, 1, 0, 1) for version in range(6))
     whole = Entry(None, links)
     asked: list[Head | None] = []
+
+    def ask(head: Head | None) -> Entry:
+        asked.append(head)
+        return whole
+
     beyond, given_up = Head(7, f"2-{99:032x}"), Head(7, f"1-{99:032x}")
     for head in (links[5].head, links[4].head, links[3].head, beyond, links[2].head, given_up, None):
-        plan_copy(head, whole.recent(2), 2, lambda head=head: asked.append(head) or whole)
+        plan_copy(head, whole.recent(2), 2, partial(ask, head))
     assert asked == [links[2].head, given_up, None]
 
 
@@ -163,11 +171,11 @@ def test_a_slot_and_a_standby_decide_the_same(
         if at is not None:
             place.bring({1: entries[at]})
         assert asks(place, whole.recent(1) if is_cut else whole, whole, epoch) == (end is not None)
-        current, version = place.folder.current(SCHEMA.store, 1), at if end is None else end
-        assert (current is None) == (version == -1)
-        if current is not None and version is not None:
+        current, left = place.folder.current(SCHEMA.store, 1), at if end is None else end
+        assert (current is None) == (left == -1)
+        if current is not None and left is not None:
             with Copy(current) as copy:
-                assert (copy.head(), held(copy)) == (entries[version].head, {"a": version})
+                assert (copy.head(), held(copy)) == (entries[left].head, {"a": left})
 
 
 def brought(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
