@@ -15,7 +15,7 @@ from riffle_spark import Settings
 from riffle_spark.settings import LIVE, read_toml
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
-from tests.docs import reference
+from tests.kit import settings_reference as reference
 from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
 from tests.kit.shared_session import SharedSession
 
