@@ -17,7 +17,7 @@ from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.spark.engine.spark_batch import read_function
 from riffle_spark.spark.engine.task import census_function, slot_function, upkeep_function, warm_function
 from riffle_spark.testing import home_of
-from tests.kit.worker.slots import OUTPUT, Member, rows_of
+from tests.kit.worker.slot_member import OUTPUT, Member, rows_of
 
 HOME = home_of("memory://pickled", Path("/nowhere"))
 
