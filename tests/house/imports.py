@@ -1,0 +1,168 @@
+"""The product's modules and what they import, read from their source."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["Module", "Product", "cycles", "read_product"]
+
+PACKAGE = "riffle_spark"
+Node = TypeVar("Node", bound=str)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file: its name below the package (``state.log.paths``), its lines and its syntax tree."""
+
+    name: str
+    lines: int
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        """The folder it lies in; the package itself is the room ``""``."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def basename(self) -> str:
+        """The file's name without folder and ending."""
+        return self.name.rpartition(".")[2]
+
+    @cached_property
+    def imports(self) -> tuple[ast.Import | ast.ImportFrom, ...]:
+        """Return its import statements, wherever they stand."""
+        return tuple(node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom))
+
+    @property
+    def import_lines(self) -> int:
+        """Lines that its import statements take."""
+        return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in self.imports)
+
+    def imported(self) -> Iterator[tuple[str, str]]:
+        """Return what it imports: (module, name in it), with no name where a module is imported."""
+        for node in self.imports:
+            if isinstance(node, ast.ImportFrom):
+                yield from ((node.module or "", alias.name) for alias in node.names)
+            else:
+                yield from ((alias.name, "") for alias in node.names)
+
+
+@dataclass(frozen=True)
+class Product:
+    """All modules by name, ``__init__`` files apart."""
+
+    modules: Mapping[str, Module]
+    inits: Mapping[str, Module]
+
+    @cached_property
+    def graph(self) -> dict[str, set[str]]:
+        """Return which modules each module imports."""
+        return {name: set(self._ours(module)) - {name} for name, module in self.modules.items()}
+
+    def _ours(self, module: Module) -> Iterator[str]:
+        for source, name in module.imported():
+            if source.split(".")[0] == PACKAGE:
+                path = source.split(".")[1:]
+                found = [".".join(part) for part in ([*path, name], path) if ".".join(part) in self.modules]
+                yield from found[:1]
+
+    @cached_property
+    def importers(self) -> dict[str, set[str]]:
+        """Return which modules import each module."""
+        found: dict[str, set[str]] = {name: set() for name in self.modules}
+        for name, imported in self.graph.items():
+            for one in imported:
+                found[one].add(name)
+        return found
+
+    @cached_property
+    def public(self) -> set[str]:
+        """Return the modules that a package shows its users."""
+        return {one for init in self.inits.values() for one in self._ours(init)}
+
+    def importers_of(self, target: str) -> set[str]:
+        """Return the modules that import a module of ours, a name in it (``module:Name``) or a package of others."""
+        source, _, wanted = target.partition(":")
+        if source not in self.modules:
+            return {name for name, module in self.modules.items() if _meets(module, source)}
+        of_module = self.importers[source]
+        return {name for name in of_module if not wanted or self._names(name, source, wanted)}
+
+    def _names(self, importer: str, source: str, wanted: str) -> bool:
+        given = set(self.modules[importer].imported())
+        package, _, base = f"{PACKAGE}.{source}".rpartition(".")
+        return bool({(f"{PACKAGE}.{source}", wanted), (package, base)} & given)
+
+    @cached_property
+    def rooms(self) -> dict[str, list[str]]:
+        """Return the modules of each room."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, module in sorted(self.modules.items()):
+            found[module.room].append(name)
+        return dict(found)
+
+    @cached_property
+    def room_graph(self) -> dict[str, set[str]]:
+        """Return which rooms each room imports. A module of the package itself is a room of its own."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for name, imported in self.graph.items():
+            found[self.home(name)] |= {self.home(one) for one in imported} - {self.home(name)}
+        return dict(found)
+
+    def home(self, name: str) -> str:
+        """Return a module's room, or the module itself where it lies in the package's own folder."""
+        return self.modules[name].room or name
+
+    def beside(self) -> list[str]:
+        """Return the modules with a single importer, which lies in the same room, those apart that a package shows."""
+        hidden = ((name, users) for name, users in sorted(self.importers.items()) if name not in self.public)
+        alone = ((name, *users) for name, users in hidden if len(users) == 1)
+        return [name for name, user in alone if self.modules[name].room == self.modules[user].room]
+
+    def twice(self) -> list[str]:
+        """Return the file names that stand in two rooms."""
+        counted = Counter(module.basename for module in self.modules.values())
+        return sorted(name for name, times in counted.items() if times > 1)
+
+
+def _meets(module: Module, package: str) -> bool:
+    return any(source == package or source.startswith(f"{package}.") for source, _ in module.imported())
+
+
+def read_product(checkout: Path) -> Product:
+    """Read all modules of the package below a checkout."""
+    found: dict[str, Module] = {}
+    inits: dict[str, Module] = {}
+    for path in sorted((checkout / PACKAGE).rglob("*.py")):
+        name = ".".join(path.relative_to(checkout / PACKAGE).with_suffix("").parts)
+        text = path.read_text()
+        kind = inits if path.name == "__init__.py" else found
+        kind[name] = Module(name, text.count("\n"), ast.parse(text))
+    return Product(found, inits)
+
+
+def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return the nodes that can be reached from themselves, those of one cycle together."""
+    reached = {node: _reached(graph, node) for node in graph}
+    found: list[list[str]] = []
+    for node in sorted(graph):
+        if node in reached[node] and not any(node in one for one in found):
+            found.append(sorted(other for other in reached[node] if node in reached.get(other, ())))
+    return found
+
+
+def _reached(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += graph.get(node, ())
+    return seen
