@@ -49,15 +49,15 @@ CHANGES = (
     ),
     Change(
         "a placement rule",
-        ("settings", "protocol.ownership.view", "assign.model", "assign.owner_target", "assign.assignor"),
-        ("assign.owner_target:owner_target", "protocol.ownership.view:assign_settings"),
+        ("settings", "protocol.ownership.view", "assign.model", "assign.demand", "assign.owner_target", "assign.owner_weights"),
+        ("assign.demand:demand_of",),
     ),
     Change("Google's object store", ("+state.objects.google", "state.objects.open"), ("state.objects.s3",)),
     Change("a bug in counting late rows", ("worker.input", "worker.slot"), ("worker.input:on_time",)),
     Change(
         "a command that reads state", ("+console.state", "console.main", "console.options"), ("console.dispatch",)
     ),
-    Change("Spark 5", ("spark.engine.jvm", "spark.engine.placed"), ("spark.engine.jvm", "py4j")),
+    Change("Spark 5", ("spark.engine.jvm", "spark.engine.placed"), ("py4j", "pyspark.sql.pandas", "pyspark.sql.connect", "pyspark.serializers", "pyspark.cloudpickle")),
     Change("another embedded store", ("state.copies.lmdb_file", "state.copies.copy"), ("lmdb",)),
 )  # fmt: skip
 

@@ -95,9 +95,12 @@ class Product:
         return {name for name in of_module if not wanted or self._names(name, source, wanted)}
 
     def _names(self, importer: str, source: str, wanted: str) -> bool:
-        given = set(self.modules[importer].imported())
-        package, _, base = f"{PACKAGE}.{source}".rpartition(".")
-        return bool({(f"{PACKAGE}.{source}", wanted), (package, base)} & given)
+        module, (package, _, base) = self.modules[importer], f"{PACKAGE}.{source}".rpartition(".")
+        given = set(module.imported())
+        if (package, base) not in given:
+            return (f"{PACKAGE}.{source}", wanted) in given
+        used = (node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and node.attr == wanted)
+        return any(isinstance(node.value, ast.Name) and node.value.id == base for node in used)
 
     @cached_property
     def rooms(self) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ INTERNALS = CHECKOUT / "docs" / "spark-internals.md"
 NAMES = f"{PACKAGE}/state/log/paths.py"
 TIMEOUT_SECONDS = 120
 _JVM = re.compile(r"_(j[a-z]\w*|gateway|fqn|sc)\Z")
-_OBJECT = re.compile(r"(^|/)(log|delta|snapshot)/|key_group=")
+_OBJECT = re.compile(r"^/?(log|delta|snapshot)/|key_group=")
 _WORD = re.compile(r"[\w$-]+")
 _CALLED = re.compile(r"[a-z]+[A-Z]\w*|[A-Z][a-z]\w*|[A-Z]+\Z")
 """How the JVM's methods and classes are written; ours are not."""
