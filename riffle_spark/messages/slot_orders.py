@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import RiffleError
-from riffle_spark.process.times import TimeMode
 from riffle_spark.state.formats.arrow_schemas import packed, unpacked
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link

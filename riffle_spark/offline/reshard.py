@@ -23,8 +23,8 @@ from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.log.manifest import Entry
+from riffle_spark.state.restore.bring import restored
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.restore.whole import restored
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Place", "SharedKey", "resharded", "state_of"]

@@ -11,10 +11,10 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.block import Batch, BlockComputation, Computation, Declared, Update
 from riffle_spark.process.processors.processing import Processing, ProcessorComputation
-from riffle_spark.process.times import Times
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import VariableColumns

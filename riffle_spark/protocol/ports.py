@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from riffle_spark.messages.census_orders import Census, CensusOrder
@@ -15,22 +15,24 @@ from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.state.log.manifest import Link
+from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = [
     "Background",
     "Clock",
     "Cluster",
     "Delivery",
+    "DriverPorts",
     "Executor",
     "IncomingBatch",
     "Lock",
+    "RacksOf",
     "SlotLayout",
     "SlotPlace",
     "StaleRows",
     "WatermarkPolicy",
     "Work",
 ]
-
 
 WatermarkPolicy: TypeAlias = Literal["min", "max"]
 Lock: TypeAlias = AbstractContextManager[object]
@@ -216,3 +218,23 @@ class Clock(Protocol):
     def seconds(self) -> float:
         """Return seconds of a clock that never goes back, for durations."""
         ...
+
+
+RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str | None"]]
+"""From (member, host, rack by its own account) of each to the rack of each member."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverPorts:
+    """What a driver is given: store, cluster, clock, background, random hexadecimal ids; ``reached`` hears of each
+    step.
+    """
+
+    objects: ObjectStore
+    cluster: Cluster
+    clock: Clock
+    background: Background
+    new_id: Callable[[], str]
+    reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
+    upkeep_objects: ObjectStore | None = None
+    racks_of: RacksOf = field(default=lambda said: {member: rack for member, _, rack in said})

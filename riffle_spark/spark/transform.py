@@ -14,14 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType
 
+from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.process.blocks.block import Declared
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.processors.processor import Form
-from riffle_spark.process.times import TimeMode, Times
-from riffle_spark.process.types.ddl import schema_of_ddl
-from riffle_spark.process.types.schema_json import schema_of_json
+from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
 from riffle_spark.settings import Settings
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.processors.row_form import RowForm

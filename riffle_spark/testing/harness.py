@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
@@ -32,13 +32,17 @@ from riffle_spark.protocol.batch.records import Stamp, claim_record
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.testing.contents import Contents, Key
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.restore.bring import restored
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE, Variable
 from riffle_spark.testing.faults import Crashed, Faults, Step
 from riffle_spark.testing.simulated_work import SimSink, SimWork, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 
-__all__ = ["Harness"]
+__all__ = ["Contents", "Harness", "Key"]
 
 Row = Mapping[str, object]
 _QUERY = "query"
@@ -245,3 +249,74 @@ def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
     if conf is None or not isinstance(compute, Configured):
         return compute
     return compute.with_conf(conf)
+
+
+Key = tuple[object, ...]
+"""The values of a key's columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """An operator's committed state. ``folder`` is where it is put together anew each time."""
+
+    operator: Operator
+    objects: ObjectStore
+    root: str
+    folder: Path
+
+    def log(self) -> Log:
+        """Return the log, opened."""
+        log = Log(self.objects, self.root)
+        log.open()
+        return log
+
+    def table(self) -> pa.Table:
+        """Return the whole state: the columns of a snapshot, sorted by key-group."""
+        schema, entries = self.operator.schema, self.log().manifest.entries
+        mine = {key_group: entry for (store, key_group), entry in entries.items() if store == schema.store}
+        folder = self.folder / f"read-{uuid.uuid4().hex}"
+        tables = restored(schema, mine, Reader(self.objects, None), folder).values()
+        return pa.concat_tables([schema.part_schema().empty_table(), *tables])
+
+    def columns(self) -> dict[Key, dict[str, object]]:
+        """Return a block's state columns by key."""
+        if self.operator.declared.variables is not None:
+            raise ConfigError(
+                "the operator has state variables, not columns", remedy="name the variable: state('visits')"
+            )
+        keys = self.operator.schema.key.names
+        return {tuple(row.pop(name) for name in keys): row for row in self.table().to_pylist()}
+
+    def variable(self, name: str) -> dict[Key, object]:
+        """Return a processor's variable by key: a tuple, a list of tuples, or a dictionary of tuples by tuples."""
+        declared, rows = self._variables()[name], self._rows(name)
+        found: dict[Key, object] = {}
+        for key, row in rows:
+            element = row[declared.column]
+            assert isinstance(element, dict)
+            if declared.kind == "value":
+                found[key] = tuple(element.values())
+            elif declared.kind == "list":
+                found.setdefault(key, []).append(tuple(element.values()))  # type: ignore[attr-defined]
+            else:
+                of_key = found.setdefault(key, {})
+                of_key[tuple(element["key"].values())] = tuple(element["value"].values())  # type: ignore[index]
+        return found
+
+    def dues(self, name: str = TIMER) -> dict[Key, list[object]]:
+        """Return by key when a variable's elements, or the timers, are due (ms); ``None`` for never."""
+        found: dict[Key, list[object]] = {}
+        for key, row in self._rows(name):
+            found.setdefault(key, []).append(row[DUE])
+        return found
+
+    def _rows(self, name: str) -> list[tuple[Key, dict[str, object]]]:
+        self._variables()
+        keys = self.operator.schema.key.names
+        rows = [row for row in self.table().to_pylist() if row[VARIABLE] == name]
+        return [(tuple(row[key] for key in keys), row) for row in rows]
+
+    def _variables(self) -> dict[str, Variable]:
+        if self.operator.declared.variables is None:
+            raise ConfigError("the operator has columns, not state variables", remedy="look at state() or table()")
+        return {variable.name: variable for variable in self.operator.declared.variables}

@@ -1,22 +1,51 @@
-"""Sealing what an attempt changed: one object, a part a key-group. Knows parts and their ranges. Does not know users
-or copies.
+"""What an attempt changed, and sealing it: one object, a part a key-group. Knows parts and their ranges. Does not know
+users or copies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import Order, Part
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.worker.run_block import StateChanges
+from riffle_spark.worker.input import spans_of
 
-__all__ = ["SealedDelta", "seal"]
+__all__ = ["SealedDelta", "SlotResult", "StateChanges", "seal"]
 
 _OUTPUT_PART = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanges:
+    """Rows of a delta in key-group order, and the key-group of each; ``timers`` says when a key-group's earliest timer
+    is due from now on (ms).
+    """
+
+    table: pa.Table
+    key_groups: npt.NDArray[np.int32]
+    timers: Mapping[int, int | None] = field(default_factory=dict)
+
+    def parts(self) -> Iterator[tuple[int, pa.Table]]:
+        """Yield each key-group that changed, with its rows."""
+        for key_group, start, end in spans_of(self.key_groups):
+            yield key_group, self.table.slice(start, end - start)
+
+
+class SlotResult(NamedTuple):
+    """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
+
+    output: pa.Table
+    changes: StateChanges
+    timers_fired: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,27 +18,25 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from riffle_spark.batch_times import Times
 from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
 from riffle_spark.process.blocks.block import Batch, Computation, Update
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
-from riffle_spark.process.times import Times
 from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
-from riffle_spark.state.restore.bring import CopyKeeper
-from riffle_spark.state.restore.cache_stores import settle
+from riffle_spark.state.restore.bring import CopyKeeper, begin_caches
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.schema_text import schema_of_text
-from riffle_spark.worker import run_block
+from riffle_spark.worker import run_computation
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
-from riffle_spark.worker.run_block import SlotResult, changes_of
-from riffle_spark.worker.run_processor import due_key_groups, run_keyed
-from riffle_spark.worker.seal import seal
+from riffle_spark.worker.run_computation import changes_of, due_key_groups, run_keyed
+from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["run_slot"]
 
@@ -71,8 +69,8 @@ class _Attempt:
         """Run the steps up to the sealed delta; return the output rows."""
         order, received = self.order, rows.num_rows
         with self.step("touch"):
-            rows, timed = on_time(order, run_block.as_declared(order, rows))
-            rows = run_block.in_declared_order(order, rows)
+            rows, timed = on_time(order, run_computation.as_declared(order, rows))
+            rows = run_computation.in_declared_order(order, rows)
             touched = touch(order, self.schema, slot, rows)
         self.facts.update(timed)
         if order.read_by is not None:
@@ -102,7 +100,7 @@ class _Attempt:
         if order.durable:
             self._check_placed(entries)
         else:
-            settle(self.folder, self.schema, entries)
+            begin_caches(self.folder, self.schema, entries)
         keeper = CopyKeeper(self.folder, self.schema, self.reader, order.epoch, self._whole, newest=order.newest)
         state = _SlotState(self, keeper, rows, touched, entries)
         run = partial(self.compute.run, order.store, order.schema, state)
@@ -177,7 +175,7 @@ class _SlotState:
         with self.attempt.brought(self.keeper, self.entries) as copies, step("read"):
             state, found = read_state(schema, touched, copies, self.entries)
         with step("compute"):
-            result = run_block.run(order, call, self.rows, touched, state, found)
+            result = run_computation.run(order, call, self.rows, touched, state, found)
             return SlotResult(result.output, changes_of(schema, touched, result))
 
     def over_readings(self, processing: Callable[[Times, str], Processing]) -> SlotResult:

@@ -9,22 +9,27 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from riffle_spark.errors import OutOfDate
+import pyarrow as pa
+
+from riffle_spark.errors import CorruptStateError, OutOfDate
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
+from riffle_spark.state.copies.copy import DamagedCopy
 from riffle_spark.state.copies.disk import used_share
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
-from riffle_spark.state.objects.store import sent_since
+from riffle_spark.state.objects.store import ObjectStore, sent_since
 from riffle_spark.state.restore.bring import CopyKeeper, head_of
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.schema_text import schema_of_text
+from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
-from riffle_spark.worker.snapshot import take_snapshot
 
-__all__ = ["run_upkeep"]
+__all__ = ["run_upkeep", "take_snapshot"]
 
 
 def run_upkeep(
@@ -166,3 +171,30 @@ class _Piece:
             gone=tuple(self._gone), taken=tuple(self._taken), seconds=seconds, errors=tuple(self.errors),
             **self.facts,  # type: ignore[arg-type]
         )  # fmt: skip
+
+
+def take_snapshot(
+    order: SnapshotOrder, schema: StoreSchema, keeper: CopyKeeper, objects: ObjectStore, attempt: str
+) -> Snapshot:
+    """Put a snapshot of one key-group, whose copy ``keeper`` keeps, as ``attempt`` and return it.
+
+    A copy that is damaged, or not there, is restored first. Raises what the store and the disk raise.
+    """
+    try:
+        head, table = _scanned(order, schema, keeper)
+    except DamagedCopy:
+        keeper.forget([order.key_group])
+        head, table = _scanned(order, schema, keeper)
+    data = part_codec.encode(table)
+    snapshot_id = paths.snapshot_id(head.version, attempt)
+    objects.put_if_absent(paths.snapshot(order.store, order.key_group, snapshot_id), data)
+    return Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), table.num_rows)
+
+
+def _scanned(order: SnapshotOrder, schema: StoreSchema, keeper: CopyKeeper) -> tuple[Head, pa.Table]:
+    with keeper.bring_or_beyond(order.key_group, order.entry) as copy:
+        head, pairs, longs = copy.scan()
+    try:
+        return head, schema.table(pairs, longs)
+    except CorruptStateError as error:
+        raise DamagedCopy(error.problem, remedy=error.remedy, where=order.store) from error

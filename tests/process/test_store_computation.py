@@ -8,12 +8,12 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
+from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.process.blocks.block import Batch, Computation, Declared, Update
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
-from riffle_spark.process.times import Times
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import Variable, VariableColumns
 

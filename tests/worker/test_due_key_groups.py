@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from riffle_spark.batch_times import TimeMode
 from riffle_spark.messages.slot_orders import Order
-from riffle_spark.process.times import TimeMode
 from riffle_spark.state.log.manifest import Entry
-from riffle_spark.worker.run_processor import due_key_groups, now_ms
+from riffle_spark.worker.run_computation import due_key_groups, now_ms
 from tests.kit.worker.slot_member import Member, kept_last
 
 TIMERS = {5: 100, 2: 200, 9: 201, 1: None, 3: 0}

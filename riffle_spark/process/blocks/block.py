@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from riffle_spark.process.times import TimeMode
+from riffle_spark.batch_times import TimeMode
 from riffle_spark.state.schemas.variable_kinds import Variable
 
 __all__ = [

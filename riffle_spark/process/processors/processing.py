@@ -16,12 +16,12 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
+from riffle_spark.batch_times import Times
 from riffle_spark.errors import RiffleError, UserFunctionError
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Processor
 from riffle_spark.process.processors.session import Session
-from riffle_spark.process.times import Times
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import EMPTY_READING, Reading
 from riffle_spark.state.schemas.variables import VariableColumns

@@ -13,7 +13,6 @@ from riffle_spark.errors import FencedError, LocalDiskError, Misplaced, OutOfDat
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
-from riffle_spark.protocol.batch.driver_ports import DriverPorts
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, shards_of
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record
@@ -22,7 +21,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.ownership import Ownership
-from riffle_spark.protocol.ports import Delivery, Executor, IncomingBatch, SlotLayout, StaleRows, Work
+from riffle_spark.protocol.ports import Delivery, DriverPorts, Executor, IncomingBatch, SlotLayout, StaleRows, Work
 from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts, lost_place
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput

@@ -5,7 +5,7 @@ racks. Does not know assignments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.census_orders import Census, CensusOrder
@@ -13,16 +13,14 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import MemberChanges, Members
-from riffle_spark.protocol.ports import Background, Cluster, Executor
+from riffle_spark.protocol.ports import Background, Cluster, Executor, RacksOf
 from riffle_spark.settings import Settings
 
-__all__ = ["Arrivals", "CensusCalls", "RacksOf"]
+__all__ = ["Arrivals", "CensusCalls"]
 
 _ASIDE_SECONDS = 10.0
 _LONGEST_ASIDE_SECONDS = 600.0
 _UNANSWERED_SECONDS = 1.0
-RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str | None"]]
-"""From (member, host, rack by its own account) of each to the rack of each member."""
 
 
 class Arrivals:

@@ -19,7 +19,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Background, Clock, Cluster
 from riffle_spark.protocol.upkeep.setbacks import Setbacks
-from riffle_spark.protocol.upkeep.taken_snapshots import TakenSnapshots
+from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log.manifest import Address
 
 __all__ = ["Rounds"]

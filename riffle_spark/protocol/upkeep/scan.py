@@ -11,7 +11,7 @@ from itertools import chain
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.ports import Background
 from riffle_spark.protocol.upkeep.retention import Retention, orphans
-from riffle_spark.protocol.upkeep.taken_snapshots import TakenSnapshots
+from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record

@@ -1,17 +1,21 @@
-"""When a snapshot is due, what becomes of one that was taken, and chains that nobody cuts. Pure; knows manifests
-only.
+"""When a snapshot is due, what becomes of one that was taken, and chains that nobody cuts. Pure; knows manifests and
+receipts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from riffle_spark.messages.census_orders import Census, CensusOrder
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
+from riffle_spark.protocol.ports import Cluster, Executor, Lock
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["TIMES", "LongChains", "SnapshotPolicy", "due", "listed"]
+__all__ = ["TIMES", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed"]
 
 _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
@@ -107,3 +111,58 @@ class LongChains:
             f"be, the first since batch {first.version} ({at}): no snapshots of them are taken\n"
             "  What to do: look at earlier warnings of upkeep and at the executors; a restore of them takes long"
         )
+
+
+class TakenSnapshots:
+    """A cluster that remembers which snapshots its receipts named. Implements ``protocol.ports.Cluster``.
+
+    ``lost`` counts the snapshots that were ordered and neither named nor left for later.
+    """
+
+    def __init__(self, cluster: Cluster, lock: Lock) -> None:
+        self._cluster = cluster
+        self._lock = lock
+        self._under_way = 0
+        self._named: set[str] = set()
+        self.lost = 0
+
+    def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        """See ``Cluster.upkeep``."""
+        receipts: list[UpkeepReceipt] = []
+        with self._lock:
+            self._under_way += 1
+        try:
+            receipts = self._cluster.upkeep(orders)
+        finally:
+            self._note(orders, receipts)
+        return receipts
+
+    def _note(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
+        with self._lock:
+            self._under_way -= 1
+            self._named |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.taken}
+            ordered = sum(len(order.snapshots) for order in orders.values())
+            self.lost += max(0, ordered - sum(len(receipt.taken) + receipt.snapshots_left for receipt in receipts))
+
+    def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
+        """See ``Cluster.census``."""
+        return self._cluster.census(executors, order)
+
+    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+        """See ``Cluster.planned``."""
+        return self._cluster.planned(executors)
+
+    def named(self) -> frozenset[str] | None:
+        """Return the snapshots that may still be listed, or ``None`` while a call may name more."""
+        with self._lock:
+            return None if self._under_way else frozenset(self._named)
+
+    def settled(self, names: Iterable[str]) -> None:
+        """Note that a record lists these, or that no record ever will."""
+        with self._lock:
+            self._named.difference_update(names)
+
+    def only_of(self, epoch: int) -> None:
+        """Forget what was named under earlier epochs: nothing of it is listed any more."""
+        with self._lock:
+            self._named = {name for name in self._named if (said := paths.parse(name)) and said.epoch >= epoch}

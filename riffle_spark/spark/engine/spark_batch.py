@@ -5,12 +5,14 @@ protocol's steps.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -21,7 +23,7 @@ from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRow
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import event_time, inventory, routing
-from riffle_spark.spark.engine.kept_result import GONE, KeptResult, is_told
+from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.routing import arrow_of, spark_schema
 from riffle_spark.spark.engine.task import slot_function
@@ -32,12 +34,14 @@ from riffle_spark.worker.member_folders import store_of
 if TYPE_CHECKING:
     Batches = Iterable[pa.RecordBatch]
 
-__all__ = ["Sink", "SparkWork", "arity", "read_function", "sealed_rows"]
+__all__ = ["GONE", "KeptResult", "Sink", "SparkWork", "arity", "is_told", "read_function", "sealed_rows"]
 
 Sink = Callable[..., object]
 """``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
 _STALE = "riffle: a row of an attempt that was given up"
 # As Spark says it when it is raised: the bare text is in every plan of the frame, which Spark shows with other errors.
+GONE = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+"""Spark's name for a part of a local checkpoint that is nowhere any more."""
 _STALE_SIGNS = {
     f"[USER_RAISED_EXCEPTION] {_STALE}": "it has rows of an attempt that was given up",
     GONE: "a part of it is gone",
@@ -221,3 +225,59 @@ def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
             head = Head(row["version"], row["attempt"])
             link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
             yield from reader.links([link])[link].cast(schema).to_batches()
+
+
+_logger = logging.getLogger("riffle_spark")
+
+
+class KeptResult:
+    """A frame whose first action computes it and keeps it, on two executors if there are ``several``."""
+
+    def __init__(self, result: DataFrame, *, several: bool) -> None:
+        self._result = result
+        level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
+        # Not eager: the first action computes what it reads, and so one job is enough.
+        self.frame = result.localCheckpoint(eager=False, storageLevel=level)
+
+    def tell_size(self) -> None:
+        """Tell plans how large the frame is, once an action is through: of unknown size, it would never be broadcast.
+
+        Spark Connect has no way to say so.
+        """
+        if handles.is_classic(self.frame.sparkSession):
+            try:
+                self.frame = handles.sized(self.frame)
+            except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans are only slower without it
+                _logger.debug("sinks' frames have no size: %s", error)
+
+    def observed(self, name: str) -> int | None:
+        """Return the number that was observed under a name, once an action is through, or ``None``."""
+        try:
+            return handles.observed(self._result, name)
+        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: the rows can be counted anew
+            _logger.debug("what was observed of a result cannot be read: %s", error)
+            return None
+
+    def release(self) -> None:
+        """Drop what is kept: reading the frame fails from now on. Spark Connect drops it with its last reference."""
+        if not handles.is_classic(self.frame.sparkSession):
+            return
+        try:
+            handles.release(self.frame)
+        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: it must not hide why a batch failed
+            _logger.warning("a batch's result is kept until its last reference is collected: %s", error)
+
+
+def is_told(words: str, error: BaseException) -> bool:
+    """Tell whether an error says something, or one that led to it does: writers and sinks wrap what they get."""
+    seen: set[int] = set()
+    ahead: list[BaseException | None] = [error]
+    while ahead:
+        at = ahead.pop()
+        if at is None or id(at) in seen:
+            continue
+        if words in str(at):
+            return True
+        seen.add(id(at))
+        ahead += [at.__cause__, at.__context__, getattr(at, "_cause", None)]
+    return False

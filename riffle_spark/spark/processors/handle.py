@@ -13,11 +13,10 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 from pyspark.sql.types import DataType
 
+from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.processors.session import Session
-from riffle_spark.process.times import TimeMode
-from riffle_spark.process.types.ddl import schema_of_ddl
-from riffle_spark.process.types.schema_json import schema_of_json
+from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
 from riffle_spark.spark.processors.absent_states import Deleted, Keyless, Kind, OnDriver
 from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.spark.processors.spark_errors import already_defined, no_timers, no_ttl, wrong_name, wrong_phase

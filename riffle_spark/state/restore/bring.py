@@ -13,19 +13,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
-from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.copies.snapshot_copy import begun, open_copy, settle
 from riffle_spark.state.copies.snapshot_file import FILE
-from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_copy
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
+from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Brought", "CopyKeeper", "head_of"]
+__all__ = ["Brought", "CopyKeeper", "begin_caches", "head_of", "restored"]
 
 _GROUP_BYTES = 64 << 20
 _BASE_BYTES = 4 << 20
@@ -229,3 +234,60 @@ def _groups(work: Iterable[_Work]) -> Iterable[list[_Work]]:
         size += weight
     if group:
         yield group
+
+
+_EVERY_EPOCH: Final = 1 << 30
+"""There is no copy yet that could be beyond its entry."""
+
+
+def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:
+    """Return the whole state of each shard that was ever touched, as a snapshot's table, by number and in its order.
+
+    Copies are made below ``folder``, which is empty. Raises what ``CopyKeeper.bring`` raises.
+    """
+    copies, _ = CopyKeeper(claim(folder, "reader", ()), schema, reader, epoch=_EVERY_EPOCH).bring(entries)
+    tables = {}
+    for key_group, copy in sorted(copies.items()):
+        with copy:
+            _, pairs, longs = copy.scan()
+        tables[key_group] = schema.table(pairs, longs)
+    return tables
+
+
+def begin_caches(folder: Folder, schema: StoreSchema, entries: Mapping[int, Entry]) -> None:
+    """Make every copy one that can be brought to its entry's head from what lies in the folder.
+
+    Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand, before
+    it is begun again, empty, at the head.
+    """
+    for key_group, entry in entries.items():
+        if entry.head == EMPTY_HEAD:
+            folder.drop(schema.store, key_group)
+            continue
+        head, link = _head(folder, schema, key_group), entry.chain[-1]
+        at_hand = folder.sealed_file(link.head.version, link.head.attempt).exists()
+        if head == entry.head or (head == entry.base and at_hand):
+            continue
+        begins_with_it = entry.base == EMPTY_HEAD and at_hand
+        _begin(folder, schema, key_group, EMPTY_HEAD if begins_with_it else entry.head)
+
+
+def _head(folder: Folder, schema: StoreSchema, key_group: int) -> Head | None:
+    current = folder.current(schema.store, key_group)
+    if current is None:
+        return None
+    try:
+        with open_copy(current, schema) as copy:
+            return copy.head()
+    except CopyInUse:
+        raise
+    except DamagedCopy:
+        return None
+
+
+def _begin(folder: Folder, schema: StoreSchema, key_group: int, head: Head) -> None:
+    fresh = folder.fresh(schema.store, key_group)
+    with Copy(fresh, new=True, layout=schema.layout) as copy:
+        if head != EMPTY_HEAD:
+            copy.load(head, CopyRows([], [], []))
+    folder.switch(schema.store, key_group, fresh)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.testing.contents import Contents
+from riffle_spark.testing.harness import Contents
 from tests.kit.roots.diary_query import ROWS, State, operators
 
 __all__ = ["built", "held"]

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
+from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.process.processors.processing import Outcome, Processing
 from riffle_spark.process.processors.processor import Form, InputByKey
-from riffle_spark.process.times import TimeMode, Times
-from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
 from riffle_spark.state.schemas.variables import VariableColumns

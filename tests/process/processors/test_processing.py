@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionError
 from riffle_spark.process.processors.cells import declare_all
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
-from riffle_spark.process.times import TimeMode, Times
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 from tests.kit.process.sessions import KEY, value

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.ddl import schema_of_ddl
-from riffle_spark.process.types.schema_json import schema_of_json
+from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
 from tests.kit.process import ddl_texts
 
 LIST = pa.list_(pa.field("element", pa.string()))

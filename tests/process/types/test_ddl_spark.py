@@ -22,8 +22,7 @@ from pyspark.sql.types import (
 )
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.ddl import schema_of_ddl
-from riffle_spark.process.types.schema_json import schema_of_json
+from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
 from tests.kit.process import ddl_texts
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

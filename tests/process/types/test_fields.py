@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.ddl import schema_of_ddl
 from riffle_spark.process.types.fields import Fields, pylist
 from riffle_spark.process.types.simple_converters import Misfit
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from tests.kit.state.drawn_tables import KEY_TYPES, some
 
 NOON = datetime(2024, 5, 1, 12, 0, 0, 5)

@@ -14,7 +14,7 @@ from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan as scan_module
 from riffle_spark.protocol.upkeep.scan import scan
-from riffle_spark.protocol.upkeep.taken_snapshots import TakenSnapshots
+from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Head, Snapshot

@@ -16,8 +16,7 @@ from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
 from riffle_spark.protocol.ports import StaleRows
-from riffle_spark.spark.engine.kept_result import GONE
-from riffle_spark.spark.engine.spark_batch import _rows_of, _told_as_stale_rows
+from riffle_spark.spark.engine.spark_batch import GONE, _rows_of, _told_as_stale_rows
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import transform_with_state
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 from tests.kit.processors.visit_processors import Visits

@@ -15,7 +15,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 from pyspark.errors import PySparkTypeError, PySparkValueError
 
-from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.spark.processors import pandas_form
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 

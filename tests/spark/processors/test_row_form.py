@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from riffle_spark.process.types.ddl import schema_of_ddl
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.spark.processors import row_form
 from riffle_spark.spark.processors.row_form import RowForm
 

@@ -1,11 +1,10 @@
-"""Spark's DDL texts as Arrow schemas. Knows Spark's grammar of columns and types. Does not know Spark or a JVM.
-
-``"count long, tags array<string> NOT NULL"`` becomes what PySpark itself makes of it (``to_arrow_schema``, timestamps
-in UTC). What a column of state or of a result cannot be is refused.
+"""Spark's texts of schemas, DDL and JSON, as Arrow schemas. Knows Spark's grammar of columns and types. Does not know
+Spark or a JVM.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -15,7 +14,7 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.spark_types import INTERVAL, SIMPLE, TEXT, decimal_of, list_of, map_of
 
-__all__ = ["BARE", "Unreadable", "schema_of_ddl", "schema_of_fields", "type_of_ddl"]
+__all__ = ["BARE", "Unreadable", "schema_of_ddl", "schema_of_fields", "schema_of_json", "type_of_ddl"]
 
 BARE: Final = "value"
 """The name of the column where a text is one type alone, as Spark calls it."""
@@ -235,3 +234,42 @@ class _Reader:
             key = map_of(key, self._type())
         self._need(">")
         return list_of(key) if word == "array" else key
+
+
+_COLLATIONS = "__COLLATIONS"
+
+
+def schema_of_json(text: str) -> pa.Schema:
+    """Return the schema of a ``StructType``'s JSON; that of another type becomes one column named ``value``.
+
+    Raises ``ConfigError`` for what cannot be read, and for what cannot be kept.
+    """
+    try:
+        kind = _type_of(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"a schema cannot be read: {error}", remedy="give a StructType of types that can be kept", where=text[:200]
+        ) from error
+    return schema_of_fields(list(kind) if pa.types.is_struct(kind) else [pa.field(BARE, kind)], text)
+
+
+def _type_of(body: object) -> pa.DataType:
+    if isinstance(body, str):
+        return type_of_ddl(body)
+    if not isinstance(body, dict):
+        raise TypeError(f"{body!r} is not a type")
+    if body["type"] == "array":
+        return list_of(_type_of(body["elementType"]), nullable=body["containsNull"])
+    if body["type"] == "map":
+        key, value = _type_of(body["keyType"]), _type_of(body["valueType"])
+        return map_of(key, value, nullable=body["valueContainsNull"])
+    if body["type"] != "struct":
+        raise TypeError(f"{body['type']!r} is not a type that can be kept")
+    return pa.struct([_field_of(field) for field in body["fields"]])
+
+
+def _field_of(body: dict[str, object]) -> pa.Field:
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict) and _COLLATIONS in metadata:
+        raise TypeError(f"column {body['name']!r} has a collation, which cannot be kept")
+    return pa.field(str(body["name"]), _type_of(body["type"]), nullable=bool(body["nullable"]))

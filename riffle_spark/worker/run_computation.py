@@ -1,23 +1,40 @@
-"""Calling what the user computes, and what that changed. Knows how rows are cut for a call and results are joined. Does
-not know copies or objects.
+"""A slot's call of what the user computes: on blocks of rows, or key-group by key-group. Knows how rows are cut for a
+call and results are joined. Does not know objects or folders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from riffle_spark.batch_times import Times
 from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Order
 from riffle_spark.process.blocks.block import Batch, BoolArray, Update
+from riffle_spark.process.processors.processing import Outcome, Processing
+from riffle_spark.process.processors.processor import InputByKey
+from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.reading import EMPTY_READING
+from riffle_spark.state.log.manifest import EMPTY, Entry
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.worker.input import TouchedKeys, spans_of
+from riffle_spark.worker.seal import SlotResult, StateChanges
 
-__all__ = ["CallResult", "SlotResult", "StateChanges", "as_declared", "changes_of", "in_declared_order", "run"]
+__all__ = [
+    "CallResult",
+    "as_declared",
+    "changes_of",
+    "due_key_groups",
+    "in_declared_order",
+    "now_ms",
+    "run",
+    "run_keyed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +119,6 @@ def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update
     return CallResult(output, changed, state, deleted)
 
 
-@dataclass(frozen=True, slots=True)
-class StateChanges:
-    """Rows of a delta in key-group order, and the key-group of each; ``timers`` says when a key-group's earliest timer
-    is due from now on (ms).
-    """
-
-    table: pa.Table
-    key_groups: npt.NDArray[np.int32]
-    timers: Mapping[int, int | None] = field(default_factory=dict)
-
-    def parts(self) -> Iterator[tuple[int, pa.Table]]:
-        """Yield each key-group that changed, with its rows."""
-        for key_group, start, end in spans_of(self.key_groups):
-            yield key_group, self.table.slice(start, end - start)
-
-
-class SlotResult(NamedTuple):
-    """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
-
-    output: pa.Table
-    changes: StateChanges
-    timers_fired: int = 0
-    expired: int = 0
-
-
 def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
     """Return key columns, new state and the deleted mark of every changed key, by key-group."""
     indices = np.concatenate([result.changed, result.deleted])
@@ -145,3 +137,64 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
     columns = [*keys.columns, *state.columns, pa.array(mark)]
     table = pa.table(columns, schema=schema.part_schema(delta=True)).combine_chunks()
     return StateChanges(table, touched.key_groups[indices])
+
+
+def run_keyed(
+    order: Order, schema: StoreSchema, begun: Callable[[Times, str], Processing], rows: pa.Table, touched: TouchedKeys,
+    copies: Mapping[int, Copy], entries: Mapping[int, Entry],
+) -> SlotResult:  # fmt: skip
+    """Run what ``begun`` gives over the touched key-groups and those of ``entries`` that have something due.
+
+    Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
+    """
+    times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
+    processing = begun(times, f"store {order.store!r}")
+    processing.begin(_grouped(order, rows, touched))
+    counts = {key_group: end - start for key_group, start, end in touched.spans}
+    outcomes: dict[int, Outcome] = {}
+    for key_group, entry in sorted(entries.items()):
+        copy = copies.get(key_group)
+        with copy.reading(entry.head) if copy is not None else nullcontext(EMPTY_READING) as reading:
+            outcomes[key_group] = processing.key_group(counts.get(key_group, 0), reading)
+    output = processing.output()
+    processing.end()
+    fired = sum(outcome.timers_fired for outcome in outcomes.values())
+    expired = sum(outcome.expired for outcome in outcomes.values())
+    return SlotResult(output, _changes(schema, outcomes), fired, expired)
+
+
+def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
+    """Return rows, and rows of initial state, by key."""
+    shown = order.shown or {name: name for name in order.rows.names}
+    data, codes = rows.select(list(shown)).rename_columns(list(shown.values())), touched.codes
+    if order.initial is None:
+        return InputByKey.of(touched.keys, data, codes)
+    given = rows.column(INITIAL).combine_chunks()
+    is_initial = given.is_valid().to_numpy(zero_copy_only=False)
+    states = pa.Table.from_batches([pa.RecordBatch.from_struct_array(given.filter(pa.array(is_initial)))])
+    grouped = InputByKey.of(touched.keys, data.filter(pa.array(~is_initial)), codes[~is_initial])
+    return grouped.with_states(states, codes[is_initial])
+
+
+def _changes(schema: StoreSchema, outcomes: Mapping[int, Outcome]) -> StateChanges:
+    tables: Sequence[pa.Table] = [outcome.changes for outcome in outcomes.values()]
+    table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
+    key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
+    return StateChanges(table, key_groups, {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()})
+
+
+def now_ms(order: Order) -> int | None:
+    """Return the time that timers go by, ``None`` where there are none: the batch's time or the watermark."""
+    if order.time_mode == "EventTime":
+        return order.watermark_ms or 0
+    return order.time_ms if order.time_mode == "ProcessingTime" else None
+
+
+def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:
+    """Return the slot's key-groups whose earliest timer is due, ascending; those of a last pass too."""
+    now = now_ms(order)
+    if now is None:
+        return ()
+    until = now if order.last_pass_ms is None else max(now, order.last_pass_ms)
+    timers = ((key_group, order.entries.get(key_group, EMPTY).timer_ms) for key_group in sorted(order.slots[slot]))
+    return tuple(key_group for key_group, timer in timers if timer is not None and timer <= until)
