@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
     from riffle_spark.protocol.ownership.rebalance import RebalanceListener
     from riffle_spark.settings import Settings
-    from riffle_spark.spark.configure import configure
+    from riffle_spark.spark.configure import configure, warm_up
     from riffle_spark.spark.heartbeat import heartbeat
     from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
-    from riffle_spark.spark.warm import warm_up
 
 __all__ = [
     "BatchReport",
@@ -62,11 +61,10 @@ _HOMES = {
     "protocol.batch.batch_report": ("BatchReport",),
     "offline.switch": ("switch_dispatch",),
     "settings": ("Settings",),
-    "spark.configure": ("configure",),
+    "spark.configure": ("configure", "warm_up"),
     "spark.heartbeat": ("heartbeat",),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
-    "spark.warm": ("warm_up",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

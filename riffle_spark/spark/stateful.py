@@ -20,9 +20,9 @@ from riffle_spark.protocol.ownership.rebalance import RebalanceListener
 from riffle_spark.settings import Settings, hasty
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
-from riffle_spark.spark.engine.intervals import interval_ms
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.spark_batch import Sink, arity
+from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.unknown_names import keywords_told

@@ -4,9 +4,8 @@
 is a plugin of pytest.
 """
 
-from riffle_spark.testing.faults import Aborted, Crashed, Step
 from riffle_spark.testing.harness import Harness
-from riffle_spark.testing.simulated_work import Attempt, SimSink, SimWork, routed
+from riffle_spark.testing.simulated_work import Aborted, Attempt, Crashed, SimSink, SimWork, Step, routed
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 
 __all__ = [

@@ -38,8 +38,7 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.bring import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE, Variable
-from riffle_spark.testing.faults import Crashed, Faults, Step
-from riffle_spark.testing.simulated_work import SimSink, SimWork, prepared
+from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 
 __all__ = ["Contents", "Harness", "Key"]

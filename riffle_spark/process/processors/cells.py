@@ -14,8 +14,8 @@ import pyarrow as pa
 from riffle_spark.process.types.converters import RecordMaker
 from riffle_spark.process.types.fields import Fields, plain_records
 from riffle_spark.state.copies.reading import Reading
-from riffle_spark.state.schemas.variable_keys import due_of
-from riffle_spark.state.schemas.variables import NO_DUE, Variable, VariableColumns
+from riffle_spark.state.schemas.variable_keys import NO_DUE, due_of
+from riffle_spark.state.schemas.variables import Variable, VariableColumns
 
 __all__ = [
     "ELEMENTS_MAX",

@@ -12,15 +12,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import (
-    DeclaredVariable,
-    DeltaRows,
-    FoundElements,
-    ReadAhead,
-    Scope,
-    last_are_deleted,
-    visible,
-)
+from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.schemas.variable_keys import index_of
 
@@ -30,11 +22,11 @@ __all__ = ["ListCells"]
 class ListCells:
     """One list variable: tuples in the order in which they were added, of the key where the scope is at."""
 
-    def __init__(self, scope: Scope, declared: DeclaredVariable) -> None:
+    def __init__(self, scope: cells.Scope, declared: cells.DeclaredVariable) -> None:
         self._scope = scope
         self._variable = declared.variable
         self._fields = declared.value
-        self._stored: ReadAhead[Values] = ReadAhead(scope, declared.variable.name, self._decoded)
+        self._stored: cells.ReadAhead[Values] = cells.ReadAhead(scope, declared.variable.name, self._decoded)
         self._added: dict[int, list[Values]] = {}
         self._cleared: set[int] = set()
 
@@ -82,7 +74,7 @@ class ListCells:
         """Return when the first of what was written expires."""
         return self._scope.due_ms(self._variable.ttl_ms) if any(self._added.values()) else None
 
-    def changes(self) -> list[DeltaRows]:
+    def changes(self) -> list[cells.DeltaRows]:
         """Return what was written."""
         numbers: list[int] = []
         indexes: list[int | None] = []
@@ -101,8 +93,8 @@ class ListCells:
         due = self._scope.due_ms(self._variable.ttl_ms)
         dues = None if due is None else pa.array(np.full(count, due))
         elements = pa.array(indexes + [None] * len(cleared), pa.int64())
-        deleted = last_are_deleted(count, len(cleared))
-        return [DeltaRows(self._variable.name, numbers + cleared, deleted, structs, elements, dues)]
+        deleted = cells.last_are_deleted(count, len(cleared))
+        return [cells.DeltaRows(self._variable.name, numbers + cleared, deleted, structs, elements, dues)]
 
     def _next_index(self, number: int) -> int:
         if number in self._cleared:
@@ -110,8 +102,8 @@ class ListCells:
         last = self._scope.reading.last_under(self._scope.prefix(self._variable.name, number))
         return 0 if last is None else index_of(last) + 1
 
-    def _decoded(self, found: FoundElements) -> Iterable[Values | None]:
+    def _decoded(self, found: cells.FoundElements) -> Iterable[Values | None]:
         dues, table = self._scope.schema.values(self._variable.name, found.values)
-        are_visible = visible(dues, self._scope.now_ms).tolist()
+        are_visible = cells.visible(dues, self._scope.now_ms).tolist()
         rows = zip(self._fields.tuples(table), are_visible, strict=True)
         return (row if is_visible else None for row, is_visible in rows)

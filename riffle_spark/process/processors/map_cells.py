@@ -12,15 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import (
-    DeclaredVariable,
-    DeltaRows,
-    FoundElements,
-    ReadAhead,
-    Scope,
-    last_are_deleted,
-    visible,
-)
+from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
 
 __all__ = ["MapCells"]
@@ -37,13 +29,13 @@ class _Entry(NamedTuple):
 class MapCells:
     """One map variable: tuples by tuples, of the key where the scope is at."""
 
-    def __init__(self, scope: Scope, declared: DeclaredVariable) -> None:
+    def __init__(self, scope: cells.Scope, declared: cells.DeclaredVariable) -> None:
         assert declared.key is not None, "a map has a key"
         self._scope = scope
         self._variable = declared.variable
         self._fields = declared.value
         self._keys = declared.key
-        self._stored: ReadAhead[_Entry] = ReadAhead(scope, declared.variable.name, self._decoded)
+        self._stored: cells.ReadAhead[_Entry] = cells.ReadAhead(scope, declared.variable.name, self._decoded)
         self._written: dict[int, dict[bytes, _Entry]] = {}
         self._cleared: set[int] = set()
 
@@ -105,7 +97,7 @@ class MapCells:
         is_due = any(entry.value is not None for written in self._written.values() for entry in written.values())
         return self._scope.due_ms(self._variable.ttl_ms) if is_due else None
 
-    def changes(self) -> list[DeltaRows]:
+    def changes(self) -> list[cells.DeltaRows]:
         """Return what was written."""
         written = [(number, entry) for number, entries in sorted(self._written.items()) for entry in entries.values()]
         put = [(number, entry) for number, entry in written if entry.value is not None]
@@ -119,8 +111,8 @@ class MapCells:
         numbers = [number for number, _ in put + removed] + cleared
         due = self._scope.due_ms(self._variable.ttl_ms)
         dues = None if due is None else pa.array(np.full(count, due))
-        deleted = last_are_deleted(count, len(removed) + len(cleared))
-        return [DeltaRows(self._variable.name, numbers, deleted, structs, dues=dues)]
+        deleted = cells.last_are_deleted(count, len(removed) + len(cleared))
+        return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, dues=dues)]
 
     def entries(self, put: list[_Entry], removed: list[_Entry]) -> pa.StructArray:
         """Return entries as structs of key and value; removed ones have no value."""
@@ -151,10 +143,10 @@ class MapCells:
         put = sorted((entry for entry in written.values() if entry.value is not None), key=lambda entry: entry.element)
         return heapq.merge(kept, put, key=lambda entry: entry.element)
 
-    def _decoded(self, found: FoundElements) -> Iterable[_Entry | None]:
+    def _decoded(self, found: cells.FoundElements) -> Iterable[_Entry | None]:
         scope, name = self._scope, self._variable.name
         dues, table = scope.schema.values(name, found.values)
         keys = self._keys.tuples(scope.schema.map_keys(name, found.keys, scope.reading.longs(found.keys)))
-        are_visible = visible(dues, scope.now_ms).tolist()
+        are_visible = cells.visible(dues, scope.now_ms).tolist()
         entries = map(_Entry, found.elements, keys, self._fields.tuples(table))
         return (entry if is_visible else None for entry, is_visible in zip(entries, are_visible, strict=True))

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope
-from riffle_spark.process.processors.due_timers import DueTimers, Expired
 from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
-from riffle_spark.process.processors.timer_cells import Timers
+from riffle_spark.process.processors.timers import DueTimers, Expired, Timers
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.formats.part_codec import DELETED

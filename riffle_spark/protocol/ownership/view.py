@@ -8,19 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from riffle_spark.assign.model import (
-    NO_TRAFFIC,
-    Assignment,
-    AssignSettings,
-    Kind,
-    Lag,
-    MemberId,
-    Strategy,
-    Task,
-    TaskId,
-    Traffic,
-    View,
-)
+from riffle_spark.assign import model
 from riffle_spark.protocol.ownership.known_copies import KnownCopies, lag_without_copy
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.settings import Settings
@@ -32,9 +20,9 @@ GROUP = "query"
 """All stores of a query are one co-location group: a key-group of theirs has one owner."""
 
 
-def task(key_group: int) -> TaskId:
+def task(key_group: int) -> model.TaskId:
     """Return the task of a key-group."""
-    return TaskId(GROUP, key_group)
+    return model.TaskId(GROUP, key_group)
 
 
 @dataclass(frozen=True)
@@ -51,31 +39,31 @@ class Situation:
     stores: tuple[str, ...]
     key_groups: Collection[int]
     now: float
-    present: Assignment
-    pins: Mapping[int, MemberId] = field(default_factory=dict)
-    drained: frozenset[MemberId] = frozenset()
-    homes: Mapping[TaskId, MemberId] = field(default_factory=dict)
-    traffic: Mapping[int, Traffic] = field(default_factory=dict)
+    present: model.Assignment
+    pins: Mapping[int, model.MemberId] = field(default_factory=dict)
+    drained: frozenset[model.MemberId] = frozenset()
+    homes: Mapping[model.TaskId, model.MemberId] = field(default_factory=dict)
+    traffic: Mapping[int, model.Traffic] = field(default_factory=dict)
     weights: Mapping[int, int] = field(default_factory=dict)
 
     def entries(self, key_group: int) -> list[Entry]:
         """Return the entries of a key-group's durable stores."""
         return [self.manifest.entries.get((store, key_group), EMPTY) for store in self.stores]
 
-    def lag(self, member: MemberId, key_group: int) -> int:
+    def lag(self, member: model.MemberId, key_group: int) -> int:
         """Return how many changed records a member's copies of a key-group lack, over all durable stores."""
         addresses = [(store, key_group) for store in self.stores]
         every = zip(addresses, self.entries(key_group), strict=True)
         return sum(self.copies.lag(member, address, entry).records for address, entry in every)
 
 
-def view_of(situation: Situation, settings: Settings) -> View:
+def view_of(situation: Situation, settings: Settings) -> model.View:
     """Return what ``assign`` is told."""
     members, present = situation.members, situation.present
     live = frozenset(members.live)
     awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
-    return View(
+    return model.View(
         members=tuple(living.member() for _, living in sorted(members.live.items())),
         tasks=_tasks(situation),
         owners={t: owner for t, owner in present.owners.items() if owner in live},
@@ -91,37 +79,39 @@ def view_of(situation: Situation, settings: Settings) -> View:
 
 
 def _pointers(
-    present: Assignment, lags: Mapping[TaskId, Mapping[MemberId, Lag]], live: frozenset[MemberId]
-) -> dict[TaskId, tuple[MemberId, ...]]:
+    present: model.Assignment,
+    lags: Mapping[model.TaskId, Mapping[model.MemberId, model.Lag]],
+    live: frozenset[model.MemberId],
+) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
     """Return the standbys that hold no copy but know which snapshot to fetch."""
     without = {t: tuple(m for m in held if m not in lags.get(t, {})) for t, held in present.standbys.items()}
     return _living(without, live)
 
 
-def _tasks(situation: Situation) -> tuple[Task, ...]:
-    kind: Kind = "stateful" if situation.stores else "unlogged"
+def _tasks(situation: Situation) -> tuple[model.Task, ...]:
+    kind: model.Kind = "stateful" if situation.stores else "unlogged"
     return tuple(
-        Task(
+        model.Task(
             task(key_group),
             kind=kind,
             size=sum(lag_without_copy(entry).records for entry in situation.entries(key_group)),
             weight=situation.weights.get(key_group),
-            owner_traffic=situation.traffic.get(key_group, NO_TRAFFIC),
+            owner_traffic=situation.traffic.get(key_group, model.NO_TRAFFIC),
         )
         for key_group in sorted(situation.key_groups)
     )
 
 
 def _living(
-    copies: Mapping[TaskId, tuple[MemberId, ...]], live: frozenset[MemberId]
-) -> dict[TaskId, tuple[MemberId, ...]]:
+    copies: Mapping[model.TaskId, tuple[model.MemberId, ...]], live: frozenset[model.MemberId]
+) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
     kept = {t: tuple(m for m in members if m in live) for t, members in copies.items()}
     return {t: members for t, members in kept.items() if members}
 
 
-def _lags(situation: Situation) -> dict[TaskId, dict[MemberId, Lag]]:
+def _lags(situation: Situation) -> dict[model.TaskId, dict[model.MemberId, model.Lag]]:
     """Return the lag of every copy on a live member. A member without any copy of a task is not listed."""
-    lags: dict[TaskId, dict[MemberId, Lag]] = {}
+    lags: dict[model.TaskId, dict[model.MemberId, model.Lag]] = {}
     for member in sorted(situation.members.live):
         held = {key_group for store, key_group in situation.copies.of(member) if store in situation.stores}
         for key_group in sorted(held & set(situation.key_groups)):
@@ -129,14 +119,14 @@ def _lags(situation: Situation) -> dict[TaskId, dict[MemberId, Lag]]:
     return lags
 
 
-def assign_settings(settings: Settings, drained: frozenset[MemberId]) -> AssignSettings:
+def assign_settings(settings: Settings, drained: frozenset[model.MemberId]) -> model.AssignSettings:
     """Return the settings that concern assignment; a drained member may keep nothing in the end."""
-    return AssignSettings(
+    return model.AssignSettings(
         acceptable_recovery_lag=settings.acceptable_recovery_lag,
         num_standbys=settings.num_standbys,
         max_warmup_replicas=settings.max_warmup_replicas,
         balance_band=settings.balance_band,
-        rack_aware_assignment_strategy=cast("Strategy", settings.rack_aware_assignment_strategy),
+        rack_aware_assignment_strategy=cast("model.Strategy", settings.rack_aware_assignment_strategy),
         rack_aware_assignment_traffic_cost=settings.rack_aware_assignment_traffic_cost,
         rack_aware_assignment_non_overlap_cost=settings.rack_aware_assignment_non_overlap_cost,
         rack_aware_assignment_tags=settings.rack_aware_assignment_tags,

@@ -19,19 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.columns import (
-    Column,
-    Offsets,
-    binary_column,
-    byte_slices,
-    fixed_column,
-    fixed_values,
-    fixed_width,
-    is_text_or_bytes,
-    pick_slices,
-    valid_mask,
-    with_long_offsets,
-)
+from riffle_spark import columns as arrow
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
@@ -50,7 +38,7 @@ _ESCAPED: Final = b"\x00\xff"
 Matrix: TypeAlias = npt.NDArray[np.uint8]
 
 
-def encode_keys(columns: Sequence[Column]) -> pa.LargeBinaryArray:
+def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     """Return the stored key of every row, as a large binary array without nulls."""
     if not columns:
         raise ConfigError("a key needs at least one column", remedy="name the key columns")
@@ -58,13 +46,13 @@ def encode_keys(columns: Sequence[Column]) -> pa.LargeBinaryArray:
     fixed: list[Matrix] = []
     for position, column in enumerate(columns):
         check_key_type(f"key column {position}", column.type)
-        if not is_text_or_bytes(column.type):
-            fixed.append(_encode_fixed(with_long_offsets(column), column.type))
+        if not arrow.is_text_or_bytes(column.type):
+            fixed.append(_encode_fixed(arrow.with_long_offsets(column), column.type))
             continue
         if fixed:
             pieces.append(_rows_as_binary(np.hstack(fixed)))
             fixed = []
-        pieces += _encode_text(with_long_offsets(column))
+        pieces += _encode_text(arrow.with_long_offsets(column))
     if fixed:
         pieces.append(_rows_as_binary(np.hstack(fixed) if len(fixed) > 1 else fixed[0]))
     if len(pieces) == 1:
@@ -77,15 +65,15 @@ def _scalar(data: bytes) -> pa.Scalar:
 
 
 def _rows_as_binary(rows: Matrix) -> pa.Array:
-    return binary_column(np.ascontiguousarray(rows), np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1])
+    return arrow.binary_column(np.ascontiguousarray(rows), np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1])
 
 
 def _encode_fixed(array: pa.Array, kind: pa.DataType) -> Matrix:
     """Return a row of tag and big-endian value for each key."""
-    valid = valid_mask(array)
-    rows = np.empty((len(array), 1 + fixed_width(kind)), dtype=np.uint8)
+    valid = arrow.valid_mask(array)
+    rows = np.empty((len(array), 1 + arrow.fixed_width(kind)), dtype=np.uint8)
     rows[:, 0] = 1
-    rows[:, 1:] = _ordered(fixed_values(array), kind)
+    rows[:, 1:] = _ordered(arrow.fixed_values(array), kind)
     if valid is not None:
         rows[~valid] = 0
     return rows
@@ -116,34 +104,34 @@ def _encode_text(array: pa.Array) -> list[pa.Array | pa.Scalar]:
     if array.null_count:
         tag = pc.if_else(array.is_valid(), tag, _scalar(_NULL))
         array = array.fill_null(b"")
-    data, offsets = byte_slices(array)
+    data, offsets = arrow.byte_slices(array)
     if not bool(data[offsets[0] : offsets[-1]].all()):
         array = pc.replace_substring(array, pattern=_NULL, replacement=_ESCAPED)
     return [tag, array, _scalar(_END)]
 
 
-def decode_keys(encoded: Column | Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
+def decode_keys(encoded: arrow.Column | Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
     """Return the columns, of these types, that the keys were made from.
 
     Keys that were never made from such columns raise ``CorruptStateError``; shortened ones (``local_key``) are such.
     """
-    array = with_long_offsets(
+    array = arrow.with_long_offsets(
         encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary())
     )
     columns, lengths = decode_beginnings(array, types)
-    data, offsets = byte_slices(array)
+    data, offsets = arrow.byte_slices(array)
     KeyBytes(data).check_at_end(offsets[:-1] + lengths, offsets[1:])
     return columns
 
 
-def decode_beginnings(array: pa.LargeBinaryArray, types: Sequence[pa.DataType]) -> tuple[list[pa.Array], Offsets]:
+def decode_beginnings(array: pa.LargeBinaryArray, types: Sequence[pa.DataType]) -> tuple[list[pa.Array], arrow.Offsets]:
     """Return the columns of keys that something may follow, and how many bytes each key is itself.
 
     Raises as ``decode_keys`` does.
     """
     if array.null_count:
         raise _corrupt("a key is missing")
-    data, offsets = byte_slices(array)
+    data, offsets = arrow.byte_slices(array)
     read, starts, columns = KeyBytes(data), offsets[:-1], []
     for kind in types:
         column, starts = read.column(starts, offsets[1:], kind)
@@ -158,37 +146,41 @@ class KeyBytes:
     data: Matrix
 
     @cached_property
-    def _ends_of_text(self) -> Offsets:
+    def _ends_of_text(self) -> arrow.Offsets:
         return np.flatnonzero((self.data[:-1] == 0) & (self.data[1:] == 0))
 
-    def column(self, starts: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:
+    def column(self, starts: arrow.Offsets, ends: arrow.Offsets, kind: pa.DataType) -> tuple[pa.Array, arrow.Offsets]:
         """Return the values of one type that begin at ``starts``, in keys that end at ``ends``, and where each ends."""
-        if is_text_or_bytes(kind):
+        if arrow.is_text_or_bytes(kind):
             return _decode_text(self.data, starts, ends, kind, self._ends_of_text)
         return _decode_fixed(self.data, starts, ends, kind)
 
-    def tags(self, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
+    def tags(self, starts: arrow.Offsets, ends: arrow.Offsets) -> npt.NDArray[np.bool_]:
         """Return the tags that stand there."""
         if bool((starts >= ends).any()):
             raise _corrupt("a key is too short")
         return _tags(self.data[starts])
 
-    def check_at_end(self, at: Offsets, ends: Offsets) -> None:
+    def check_at_end(self, at: arrow.Offsets, ends: arrow.Offsets) -> None:
         """Raise unless every key was read to its end."""
         if not bool((at == ends).all()):
             raise _corrupt("bytes follow the last column")
 
 
-def _decode_fixed(data: Matrix, starts: Offsets, ends: Offsets, kind: pa.DataType) -> tuple[pa.Array, Offsets]:
-    width = fixed_width(kind)
+def _decode_fixed(
+    data: Matrix, starts: arrow.Offsets, ends: arrow.Offsets, kind: pa.DataType
+) -> tuple[pa.Array, arrow.Offsets]:
+    width = arrow.fixed_width(kind)
     after = starts + 1 + width
     if bool((after > ends).any()):
         raise _corrupt("a key is too short")
-    rows = byte_slices(pick_slices(data, starts, after))[0][: len(starts) * (1 + width)].reshape(-1, 1 + width)
+    rows = arrow.byte_slices(arrow.pick_slices(data, starts, after))[0][: len(starts) * (1 + width)].reshape(
+        -1, 1 + width
+    )
     valid = _tags(rows[:, 0])
     if pa.types.is_boolean(kind):
         _tags(rows[:, 1])
-    return fixed_column(kind, _restored(rows[:, 1:], kind), valid), after
+    return arrow.fixed_column(kind, _restored(rows[:, 1:], kind), valid), after
 
 
 def _tags(tags: Matrix) -> npt.NDArray[np.bool_]:
@@ -209,8 +201,8 @@ def _restored(rows: Matrix, kind: pa.DataType) -> npt.NDArray[np.generic]:
 
 
 def _decode_text(
-    data: Matrix, starts: Offsets, ends: Offsets, kind: pa.DataType, ends_of_text: Offsets
-) -> tuple[pa.Array, Offsets]:
+    data: Matrix, starts: arrow.Offsets, ends: arrow.Offsets, kind: pa.DataType, ends_of_text: arrow.Offsets
+) -> tuple[pa.Array, arrow.Offsets]:
     """Cut each body out up to its end: the first ``00 00``, as every zero inside is followed by ``FF``."""
     if bool((starts + 3 > ends).any()):
         raise _corrupt("a key is too short")
@@ -219,8 +211,8 @@ def _decode_text(
     stops = np.append(ends_of_text, len(data))[at]
     if bool((stops + 2 > ends).any()):
         raise _corrupt("a text has no end")
-    bodies = pick_slices(data, starts + 1, stops)
-    body_bytes, body_offsets = byte_slices(bodies)
+    bodies = arrow.pick_slices(data, starts + 1, stops)
+    body_bytes, body_offsets = arrow.byte_slices(bodies)
     if not bool(body_bytes[: body_offsets[-1]].all()):
         bodies = pc.replace_substring(bodies, pattern=_ESCAPED, replacement=_NULL)
     if not bool(valid.all()):
@@ -243,7 +235,7 @@ def local_key(encoded: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     A shortened key is 501 bytes, longer than any whole one, so the two cannot be taken for each other. It cannot be
     decoded, and it keeps its place in the order only up to its cut, 468 bytes in.
     """
-    _, offsets = byte_slices(encoded)
+    _, offsets = arrow.byte_slices(encoded)
     long = np.flatnonzero(np.diff(offsets) > LOCAL_KEY_BYTES_MAX)
     if not len(long):
         return encoded

@@ -12,22 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.columns import (
-    Bytes,
-    Mask,
-    Offsets,
-    binary_column,
-    bitmap,
-    byte_slices,
-    fixed_column,
-    fixed_values,
-    fixed_width,
-    is_text_or_bytes,
-    pick_slices,
-    positions_of,
-    valid_mask,
-    with_long_offsets,
-)
+from riffle_spark import columns as arrow
 from riffle_spark.errors import ConfigError, CorruptStateError
 
 __all__ = [
@@ -73,10 +58,10 @@ class RowLayout:
                 head[f"leaf{at}"] = _lengths_of(bodies[-1])
             elif width:
                 head[f"leaf{at}"] = _values_of(array)
-        heads = binary_column(head, np.arange(count + 1, dtype=np.int64) * head.itemsize)
+        heads = arrow.binary_column(head, np.arange(count + 1, dtype=np.int64) * head.itemsize)
         return pc.binary_join_element_wise(heads, *bodies, pa.scalar(b"", pa.large_binary())) if bodies else heads
 
-    def decode(self, data: Bytes, offsets: Offsets) -> list[pa.Array]:
+    def decode(self, data: arrow.Bytes, offsets: arrow.Offsets) -> list[pa.Array]:
         """Return the columns of the rows between the offsets."""
         size, starts, ends = self._head.itemsize, offsets[:-1], offsets[1:]
         if bool((starts + size > ends).any()):
@@ -90,8 +75,8 @@ class RowLayout:
         return [joined(kind, leaves) for kind in self._types]
 
     def _decode_leaves(
-        self, data: Bytes, head: npt.NDArray[np.void], starts: Offsets, ends: Offsets
-    ) -> Iterator[tuple[pa.Array, Mask | None]]:
+        self, data: arrow.Bytes, head: npt.NDArray[np.void], starts: arrow.Offsets, ends: arrow.Offsets
+    ) -> Iterator[tuple[pa.Array, arrow.Mask | None]]:
         lengths = [head[f"leaf{at}"].astype(np.int64) for at, width in enumerate(self._widths) if width is None]
         if lengths and bool((starts + np.sum(lengths, axis=0) != ends).any()):
             raise unreadable("the bodies of a row do not fill it")
@@ -99,14 +84,14 @@ class RowLayout:
         for at, (leaf, width, valid) in enumerate(zip(self._leaves, self._widths, masks, strict=True)):
             if width is None:
                 after = starts + lengths.pop(0)
-                yield _read_bodies(pick_slices(data, starts, after), leaf, self._elements[at], valid), valid
+                yield _read_bodies(arrow.pick_slices(data, starts, after), leaf, self._elements[at], valid), valid
                 starts = after
             elif width:
                 yield _read_values(head[f"leaf{at}"], leaf, valid), valid
             else:
                 yield _read_nothing(leaf, len(head), valid), valid
 
-    def _masks(self, head: npt.NDArray[np.void]) -> list[Mask | None]:
+    def _masks(self, head: npt.NDArray[np.void]) -> list[arrow.Mask | None]:
         """Return which values of each leaf are not null."""
         nulls: npt.NDArray[np.uint8] = head["nulls"]
         if not bool(nulls.any()):
@@ -134,35 +119,35 @@ def _head_of(widths: Sequence[int | None]) -> np.dtype[np.void]:
     return np.dtype(fields)
 
 
-def _cut(data: Bytes, starts: Offsets, ends: Offsets) -> Bytes:
+def _cut(data: arrow.Bytes, starts: arrow.Offsets, ends: arrow.Offsets) -> arrow.Bytes:
     """Return the slices as one piece."""
-    cut, offsets = byte_slices(pick_slices(data, starts, ends))
+    cut, offsets = arrow.byte_slices(arrow.pick_slices(data, starts, ends))
     return cut[: offsets[-1]]
 
 
 def _values_of(array: pa.Array) -> npt.NDArray[np.generic]:
-    values, valid = fixed_values(array), valid_mask(array)
+    values, valid = arrow.fixed_values(array), arrow.valid_mask(array)
     if valid is not None:
         values = values.copy()
         values[~valid] = np.zeros(1, dtype=values.dtype)
     return values
 
 
-def _read_nothing(leaf: pa.DataType, count: int, valid: Mask | None) -> pa.Array:
+def _read_nothing(leaf: pa.DataType, count: int, valid: arrow.Mask | None) -> pa.Array:
     """Return values of no width: nulls, structs (their presence) or fixed-size binary of size 0."""
     if pa.types.is_null(leaf):
         return pa.nulls(count)
-    return pa.Array.from_buffers(leaf, count, [bitmap(valid), pa.py_buffer(b"")])
+    return pa.Array.from_buffers(leaf, count, [arrow.bitmap(valid), pa.py_buffer(b"")])
 
 
-def _read_values(values: npt.NDArray[np.generic], leaf: pa.DataType, valid: Mask | None) -> pa.Array:
+def _read_values(values: npt.NDArray[np.generic], leaf: pa.DataType, valid: arrow.Mask | None) -> pa.Array:
     if pa.types.is_boolean(leaf) and bool((values.view(np.uint8) > 1).any()):
         raise unreadable("a boolean is neither 0 nor 1")
-    return fixed_column(leaf, values, valid)
+    return arrow.fixed_column(leaf, values, valid)
 
 
-def _lengths_of(bodies: pa.Array) -> Offsets:
-    lengths: Offsets = np.diff(byte_slices(bodies)[1])
+def _lengths_of(bodies: pa.Array) -> arrow.Offsets:
+    lengths: arrow.Offsets = np.diff(arrow.byte_slices(bodies)[1])
     if int(lengths.max(initial=0)) > BODY_BYTES_MAX:
         raise ConfigError("a value above 4 GB cannot be stored", remedy="split it over several keys")
     return lengths
@@ -171,13 +156,13 @@ def _lengths_of(bodies: pa.Array) -> Offsets:
 def _bodies_of(array: pa.Array, element: RowLayout | None) -> pa.Array:
     """Return the body of every text or list. Table and elements of a list are slices of what all lists hold."""
     if element is None:
-        bodies = with_long_offsets(array)
+        bodies = arrow.with_long_offsets(array)
         return bodies.fill_null(b"") if bodies.null_count else bodies
     elements, starts, ends = list_parts(array)
     rows = element.encode([elements], len(elements))
-    data, edges = byte_slices(rows)
+    data, edges = arrow.byte_slices(rows)
     counts = (ends - starts).astype(_LENGTH)
-    parts = [binary_column(counts, np.arange(len(counts) + 1, dtype=np.int64) * LENGTH_BYTES)]
+    parts = [arrow.binary_column(counts, np.arange(len(counts) + 1, dtype=np.int64) * LENGTH_BYTES)]
     if element.fixed_bytes is None:
         table = _lengths_of(rows).astype(_LENGTH).view(np.uint8)
         parts.append(_slices(table, starts * LENGTH_BYTES, ends * LENGTH_BYTES))
@@ -185,31 +170,31 @@ def _bodies_of(array: pa.Array, element: RowLayout | None) -> pa.Array:
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
 
 
-def _slices(data: Bytes, starts: Offsets, ends: Offsets) -> pa.Array:
+def _slices(data: arrow.Bytes, starts: arrow.Offsets, ends: arrow.Offsets) -> pa.Array:
     """Return the slices, without a copy if none is left out."""
     if bool((starts[1:] == ends[:-1]).all()):
-        return binary_column(data, np.append(starts, ends[-1:] if len(ends) else 0))
-    return pick_slices(data, starts, ends)
+        return arrow.binary_column(data, np.append(starts, ends[-1:] if len(ends) else 0))
+    return arrow.pick_slices(data, starts, ends)
 
 
-def _read_bodies(bodies: pa.Array, leaf: pa.DataType, element: RowLayout | None, valid: Mask | None) -> pa.Array:
+def _read_bodies(bodies: pa.Array, leaf: pa.DataType, element: RowLayout | None, valid: arrow.Mask | None) -> pa.Array:
     if element is None:
-        buffers = [bitmap(valid), *bodies.buffers()[1:]]
+        buffers = [arrow.bitmap(valid), *bodies.buffers()[1:]]
         return pa.Array.from_buffers(pa.large_binary(), len(bodies), buffers).cast(leaf)
     data, edges, positions = _read_elements(bodies, element)
     if pa.types.is_fixed_size_list(leaf):
-        data, edges = _with_elements_of_nulls(binary_column(data, edges), positions, leaf, element, valid)
+        data, edges = _with_elements_of_nulls(arrow.binary_column(data, edges), positions, leaf, element, valid)
     return list_column(leaf, element.decode(data, edges)[0], positions, valid)
 
 
-def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[Bytes, Offsets, Offsets]:
+def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[arrow.Bytes, arrow.Offsets, arrow.Offsets]:
     """Return the elements of all lists as rows, and where lists begin and end among them."""
-    data, offsets = byte_slices(bodies)
+    data, offsets = arrow.byte_slices(bodies)
     starts, ends = offsets[:-1] + LENGTH_BYTES, offsets[1:]
     if bool((starts > ends).any()):
         raise unreadable("a list has no count")
     counts = _cut(data, offsets[:-1], starts).view(_LENGTH).astype(np.int64)
-    positions = positions_of(counts)
+    positions = arrow.positions_of(counts)
     if element.fixed_bytes is not None:
         if bool((ends - starts != counts * element.fixed_bytes).any()):
             raise unreadable("the elements of a list do not fill it")
@@ -218,7 +203,7 @@ def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[Bytes, Offsets
         table_ends = starts + counts * LENGTH_BYTES
         if bool((table_ends > ends).any()):
             raise unreadable("a list is shorter than its table")
-        edges = positions_of(_cut(data, starts, table_ends).view(_LENGTH))
+        edges = arrow.positions_of(_cut(data, starts, table_ends).view(_LENGTH))
         if bool((np.diff(edges[positions]) != ends - table_ends).any()):
             raise unreadable("the elements of a list do not fill it")
         starts = table_ends
@@ -226,15 +211,15 @@ def _read_elements(bodies: pa.Array, element: RowLayout) -> tuple[Bytes, Offsets
 
 
 def _with_elements_of_nulls(
-    rows: pa.Array, positions: Offsets, leaf: pa.DataType, element: RowLayout, valid: Mask | None
-) -> tuple[Bytes, Offsets]:
+    rows: pa.Array, positions: arrow.Offsets, leaf: pa.DataType, element: RowLayout, valid: arrow.Mask | None
+) -> tuple[arrow.Bytes, arrow.Offsets]:
     """Give null lists of fixed size the elements that Arrow wants below them."""
     present = np.ones(len(positions) - 1, dtype=np.bool_) if valid is None else valid
     if bool((np.diff(positions) != present * leaf.list_size).any()):
         raise unreadable(f"a list is not of {leaf.list_size} elements")
     filler = element.encode([pa.nulls(1, leaf.value_type)], 1)
     taken = np.where(present[:, None], positions[:-1, None] + np.arange(leaf.list_size), len(rows))
-    return byte_slices(pa.concat_arrays([rows, filler]).take(pa.array(taken.reshape(-1))))
+    return arrow.byte_slices(pa.concat_arrays([rows, filler]).take(pa.array(taken.reshape(-1))))
 
 
 PRESENCE: Final = pa.null()
@@ -255,7 +240,7 @@ def leaf_types(kind: pa.DataType) -> list[pa.DataType]:
 
 def _is_leaf(kind: pa.DataType) -> bool:
     """Tell what can be stored from unions, views of lists, runs and dictionaries."""
-    if is_list(kind) or is_text_or_bytes(kind) or pa.types.is_null(kind):
+    if is_list(kind) or arrow.is_text_or_bytes(kind) or pa.types.is_null(kind):
         return True
     return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind))
 
@@ -272,7 +257,7 @@ def leaf_width(leaf: pa.DataType) -> int | None:
     """Return the bytes of each value of a leaf, ``None`` if they differ."""
     if pa.types.is_null(leaf):
         return 0
-    return None if is_list(leaf) or is_text_or_bytes(leaf) else fixed_width(leaf)
+    return None if is_list(leaf) or arrow.is_text_or_bytes(leaf) else arrow.fixed_width(leaf)
 
 
 def element_type(leaf: pa.DataType) -> pa.DataType:
@@ -292,18 +277,18 @@ def split(array: pa.Array) -> list[pa.Array]:
     return [array]
 
 
-def joined(kind: pa.DataType, leaves: Iterator[tuple[pa.Array, Mask | None]]) -> pa.Array:
+def joined(kind: pa.DataType, leaves: Iterator[tuple[pa.Array, arrow.Mask | None]]) -> pa.Array:
     """Take the leaves of one column, each with its mask of what is not null, and return the column."""
     if pa.types.is_struct(kind):
         presence, valid = next(leaves)
         fields = [joined(field.type, leaves) for field in kind]
-        return pa.Array.from_buffers(kind, len(presence), [bitmap(valid)], children=fields)
+        return pa.Array.from_buffers(kind, len(presence), [arrow.bitmap(valid)], children=fields)
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, joined(kind.storage_type, leaves))
     return next(leaves)[0]
 
 
-def list_parts(array: pa.Array) -> tuple[pa.Array, Offsets, Offsets]:
+def list_parts(array: pa.Array) -> tuple[pa.Array, arrow.Offsets, arrow.Offsets]:
     """Return what stands below the lists, and where each begins and ends in it; a null list ends where it begins.
 
     Arrow's kernels for this (``flatten``, casts) crash or miss some element types, so nothing of them is used.
@@ -317,18 +302,18 @@ def list_parts(array: pa.Array) -> tuple[pa.Array, Offsets, Offsets]:
         edges = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
         elements = array.values.slice(edges[0], edges[-1] - edges[0])
         edges = edges - edges[0]
-    valid = valid_mask(array)
+    valid = arrow.valid_mask(array)
     return elements, edges[:-1], edges[1:] if valid is None else np.where(valid, edges[1:], edges[:-1])
 
 
-def list_column(leaf: pa.DataType, elements: pa.Array, positions: Offsets, valid: Mask | None) -> pa.Array:
+def list_column(leaf: pa.DataType, elements: pa.Array, positions: arrow.Offsets, valid: arrow.Mask | None) -> pa.Array:
     """Return lists of the elements between the n + 1 positions. Lists of fixed size have elements for nulls too."""
     if pa.types.is_fixed_size_list(leaf):
-        return pa.Array.from_buffers(leaf, len(positions) - 1, [bitmap(valid)], children=[elements])
+        return pa.Array.from_buffers(leaf, len(positions) - 1, [arrow.bitmap(valid)], children=[elements])
     if pa.types.is_map(leaf) and (elements.null_count or elements.field(0).null_count):
         raise pa.ArrowInvalid("a map has a null key")
     width = np.int64 if pa.types.is_large_list(leaf) else np.int32
     if positions[-1] > np.iinfo(width).max:
         raise pa.ArrowInvalid(f"more elements than {leaf} can hold")
-    buffers = [bitmap(valid), pa.py_buffer(positions.astype(width))]
+    buffers = [arrow.bitmap(valid), pa.py_buffer(positions.astype(width))]
     return pa.Array.from_buffers(leaf, len(positions) - 1, buffers, children=[elements])

@@ -19,17 +19,7 @@ from botocore.exceptions import BotoCoreError
 from botocore.response import StreamingBody
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
-from riffle_spark.state.objects.s3_client import (
-    SENDING,
-    Call,
-    client_of,
-    forget_client,
-    is_transient,
-    no_credentials,
-    refused,
-    unavailable,
-    untrusted,
-)
+from riffle_spark.state.objects import s3_client
 from riffle_spark.state.objects.store import (
     PIECE_BYTES,
     RequestCounts,
@@ -79,7 +69,9 @@ class S3Store:
             answer = self._call("put_object", {"Key": key, "Body": data, "IfNoneMatch": "*"}, (409, 412))
             if _status(answer) != 409:
                 return _status(answer) != 412
-        raise unavailable(self._named("put_object", self.options.s3_max_attempts), "409 other puts of it are under way")
+        raise s3_client.unavailable(
+            self._named("put_object", self.options.s3_max_attempts), "409 other puts of it are under way"
+        )
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``. A body that breaks off is asked for again."""
@@ -96,7 +88,7 @@ class S3Store:
                 return body.read()
             except BrokenOff as error:
                 trouble = str(error)
-        raise unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+        raise s3_client.unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``. A body that breaks off is asked for again from there."""
@@ -117,7 +109,7 @@ class S3Store:
                 trouble = str(error)
             else:
                 return done
-        raise unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+        raise s3_client.unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
 
     def _body(self, name: str, start: int, length: int | None) -> Body | bytes | None:
         """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
@@ -162,16 +154,16 @@ class S3Store:
                 return
             for entry in failed:
                 code = entry.get("Code", "")
-                if not is_transient(code, 0):
+                if not s3_client.is_transient(code, 0):
                     status = 403 if code == "AccessDenied" else 400
-                    raise refused(self._named("delete_objects"), code, status, entry.get("Message", ""))
+                    raise s3_client.refused(self._named("delete_objects"), code, status, entry.get("Message", ""))
             keys = [entry["Key"] for entry in failed]
-        raise unavailable(self._named("delete_objects", self.options.s3_max_attempts), code)
+        raise s3_client.unavailable(self._named("delete_objects", self.options.s3_max_attempts), code)
 
     def _call(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...] = ()) -> Answer:
         """Send one request, which botocore may repeat; return the answer if it is a success or ``expected``."""
-        client = client_of(self.options)
-        SENDING.requests, SENDING.sent = self.requests, 0
+        client = s3_client.client_of(self.options)
+        s3_client.SENDING.requests, s3_client.SENDING.sent = self.requests, 0
         try:
             return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **parameters))
         except boto_errors.ClientError as error:
@@ -184,28 +176,30 @@ class S3Store:
             if isinstance(problem, UnavailableError):
                 raise problem from error
         # The client goes too, so that corrected credentials are found; the cause does not, lest it repeats wrong ones.
-        forget_client(self.options)
+        s3_client.forget_client(self.options)
         raise problem from None
 
     def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
         fields = error.response["Error"]
         status = _status(cast("Answer", error.response))
-        return refused(self._named(operation, SENDING.sent), fields.get("Code", ""), status, fields.get("Message", ""))
+        return s3_client.refused(
+            self._named(operation, s3_client.SENDING.sent), fields.get("Code", ""), status, fields.get("Message", "")
+        )
 
     def _failure(self, operation: str, error: Exception) -> RiffleError:
-        call = self._named(operation, SENDING.sent)
+        call = self._named(operation, s3_client.SENDING.sent)
         if isinstance(error, _NO_CREDENTIALS):
-            return no_credentials(call, type(error).__name__)
+            return s3_client.no_credentials(call, type(error).__name__)
         if isinstance(error, boto_errors.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return untrusted(call)
+            return s3_client.untrusted(call)
         if isinstance(error, _NO_ANSWER):
-            return unavailable(call, type(error).__name__)
+            return s3_client.unavailable(call, type(error).__name__)
         remedy = "check `root`, `s3_endpoint` and `s3_region`"
         return ConfigError(f"{operation} cannot be sent: {error}", remedy=remedy, where=call.where)
 
-    def _named(self, operation: str, attempts: int = 1) -> Call:
-        endpoint = client_of(self.options).meta.endpoint_url
-        return Call(operation, endpoint, self.bucket, attempts)
+    def _named(self, operation: str, attempts: int = 1) -> s3_client.Call:
+        endpoint = s3_client.client_of(self.options).meta.endpoint_url
+        return s3_client.Call(operation, endpoint, self.bucket, attempts)
 
 
 def _status(answer: Answer) -> int:

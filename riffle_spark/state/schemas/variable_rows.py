@@ -15,17 +15,8 @@ import pyarrow.compute as pc
 from riffle_spark.columns import Mask, Offsets, byte_slices, pick_slices
 from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.formats.row_layout import unreadable
+from riffle_spark.state.schemas import variable_keys
 from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.variable_keys import (
-    NO_DUE,
-    WORD_BYTES,
-    Dues,
-    due_bytes,
-    dues_of,
-    parsed,
-    stored_keys,
-    whole_keys,
-)
 from riffle_spark.state.schemas.variable_kinds import DUE, VARIABLE, RowsOf
 
 __all__ = ["NAMES", "dues_and_values", "encoded_rows", "names_of", "wide_table"]
@@ -55,7 +46,7 @@ def encoded_rows(groups: pa.Array, table: pa.Table, kinds: Sequence[RowsOf], *, 
     pieces = _pieces(groups, table, kinds, indexed=indexed)
     order = np.argsort(np.concatenate([piece.at for piece in pieces]))
     whole, encoded = _in_order([piece.keys for piece in pieces], order), _in_order([p.values for p in pieces], order)
-    stored = stored_keys(whole, np.diff(byte_slices(groups)[1]))
+    stored = variable_keys.stored_keys(whole, np.diff(byte_slices(groups)[1]))
     deleted = _deleted(table)
     values: list[bytes | None] = encoded.to_pylist()
     for index in np.flatnonzero(deleted).tolist():
@@ -84,11 +75,11 @@ def _pieces(groups: pa.Array, table: pa.Table, kinds: Sequence[RowsOf], *, index
 def _piece(kind: RowsOf, at: Offsets, groups: pa.Array, rows: pa.Table, *, indexed: bool) -> _Piece:
     elements, values = kind.elements(rows), kind.values(rows)
     if indexed:
-        dues = rows.column(DUE).fill_null(NO_DUE).to_numpy()
-        prefix = due_bytes(dues, np.ones(len(dues), dtype=np.bool_))
+        dues = rows.column(DUE).fill_null(variable_keys.NO_DUE).to_numpy()
+        prefix = variable_keys.due_bytes(dues, np.ones(len(dues), dtype=np.bool_))
         values = pc.binary_join_element_wise(prefix, values, pa.scalar(b"", pa.large_binary()))
     of_none = np.diff(byte_slices(elements)[1]) == 0
-    return _Piece(at, whole_keys(groups, kind.number, elements), values, of_none & kind.has_elements)
+    return _Piece(at, variable_keys.whole_keys(groups, kind.number, elements), values, of_none & kind.has_elements)
 
 
 def _numbers(names: pa.ChunkedArray, kinds: Sequence[RowsOf]) -> Numbers:
@@ -126,11 +117,11 @@ def wide_table(
     """Return pairs of a local copy as a table of ``schema``. Raises ``CorruptStateError`` for what is no such pair."""
     whole = pa.array([longs.get(k, k) for k, _ in pairs] if longs else [k for k, _ in pairs], pa.large_binary())
     key = schema.names[: schema.get_field_index(VARIABLE)]
-    stored = parsed(whole, [schema.field(name).type for name in key])
+    stored = variable_keys.parsed(whole, [schema.field(name).type for name in key])
     dues, values = dues_and_values(pa.array([value for _, value in pairs], pa.large_binary()), indexed=indexed)
     columns = dict(zip(key, stored.columns, strict=True))
     columns[VARIABLE] = names_of(stored.numbers, kinds)
-    columns[DUE] = pa.array(dues, mask=dues == NO_DUE)
+    columns[DUE] = pa.array(dues, mask=dues == variable_keys.NO_DUE)
     for kind in kinds:
         at = np.flatnonzero(stored.numbers == kind.number)
         if len(at):
@@ -153,12 +144,12 @@ def names_of(numbers: Numbers, kinds: Sequence[RowsOf]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(indexes), pa.array([kind.name for kind in kinds], pa.string()))
 
 
-def dues_and_values(stored: pa.Array, *, indexed: bool) -> tuple[Dues, pa.Array]:
+def dues_and_values(stored: pa.Array, *, indexed: bool) -> tuple[variable_keys.Dues, pa.Array]:
     """Return the due times (``NO_DUE`` for none) and the rows' bytes of stored values."""
     if not indexed:
-        return np.full(len(stored), NO_DUE), stored
+        return np.full(len(stored), variable_keys.NO_DUE), stored
     data, offsets = byte_slices(stored)
-    return dues_of(stored), pick_slices(data, offsets[:-1] + WORD_BYTES, offsets[1:])
+    return variable_keys.dues_of(stored), pick_slices(data, offsets[:-1] + variable_keys.WORD_BYTES, offsets[1:])
 
 
 def _spread(column: pa.Array, at: Offsets, count: int) -> pa.Array:

@@ -22,17 +22,8 @@ from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
+from riffle_spark.state.schemas import variable_keys
 from riffle_spark.state.schemas.copy_rows import CopyRows, joined
-from riffle_spark.state.schemas.variable_keys import (
-    NO_DUE,
-    WORD_BYTES,
-    Dues,
-    cut_key,
-    cut_keys,
-    cut_length,
-    due_of,
-    parsed,
-)
 from riffle_spark.state.schemas.variable_kinds import (
     DUE,
     INDEX,
@@ -47,7 +38,7 @@ from riffle_spark.state.schemas.variable_kinds import (
 )
 from riffle_spark.state.schemas.variable_rows import NAMES, dues_and_values, encoded_rows, names_of, wide_table
 
-__all__ = ["DUE", "INDEX", "NO_DUE", "TIMER", "VARIABLE", "KeyPlaces", "Variable", "VariableColumns"]
+__all__ = ["DUE", "INDEX", "TIMER", "VARIABLE", "KeyPlaces", "Variable", "VariableColumns"]
 
 PIECE_BYTES_MAX = 1 << 30
 """Tables are built and taken apart in pieces of about this size: Arrow's strings and lists count with 32 bits."""
@@ -181,12 +172,12 @@ class VariableColumns:
 
     def group_keys(self, encoded: pa.Array) -> list[bytes]:
         """Return the beginning of everything a key holds, for keys as ``encoded`` gives them; long ones are cut."""
-        keys: list[bytes] = cut_keys(encoded).to_pylist()
+        keys: list[bytes] = variable_keys.cut_keys(encoded).to_pylist()
         return keys
 
     def group_key(self, values: tuple[object, ...]) -> bytes:
         """Return the same for one key, given as the Python values of its columns (``to_pylist``)."""
-        return cut_key(self._encode_key(values))
+        return variable_keys.cut_key(self._encode_key(values))
 
     def prefix(self, group_key: bytes, variable: str) -> bytes:
         """Return the beginning of all that one variable (or ``TIMER``) of a key holds; a value's whole stored key."""
@@ -194,17 +185,17 @@ class VariableColumns:
 
     def map_key(self, variable: str, values: tuple[object, ...]) -> bytes:
         """Return what follows the prefix for one key of a map, given as Python values."""
-        return cut_key(self._map(variable).encode_one(values))
+        return variable_keys.cut_key(self._map(variable).encode_one(values))
 
     def map_keys(self, variable: str, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> pa.Table:
         """Return the map's keys, as columns of ``Variable.key``, out of stored keys of that variable."""
         whole = pa.array([longs.get(key, key) for key in keys], pa.large_binary())
-        return self._map(variable).keys(parsed(whole, self.key.types).elements)
+        return self._map(variable).keys(variable_keys.parsed(whole, self.key.types).elements)
 
     def places(self, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> KeyPlaces:
         """Return what stored keys are of. ``longs`` are the whole keys of cut ones (``Reading.longs``)."""
-        found = parsed(pa.array([longs.get(key, key) for key in keys], pa.large_binary()), self.key.types)
-        ends = [cut_length(length) for length in found.lengths.tolist()]
+        found = variable_keys.parsed(pa.array([longs.get(key, key) for key in keys], pa.large_binary()), self.key.types)
+        ends = [variable_keys.cut_length(length) for length in found.lengths.tolist()]
         pairs = list(zip(keys, ends, strict=True))
         return KeyPlaces(
             pa.Table.from_arrays(found.columns, schema=self.key),
@@ -213,7 +204,7 @@ class VariableColumns:
             [key[end + 1 :] for key, end in pairs],
         )
 
-    def values(self, variable: str, stored: Sequence[bytes]) -> tuple[Dues, pa.Table]:
+    def values(self, variable: str, stored: Sequence[bytes]) -> tuple[variable_keys.Dues, pa.Table]:
         """Return stored values as due times (``NO_DUE`` for none) and a table of ``Variable.value``."""
         dues, values = dues_and_values(pa.array(stored, pa.large_binary()), indexed=self.indexed)
         return dues, self._declared[variable].codec.decode(values)
@@ -221,8 +212,8 @@ class VariableColumns:
     def value(self, variable: str, stored: bytes) -> tuple[int, tuple[object, ...]]:
         """Return the same of one stored value: its due time and the Python values of its fields."""
         if not self.indexed:
-            return NO_DUE, self._declared[variable].decode_one(stored)
-        return due_of(stored), self._declared[variable].decode_one(stored[WORD_BYTES:])
+            return variable_keys.NO_DUE, self._declared[variable].decode_one(stored)
+        return variable_keys.due_of(stored), self._declared[variable].decode_one(stored[variable_keys.WORD_BYTES :])
 
     @cached_property
     def _declared(self) -> dict[str, ValueRows]:

@@ -9,8 +9,8 @@ from itertools import islice, takewhile
 import pyarrow as pa
 
 from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.variable_keys import due_of
-from riffle_spark.state.schemas.variables import NO_DUE, VariableColumns
+from riffle_spark.state.schemas.variable_keys import NO_DUE, due_of
+from riffle_spark.state.schemas.variables import VariableColumns
 
 
 class MemoryReading:

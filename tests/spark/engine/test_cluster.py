@@ -16,11 +16,11 @@ from riffle_spark.messages.census_orders import CensusOrder
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.settings import Settings
+from riffle_spark.spark.configure import warm_up
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import BackgroundThread
 from riffle_spark.spark.engine.cluster import UPKEEP_POOL, SparkCluster
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
-from riffle_spark.spark.warm import warm_up
 from riffle_spark.state.objects.store import StoreOptions
 from tests.kit.streams.streaming import settings_in, wait_for
 

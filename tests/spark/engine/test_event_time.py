@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from riffle_spark import Stateful, StatefulJob, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.block import Batch, BlockComputation, Declared, Update
-from riffle_spark.spark.engine.intervals import interval_ms
+from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.state.log.record import Record
 from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, records, run_to_end, settings_in, start
