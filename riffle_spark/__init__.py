@@ -3,8 +3,6 @@
 Names are loaded when they are first used: importing ``riffle_spark`` imports neither pyspark nor pyarrow.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

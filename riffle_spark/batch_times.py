@@ -1,7 +1,5 @@
 """What time a batch has, and what its timers go by. Knows Spark's words for it. Does not know timers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 

@@ -4,8 +4,6 @@ Everything here is a view where it can be and one vectorised pass where it canno
 buffer with n + 1 offsets, as Arrow itself keeps them.
 """
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import numpy as np

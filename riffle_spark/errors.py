@@ -14,8 +14,6 @@
 Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
 """
 
-from __future__ import annotations
-
 __all__ = [
     "ConfigError",
     "ConflictError",

@@ -4,8 +4,6 @@
 they arrive; both must agree for ever, so the bytes that are hashed are written down in ``docs/key-groups.md``.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -174,7 +172,7 @@ class KeyGroupRanges:
             )
 
     @classmethod
-    def of(cls, key_groups: Iterable[int]) -> KeyGroupRanges:
+    def of(cls, key_groups: Iterable[int]) -> "KeyGroupRanges":
         """Build from key-groups in any order, repeated or not."""
         ranges: list[tuple[int, int]] = []
         for group in sorted(set(key_groups)):
@@ -185,7 +183,7 @@ class KeyGroupRanges:
         return cls(tuple(ranges))
 
     @classmethod
-    def parse(cls, text: str) -> KeyGroupRanges:
+    def parse(cls, text: str) -> "KeyGroupRanges":
         """Read what ``str`` writes."""
         try:
             pairs = [part.split("-") for part in text.split(",") if part]

@@ -5,8 +5,6 @@ hash of one column be the seed of the next, so every function here takes one see
 needed for integers alone: Spark's hash partitioning of slot numbers.
 """
 
-from __future__ import annotations
-
 from typing import Final, TypeAlias
 
 import numpy as np

@@ -4,8 +4,6 @@ Each check takes what a user wrote and returns the value, or raises ``ValueError
 ``checked`` makes the error for users. A ``Range`` is a check that can also be listed in a table.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,7 +50,7 @@ class Range:
         """Return the value that is meant. Raises ``ValueError`` that says what is allowed."""
         return self.check(value)
 
-    def of(self, unit: str) -> Range:
+    def of(self, unit: str) -> "Range":
         """Return the same check, its words followed by what is counted or named: ``whole(2).of("records")``."""
         return replace(self, words=f"{self.words} {unit}".strip())
 

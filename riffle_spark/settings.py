@@ -6,8 +6,6 @@ are made of it. Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of 
 Durations are seconds, or text such as ``"10 min"``; shares are fractions, or text such as ``"20 %"``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -202,7 +200,7 @@ class Settings:
         86_400.0, seconds(1), "how often a LIST looks for objects that nothing lists; also once after each start")
     # fmt: on
 
-    def __new__(cls, **given: object) -> Settings:
+    def __new__(cls, **given: object) -> "Settings":
         """Remember what was said, even where it equals the default: it must win over files and the Spark
         configuration. Raises ``ConfigError`` for a name that no setting has.
         """
@@ -220,7 +218,7 @@ class Settings:
         said: tuple[str, ...] = getattr(self, "_given", ())
         return {name: getattr(self, name) for name in said}
 
-    def but(self, **changes: object) -> Settings:
+    def but(self, **changes: object) -> "Settings":
         """Return these settings with some changed; said are then those said before and the changed ones.
 
         ``dataclasses.replace`` would say every setting, and so shut out files and the Spark configuration.

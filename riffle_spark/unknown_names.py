@@ -1,7 +1,5 @@
 """Names that somebody wrote and that there are not. Knows how to find the nearest one. Does not know what is named."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

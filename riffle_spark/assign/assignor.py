@@ -4,8 +4,6 @@ how any step works.
 The high availability assignor follows KIP-441, with a target that respects owners.
 """
 
-from __future__ import annotations
-
 import functools
 import traceback
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The sticky and the plain hash assignor. Knows the consumer assignor's steps. Does not know lags or warm-ups."""
 
-from __future__ import annotations
-
 from zlib import crc32
 
 from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of

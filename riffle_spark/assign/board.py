@@ -2,8 +2,6 @@
 not know any goal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final

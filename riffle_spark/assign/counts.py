@@ -12,8 +12,6 @@ until there are none, which proves the optimum. The network has rows + members n
 NumPy operations on a rows x members matrix.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

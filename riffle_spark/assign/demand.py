@@ -2,8 +2,6 @@
 capacities. Does not place any.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

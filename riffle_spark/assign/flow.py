@@ -11,8 +11,6 @@ flow. Costs are scaled so that ties go to the free set first and to members with
 can therefore never be beaten by an equal cost. The same input gives the same vertex: HiGHS is run serially.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

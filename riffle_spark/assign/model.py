@@ -3,8 +3,6 @@
 One in, one out: ``assign(view, settings) -> Assignment``. Everything is frozen; nothing here computes a placement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -167,7 +165,7 @@ class AssignSettings:
     rack_aware_assignment_traffic_cost: int = 10
     rack_aware_assignment_non_overlap_cost: int = 1
     rack_aware_assignment_tags: tuple[str, ...] = ()
-    assignor: str | Assignor = "high_availability"
+    assignor: "str | Assignor" = "high_availability"
     include: tuple[tuple[str, str], ...] = ()  # no setting of a query
     exclude: tuple[tuple[str, str], ...] = ()  # no setting of a query, which excludes drained members
     # no setting of a query

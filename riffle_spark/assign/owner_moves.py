@@ -11,8 +11,6 @@ smooth:
   Nor is a target approached that is less level than the present.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,7 +128,7 @@ def _lowest_rank(board: Board, task: int) -> int:
     return min([*known, board.absent[task]]) if len(known) < able else min(known)
 
 
-def _make(loads: Loads, ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
+def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
     """Return the ready moves that can be made now, all at once if that is smooth."""
     most = settings.moves_at_once
     if (most is None or len(ready) <= most) and loads.are_smooth(ready):
@@ -150,7 +148,7 @@ def _make(loads: Loads, ready: Sequence[OwnerMove], settings: AssignSettings) ->
 
 
 def _warm(
-    loads: Loads, ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings
+    loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings
 ) -> tuple[list[int], bool]:
     """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed."""
     waiting = WaitingMoves(pending)

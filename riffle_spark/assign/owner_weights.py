@@ -5,8 +5,6 @@ the heaviest to the lightest member, or two are exchanged, whichever levels the 
 or nothing helps any more; so a group that was levelled once is left alone until its weights really change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from riffle_spark.assign.board import NOBODY, Board

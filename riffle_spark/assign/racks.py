@@ -1,7 +1,5 @@
 """What a place costs in traffic between racks, and whether racks count. Knows KIP-925. Does not solve anything."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from riffle_spark.assign.board import Board

@@ -5,8 +5,6 @@ the warm-ups that owners need leave room. While a lost member is waited for, no 
 it may come back with its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 

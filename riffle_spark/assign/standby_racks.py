@@ -5,8 +5,6 @@ its standbys to racks, the cheaper the better, and racks share them out among th
 must stay apart, pairs are swapped.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ members above their fair share of copies to members below it. Different tag valu
 after it; what the rack strategy saves comes last (`swaps`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

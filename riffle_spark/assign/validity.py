@@ -1,7 +1,5 @@
 """What a valid assignment is. Knows invariant I6 and what a placement must keep. Does not know how one is found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from riffle_spark.assign.model import Assignment, AssignSettings, TaskId, View

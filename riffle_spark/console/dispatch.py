@@ -2,8 +2,6 @@
 find a user's function. Does not know what a switch takes.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +40,7 @@ def dispatch_command(
     show(plan)
 
 
-def named(path: str) -> PartitionOf:
+def named(path: str) -> "PartitionOf":
     """Return what ``module:function`` names, looked for in the current folder too.
 
     Raises ``ConfigError`` if it names nothing that can be called.

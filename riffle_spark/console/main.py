@@ -1,7 +1,5 @@
 """The command ``riffle``. Knows its verbs. Does not know how they work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """What commands on a root share: options, the store's settings, showing a plan. Knows click. Does not know verbs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -36,7 +34,7 @@ def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:
     return from_sources(Settings(s3_endpoint=s3_endpoint) if s3_endpoint else None, {}, conf_file)
 
 
-def show(plan: Plan) -> None:
+def show(plan: "Plan") -> None:
     """Print a plan's steps, and whether they were taken."""
     for step in plan.steps:
         click.echo(step)

@@ -1,7 +1,5 @@
 """`riffle plan`: what the assignor would do with a cluster in a file. Knows files and output. Does not know rules."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

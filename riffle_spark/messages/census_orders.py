@@ -1,7 +1,5 @@
 """What a driver asks executors to look for on their machines, and what they answer. Knows plain data only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -29,7 +27,7 @@ class CensusOrder:
         return json.dumps({**body, "home": self.home.to_json()}, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> CensusOrder:
+    def from_json(cls, text: str) -> "CensusOrder":
         """Return the order that ``to_json`` wrote."""
         body = json.loads(text)
         return cls(**{**body, "home": Home.from_json(body["home"])})
@@ -58,7 +56,7 @@ class Census:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Census:
+    def from_json(cls, text: str) -> "Census":
         """Return the census that ``to_json`` wrote."""
         body = json.loads(text)
         return cls(**{**body, "copies": tuple(map(tuple, body["copies"])), "sealed": tuple(body["sealed"])})

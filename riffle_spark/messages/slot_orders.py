@@ -1,7 +1,5 @@
 """What a driver tells the slots of one operator in one batch, and what they answer. Knows plain data only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -68,7 +66,7 @@ class Home:
         return _line({**asdict(self), "live": sorted(self.live)})
 
     @classmethod
-    def from_json(cls, text: str) -> Home:
+    def from_json(cls, text: str) -> "Home":
         """Return what ``to_json`` wrote."""
         body = json.loads(text)
         return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
@@ -143,7 +141,7 @@ class Order:
         return parts
 
     @classmethod
-    def from_json(cls, text: str, slot: int | None = None) -> Order:
+    def from_json(cls, text: str, slot: int | None = None) -> "Order":
         """Return the order that ``to_json`` wrote; for one slot, only with the entries of its key-groups."""
         first, *lines = text.split("\n")
         body = json.loads(first)
@@ -238,7 +236,7 @@ class Receipt:
         return _line(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Receipt:
+    def from_json(cls, text: str) -> "Receipt":
         """Return the receipt that ``to_json`` wrote."""
         body = json.loads(text)
         body["parts"] = tuple(Part(**part) for part in body["parts"])

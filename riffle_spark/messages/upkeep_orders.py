@@ -1,7 +1,5 @@
 """What a driver tells executors to do beside the batches, and what they answer. Knows plain data only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -86,7 +84,7 @@ class UpkeepOrder:
         return json.dumps(body, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> UpkeepOrder:
+    def from_json(cls, text: str) -> "UpkeepOrder":
         """Return the order that ``to_json`` wrote."""
         body = json.loads(text)
         entries = iter(entries_from_json(body.pop("entries")).values())
@@ -133,7 +131,7 @@ class UpkeepReceipt:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> UpkeepReceipt:
+    def from_json(cls, text: str) -> "UpkeepReceipt":
         """Return the receipt that ``to_json`` wrote."""
         body = json.loads(text)
         for name in ("copies", "gone", "unfinished", "failed", "failed_snapshots"):

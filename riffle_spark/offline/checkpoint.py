@@ -2,8 +2,6 @@
 know our log.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 record promises, and Spark's checkpoint.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ written to the folder as a *run*, a batch of rows a shard. When all is read, eac
 batches in all runs. So memory holds one run and one shard, and the folder one store.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

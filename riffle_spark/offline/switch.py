@@ -9,8 +9,6 @@ deletes; they are named after the epoch that was, so that it may. What the switc
 records before it are retained, and so does the way back: a rollback.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 import uuid

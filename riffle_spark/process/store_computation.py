@@ -2,8 +2,6 @@
 of a slot. Does not know how a slot answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Each failure in a row doubles the delay, up to a longest one. Nothing here waits: whoever tries asks first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar

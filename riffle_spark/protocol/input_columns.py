@@ -5,8 +5,6 @@ name that is a column's as it stands, dots and all, is that column here. Two col
 inside, where all go by names, each of them has one of its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -42,7 +40,7 @@ class Input(NamedTuple):
         """Tell whether all columns are the input's, under their names."""
         return not self.fields and all(name == given for name, given in self.shown.items())
 
-    def with_fields(self, columns: Sequence[Column]) -> Input:
+    def with_fields(self, columns: Sequence[Column]) -> "Input":
         """Return the input with more columns: those that are fields of others. Raises ``ConfigError`` for two of one
         name.
         """

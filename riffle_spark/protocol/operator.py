@@ -1,7 +1,5 @@
 """One stateful operator, once its input is known. Knows schemas and what is declared. Does not know rows or stores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -3,8 +3,6 @@
 A real query implements them in ``spark/``; a simulated one in a test. Nothing here waits, sleeps or reads a clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

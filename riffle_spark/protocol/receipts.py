@@ -1,7 +1,5 @@
 """What the slots' answers must add up to, and what they change. Pure; knows receipts and manifests only."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 

@@ -6,8 +6,6 @@ assignments and slots. Its number is the place of its (topic, partition) in a re
 no number changes its meaning when a topic gets more partitions. The registry is kept in the log's record.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Shards:
     def __len__(self) -> int:
         return len(self.partitions)
 
-    def extended(self, found: Iterable[Partition], total: int) -> Shards:
+    def extended(self, found: Iterable[Partition], total: int) -> "Shards":
         """Return the registry with the partitions that are new appended, in their order by topic and number.
 
         Raises ``ConfigError`` if there are then more than ``total``, or for a number that no partition has.

@@ -3,8 +3,6 @@
 All values are plain JSON. ``single`` is one assignment of a file's state, ``converge`` the rounds until it is settled.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 

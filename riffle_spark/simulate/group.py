@@ -4,8 +4,6 @@ After every round whatever was assigned is caught up; the ends do not advance. A
 let go of (``keep``) or forgets it (``drop``). Rounds go on until no follow-up is asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +40,7 @@ class Group:
         pins = {task: member for task, member in self.pins.items() if member in self.members}
         return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags, pins, target=self.target)
 
-    def after(self, assignment: Assignment, *, keep: bool) -> Group:
+    def after(self, assignment: Assignment, *, keep: bool) -> "Group":
         """Return the group once everything assigned has caught up."""
         lags: dict[MemberId, dict[TaskId, Lag]] = {m: dict(self.lags.get(m, {})) if keep else {} for m in self.members}
         stateful = {task.id for task in self.tasks if task.kind == "stateful"}
@@ -62,7 +60,7 @@ class Group:
             lags=lags,
         )
 
-    def struck_by(self, event: Event) -> Group:
+    def struck_by(self, event: Event) -> "Group":
         """Return the group after members left, joined or returned."""
         gone = dict(self.gone)
         for member in event.drop:
@@ -77,7 +75,7 @@ class Group:
             lags[member] = {t: None if lag is None else lag + behind for t, lag in gone.pop(member).lags.items()}
         return replace(self._without(set(members)), members=members, lags=lags, gone=gone)
 
-    def _without(self, live: set[MemberId]) -> Group:
+    def _without(self, live: set[MemberId]) -> "Group":
         owners = {task: owner for task, owner in self.owners.items() if owner in live}
         standbys = {task: tuple(m for m in held if m in live) for task, held in self.standbys.items()}
         warmups = {task: tuple(m for m in held if m in live) for task, held in self.warmups.items()}

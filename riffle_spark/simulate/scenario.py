@@ -2,8 +2,6 @@
 assignor.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a scenario file may say: the fields of its parts, and what its parts name. Does not know what they mean."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, cast
 

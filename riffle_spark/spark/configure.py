@@ -2,8 +2,6 @@
 settings that placement depends on. Does not know any job.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -5,8 +5,6 @@ row. This source's offset is the time, rounded down to its interval: at each ste
 no rows and no partitions, so no executor does anything for it.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -49,7 +47,7 @@ class Heartbeat(DataSource):
         """Return a schema for whoever names none."""
         return "value string"
 
-    def streamReader(self, schema: StructType) -> Beats:  # noqa: ARG002, N802 - as pyspark calls it
+    def streamReader(self, schema: StructType) -> "Beats":  # noqa: ARG002, N802 - as pyspark calls it
         """Return what tells Spark the offsets."""
         return Beats(_interval_ms(self.options))
 

@@ -2,8 +2,6 @@
 of a batch.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -77,7 +75,7 @@ class Stateful:
         self.initial_state_name = initial_state_name
         self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
 
-    def into(self, sink: Sink) -> StatefulJob:
+    def into(self, sink: Sink) -> "StatefulJob":
         """Return the function for ``foreachBatch`` that hands each batch's output rows to ``sink``.
 
         ``sink(frame, batch_id)`` or ``sink(frame, batch_id, delivery_id)``: it may do several actions on the frame.
@@ -89,7 +87,7 @@ class Stateful:
 
 
 @keywords_told
-def together(*jobs: StatefulJob, settings: Settings | None = None) -> StatefulJob:
+def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 
     Raises ``ConfigError`` if two operators have one store name, or settings of their own that differ while none are

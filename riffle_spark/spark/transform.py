@@ -2,8 +2,6 @@
 Does not know any of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -62,7 +60,7 @@ class TransformWithState:
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(), times, where=where)
 
-    def with_conf(self, conf: Mapping[str, str]) -> TransformWithState:
+    def with_conf(self, conf: Mapping[str, str]) -> "TransformWithState":
         """Return the same under other settings of Spark's; those that are not given are as Spark has them."""
         return self if self.pandas is None else replace(self, pandas=pandas_options(conf))
 

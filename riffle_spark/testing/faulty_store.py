@@ -5,8 +5,6 @@
 The second put below ``log/`` succeeds but raises ``UnavailableError``; everything else goes through.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence

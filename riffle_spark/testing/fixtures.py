@@ -5,8 +5,6 @@ Name it in the ``conftest.py`` at the top of your tests; nothing of it is loaded
     pytest_plugins = ["riffle_spark.testing.fixtures"]
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -66,7 +64,7 @@ def riffle_root(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def riffle_spark_session() -> Iterator[SparkSession]:
+def riffle_spark_session() -> "Iterator[SparkSession]":
     """Give a small session with two cores in this process, configured for placement, for all tests of the run.
 
     If there is a session already it is given as it is, and it goes on afterwards.

@@ -9,8 +9,6 @@ Everything but Spark is real: routing, local copies, deltas, the log, snapshots.
 that goes with the harness.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import uuid
@@ -110,7 +108,7 @@ class Harness:
         self.reports: list[BatchReport] = []
         self.restart(initial, initial_name)
 
-    def __enter__(self) -> Harness:
+    def __enter__(self) -> "Harness":
         return self
 
     def __exit__(
@@ -213,7 +211,7 @@ class Harness:
         """Return the committed state, read from the objects alone: the columns of a snapshot, sorted by key-group."""
         return self._contents().table()
 
-    def state(self, variable: str | None = None) -> Mapping[Key, object]:
+    def state(self, variable: str | None = None) -> "Mapping[Key, object]":
         """Return the committed state by key.
 
         Of a processor's variable: a tuple, a list of tuples, or a dictionary of tuples by tuples. Of a block, without
@@ -221,15 +219,15 @@ class Harness:
         """
         return self._contents().columns() if variable is None else self._contents().variable(variable)
 
-    def expires(self, variable: str) -> dict[Key, list[object]]:
+    def expires(self, variable: str) -> "dict[Key, list[object]]":
         """Return when the elements of a variable expire (ms), by key; ``None`` for never."""
         return self._contents().dues(variable)
 
-    def timers(self) -> dict[Key, list[object]]:
+    def timers(self) -> "dict[Key, list[object]]":
         """Return the registered timers (ms) by key, in order."""
         return self._contents().dues()
 
-    def _contents(self) -> Contents:
+    def _contents(self) -> "Contents":
         return Contents(self._operator, self._store, self.root, self._folder)
 
     def _incoming(self) -> IncomingBatch:

@@ -7,8 +7,6 @@ What is put or deleted through it is there, or gone, at once for every call but 
 ``catch_up``.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

@@ -10,8 +10,6 @@ where, which attempt runs when, and whose answer counts (``simulated_work``).
     driver.process(incoming, [operator], SimWork(cluster, rows, [operator], {"totals": SimSink()}))
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence

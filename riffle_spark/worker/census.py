@@ -2,8 +2,6 @@
 Does not know who asks, or what the copies are for.
 """
 
-from __future__ import annotations
-
 import functools
 import http.client
 import os

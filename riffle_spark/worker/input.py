@@ -2,8 +2,6 @@
 NumPy. Does not know copies or users.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 hands Python workers no executor id. Does not know what a folder holds.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 call and results are joined. Does not know objects or folders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass

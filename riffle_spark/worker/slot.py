@@ -5,8 +5,6 @@ in memory, seal one delta under a name no other attempt can have, answer. The co
 sealed here is folded only once the log lists it.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import time

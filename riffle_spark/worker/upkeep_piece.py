@@ -2,8 +2,6 @@
 a number of bytes to stay within. Does not know why a copy is wanted.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

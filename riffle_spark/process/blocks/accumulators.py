@@ -2,8 +2,6 @@
 which value Spark keeps. Does not know schemas.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

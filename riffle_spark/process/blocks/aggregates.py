@@ -1,7 +1,5 @@
 """Running aggregates per key, as users declare them. Knows schemas and calls. Does not know how anything is summed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +14,7 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 __all__ = ["Aggregates", "aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"]
 
 
-def aggregate(**columns: Accumulator) -> Aggregates:
+def aggregate(**columns: Accumulator) -> "Aggregates":
     """Declare running aggregates per key: every batch emits one row a touched key with its key columns and the results.
 
     Types, nulls and NaN are as in Spark's aggregate functions of the same names. Example::
@@ -84,7 +82,7 @@ class Aggregates:
         columns = (accumulator.column for _, accumulator in self.columns)
         return tuple(dict.fromkeys(column for column in columns if column is not None))
 
-    def on(self, names: Mapping[str, str]) -> Aggregates:
+    def on(self, names: Mapping[str, str]) -> "Aggregates":
         """See ``NamesColumns``."""
         if all(name == given for given, name in names.items()):
             return self

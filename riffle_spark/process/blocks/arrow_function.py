@@ -1,7 +1,5 @@
 """A user's function on Arrow, once a key-group. Knows what it gets and may return. Does not know where it runs."""
 
-from __future__ import annotations
-
 import inspect
 import traceback
 from collections.abc import Callable
@@ -33,7 +31,7 @@ class Context:
 
 
 @keywords_told
-def arrow_function(function: Callable[..., object], *, state: pa.Schema, output: pa.Schema) -> ArrowFunction:
+def arrow_function(function: Callable[..., object], *, state: pa.Schema, output: pa.Schema) -> "ArrowFunction":
     """Declare a stateful function on Arrow, called once for each key-group that a batch touches.
 
     ``function(rows, state)``, or ``function(rows, state, context)`` if its third parameter has no default, gets the

@@ -1,7 +1,5 @@
 """The seam to what users compute. Knows the Arrow shapes of one call. Does not know any computation or stored bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable

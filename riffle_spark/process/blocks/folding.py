@@ -2,8 +2,6 @@
 aggregates or state.
 """
 
-from __future__ import annotations
-
 from decimal import Decimal
 from itertools import pairwise
 

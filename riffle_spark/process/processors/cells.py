@@ -1,7 +1,5 @@
 """What the cells of all variables share: where the session is, and a piece of its delta. Knows no kind of cell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise

@@ -4,8 +4,6 @@ To append never reads the list: an element's index only has to be above those be
 when the delta is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import chain
 

@@ -3,8 +3,6 @@
 Keys of a map are told apart, and come in the order, by their stored bytes.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -5,8 +5,6 @@ output of each call taken to its end before the next one; then, in order of time
 after its call; at last the processor is closed. Spark does so by partition, and here a key-group is one.
 """
 
-from __future__ import annotations
-
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence

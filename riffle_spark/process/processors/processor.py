@@ -2,8 +2,6 @@
 not their order.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,12 +88,12 @@ class InputByKey:
     state_positions: Sequence[int] = ()
 
     @classmethod
-    def of(cls, keys: pa.Table, rows: pa.Table, codes: npt.NDArray[np.integer]) -> InputByKey:
+    def of(cls, keys: pa.Table, rows: pa.Table, codes: npt.NDArray[np.integer]) -> "InputByKey":
         """Sort rows by the numbers of their keys; rows of a key keep their order."""
         taken, positions = _by_key(rows, codes, keys.num_rows)
         return cls(keys, taken, positions)
 
-    def with_states(self, states: pa.Table, codes: npt.NDArray[np.integer]) -> InputByKey:
+    def with_states(self, states: pa.Table, codes: npt.NDArray[np.integer]) -> "InputByKey":
         """Return the same with initial states, given with the numbers of their keys."""
         taken, positions = _by_key(states, codes, self.keys.num_rows)
         return InputByKey(self.keys, self.rows, self.positions, taken, positions)

@@ -5,8 +5,6 @@ A session reads as of one head and never sees another batch. What is written sta
 table of it. Keys are numbered: first those that were given, then those that only have something due.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 

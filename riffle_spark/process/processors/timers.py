@@ -2,8 +2,6 @@
 is over with them. Knows the order of time. Does not know what a timer does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Value states of one key-group in one batch. Knows what was read ahead and what was written. Does not know a user."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fit a table that a user returned to the schema that was declared. Knows Arrow types. Does not know keys or state."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from riffle_spark.errors import UserFunctionError

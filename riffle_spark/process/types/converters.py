@@ -4,8 +4,6 @@ Structs are shown as records, maps as dictionaries, and so they are taken; a str
 NumPy's and pandas' scalars are taken for the Python values that they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Tuples of a struct's fields, between a user and Arrow columns. Knows a schema. Does not know whose they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
 from typing import Final

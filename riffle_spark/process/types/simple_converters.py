@@ -5,8 +5,6 @@ the machine's zone, decimals with all digits of their scale. Where Spark turns a
 a word, ``Misfit`` is raised.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
@@ -37,7 +35,7 @@ class Misfit(Exception):
         self.wanted = wanted
         self.path = ""
 
-    def at(self, place: str) -> Misfit:
+    def at(self, place: str) -> "Misfit":
         """Return the same, of a value below a field of this name."""
         self.path = f"{place}.{self.path}" if self.path else place
         return self

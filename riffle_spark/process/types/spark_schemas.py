@@ -2,8 +2,6 @@
 Spark or a JVM.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign,
 upkeep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 bound to. Pure; knows the newest record and settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from enum import Enum
 

@@ -7,8 +7,6 @@ again, after it never, and a rollback to before it takes it back. The usual name
 a store's first batch or not at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

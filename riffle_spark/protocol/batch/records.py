@@ -1,7 +1,5 @@
 """Records as a driver drafts them, before the log numbers them. Pure; knows records only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -9,8 +9,6 @@ for the batch without rows that Spark would run: its timers are due by what the 
 late by that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 racks. Does not know assignments.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 

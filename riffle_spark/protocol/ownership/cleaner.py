@@ -7,8 +7,6 @@ later is not idle before an assignment has answered it. A copy that is ordered t
 later assignment counts on it; and it is removed only if it is still where it was seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from riffle_spark.assign.model import Assignment, MemberId

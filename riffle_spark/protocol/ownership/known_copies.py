@@ -8,8 +8,6 @@ the chain, but a copy that is behind can still fold them as long as their object
 link that a member sealed itself lies in its folder as a file, so it counts as had.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ query without any member waits for one. A lost member is remembered for as long 
 its folder later joins like any other. Where nobody can be asked (Spark Connect) the executor stands for itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -2,8 +2,6 @@
 not know how it is done: the driver looks before each batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 

@@ -5,8 +5,6 @@ Before each batch it looks who is there; only on a trigger is anything assigned 
 layout object stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 

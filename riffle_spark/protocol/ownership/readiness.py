@@ -1,7 +1,5 @@
 """How near the copies are that could take over. Knows lags and pointers. Does not know who decides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -2,8 +2,6 @@
 about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +38,7 @@ class Rebalance:
     moves: tuple[Moved, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def and_(self, moves: Iterable[Moved], warnings: Iterable[str]) -> Rebalance:
+    def and_(self, moves: Iterable[Moved], warnings: Iterable[str]) -> "Rebalance":
         """Return the rebalance with more."""
         return Rebalance((*self.moves, *moves), (*self.warnings, *warnings))
 

@@ -2,8 +2,6 @@
 hashes. Does not know batches or copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 

@@ -2,8 +2,6 @@
 time as it is told. Does not know how to assign.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

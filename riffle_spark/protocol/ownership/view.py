@@ -2,8 +2,6 @@
 any rule of placement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast

@@ -2,8 +2,6 @@
 not know clocks.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 

@@ -9,8 +9,6 @@ and rest between. The driver makes plans, the background takes them up: under on
 the run that is ending or begins the next one.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace

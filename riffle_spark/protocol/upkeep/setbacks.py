@@ -8,8 +8,6 @@ another member, a changed setting or an operator who asks, as with Elasticsearch
 does not come to its work at all is only delayed: it comes back by itself, and what it was to remove is kept for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple

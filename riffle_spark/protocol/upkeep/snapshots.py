@@ -2,8 +2,6 @@
 receipts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -34,7 +32,7 @@ class SnapshotPolicy:
     versions: int
     floor_bytes: int = _FLOOR_BYTES
 
-    def times(self, factor: int) -> SnapshotPolicy:
+    def times(self, factor: int) -> "SnapshotPolicy":
         """Return the policy by which snapshots are due so much later."""
         return SnapshotPolicy(
             self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor

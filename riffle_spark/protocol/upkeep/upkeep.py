@@ -4,8 +4,6 @@ or Spark.
 Nothing here can fail a batch: what does not get done is done later. A snapshot counts only once a commit lists it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 so that the protocol need not.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

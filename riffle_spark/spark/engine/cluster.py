@@ -2,8 +2,6 @@
 Does not know what is due.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar

@@ -2,8 +2,6 @@
 and one aggregate job. Does not know what a watermark does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession

@@ -2,8 +2,6 @@
 the JVM handle and what stands in for it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

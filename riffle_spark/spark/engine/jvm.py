@@ -2,8 +2,6 @@
 looks that comes from there. With ``inventory`` and ``placed`` all of Spark's that is private: docs/spark-internals.md.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from typing import Any

@@ -2,8 +2,6 @@
 offsets as text, and Kafka's administration. Does not know Spark's plans.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

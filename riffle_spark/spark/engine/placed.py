@@ -2,8 +2,6 @@
 Spark's plans, through the JVM, and when to fall back to hash placement. Does not know what runs on it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import OrderedDict
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows to slots. Knows the key's hash, the partitions' shards and the layout in SQL. Does not know who runs what."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Sequence

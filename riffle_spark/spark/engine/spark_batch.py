@@ -2,14 +2,11 @@
 protocol's steps.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -31,11 +28,9 @@ from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import store_of
 
-if TYPE_CHECKING:
-    Batches = Iterable[pa.RecordBatch]
-
 __all__ = ["GONE", "KeptResult", "Sink", "SparkWork", "arity", "is_told", "read_function", "sealed_rows"]
 
+Batches = Iterable[pa.RecordBatch]
 Sink = Callable[..., object]
 """``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
 _STALE = "riffle: a row of an attempt that was given up"

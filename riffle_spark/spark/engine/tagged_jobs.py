@@ -2,8 +2,6 @@
 deadline. Does not know what the jobs do.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

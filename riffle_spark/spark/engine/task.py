@@ -1,7 +1,5 @@
 """The function that Spark calls once a slot. Knows Spark's calling convention; hands over to the worker."""
 
-from __future__ import annotations
-
 import sys
 import zipimport
 from collections.abc import Callable, Iterator, Mapping

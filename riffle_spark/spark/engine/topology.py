@@ -2,8 +2,6 @@
 Does not know what racks are for.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Spark's client begins each of its errors with what it was doing. What follows de
 variable is only declared, outside of keys nothing says whose it would be, and what ``init`` deleted is no more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NoReturn, TypeAlias
 

@@ -2,8 +2,6 @@
 
 # ruff: noqa: N802, N803 - PySpark's names
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import index
 from typing import Final, Literal, TypeAlias, TypeVar

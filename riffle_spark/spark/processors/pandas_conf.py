@@ -2,8 +2,6 @@
 Does not know frames.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final

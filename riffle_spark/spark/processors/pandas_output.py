@@ -4,8 +4,6 @@ To make an Arrow table of each frame would take 100 microseconds, to concatenate
 kept, as arrays, and those of one type are joined and converted together when all are there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any, Final, TypeAlias, cast

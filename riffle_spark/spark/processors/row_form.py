@@ -1,7 +1,5 @@
 """The form of ``transformWithState``: rows as ``Row`` objects. Knows rows in and rows out. Does not know processors."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial

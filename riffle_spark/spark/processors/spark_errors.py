@@ -2,8 +2,6 @@
 raises them, nor state.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError, PySparkValueError

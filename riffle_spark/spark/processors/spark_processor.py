@@ -1,7 +1,5 @@
 """A pyspark ``StatefulProcessor`` as what is processed. Knows PySpark's calls. Does not know sessions or forms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ this process. Before and after there is a key at work, every call raises.
 
 # ruff: noqa: N802, N803 - PySpark's names
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final, TypeAlias
 

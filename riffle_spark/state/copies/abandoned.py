@@ -2,8 +2,6 @@
 Does not know what is in the files.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

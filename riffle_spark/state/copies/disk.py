@@ -2,8 +2,6 @@
 insides.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

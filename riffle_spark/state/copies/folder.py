@@ -12,8 +12,6 @@ a time. Every use marks the ``owner`` file's time, so that an executor that come
 and those that nobody comes back to can be removed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

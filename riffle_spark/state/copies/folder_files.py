@@ -4,8 +4,6 @@ Others leave things in folders on disk: desktops, editors, fsck, people. What is
 file where we make files, is passed over and stays.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A file of LMDB whose map grows as it fills. Knows LMDB's ways to open and to fail. Does not know what is in it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Sequence

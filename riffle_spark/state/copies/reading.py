@@ -1,7 +1,5 @@
 """What may be asked of one copy at one moment, and what is not there answers. Knows bytes. Does not know LMDB."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 

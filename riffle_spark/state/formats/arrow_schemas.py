@@ -1,7 +1,5 @@
 """Schemas of columns as text, and what columns may become. Knows Arrow's types. Does not know stores or values."""
 
-from __future__ import annotations
-
 import base64
 
 import pyarrow as pa

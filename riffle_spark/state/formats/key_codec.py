@@ -6,8 +6,6 @@ with NaN last, strings by their UTF-8 bytes. No key is the beginning of another 
 and ``00 00``. A null is as wide as any value of a fixed width, so such keys all have one length.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ arrays that begin alike the shorter first), equal maps are equal however they we
 another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ A part is one self-contained stream: key columns, state columns and, in a delta,
 carries the format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import pyarrow as pa

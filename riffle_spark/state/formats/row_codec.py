@@ -3,8 +3,6 @@
 The layout of the bytes is told in ``state.rowlayout``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 

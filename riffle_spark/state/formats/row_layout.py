@@ -2,8 +2,6 @@
 Knows the byte layout. Does not know schemas or who asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 

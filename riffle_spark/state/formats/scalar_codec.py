@@ -6,8 +6,6 @@ after the other waits for each. What is compiled here are the common types and w
 else, and every value that is not exactly of the expected Python class, goes through the codecs of columns.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone

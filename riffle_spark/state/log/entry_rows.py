@@ -2,8 +2,6 @@
 know what else a record says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import cast
 

@@ -8,8 +8,6 @@ Until it is settled nothing else is appended. Each record names the digest of th
 (I3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ delta is the next one. A batch appends at most one link a key-group; a snapshot 
 Nothing else ever changes an entry (invariant I3), except a rollback, which takes an older manifest whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -104,31 +102,31 @@ class Entry:
                 return self.chain[place + 1 :]
         return self.chain if head == self.base else None
 
-    def recent(self, links: int) -> Entry:
+    def recent(self, links: int) -> "Entry":
         """Return the entry cut to its last ``links`` links."""
         if len(self.chain) <= links:
             return self
         return Entry(None, self.chain[-links:], self.timer_ms, cut=self.chain[-links - 1].head)
 
-    def since(self, base: Entry) -> Entry:
+    def since(self, base: "Entry") -> "Entry":
         """Return the entry cut to what was appended to ``base``, or whole where more than that has changed."""
         known = len(base.chain)
         if self.snapshot != base.snapshot or self.chain[:known] != base.chain:
             return self
         return Entry(None, self.chain[known:], self.timer_ms, cut=base.head)
 
-    def joined(self, base: Entry) -> Entry:
+    def joined(self, base: "Entry") -> "Entry":
         """Return the whole entry that was cut to what follows ``base``."""
         if self.cut is None:
             return self
         assert self.cut == base.head, f"cut at {self.cut}, but the entry before leads to {base.head}"
         return Entry(base.snapshot, base.chain + self.chain, self.timer_ms)
 
-    def extended(self, link: Link, timer_ms: int | None = None) -> Entry:
+    def extended(self, link: Link, timer_ms: int | None = None) -> "Entry":
         """Return the entry with one more link."""
         return replace(self, chain=(*self.chain, link), timer_ms=timer_ms)
 
-    def replaced(self, snapshot: Snapshot) -> Entry | None:
+    def replaced(self, snapshot: Snapshot) -> "Entry | None":
         """Return the entry with the links up to the snapshot's head replaced by it; ``None`` if that is no link of
         it.
         """
@@ -153,7 +151,7 @@ class Manifest:
         """Return what is known about a key-group."""
         return self.entries.get((store, key_group), EMPTY)
 
-    def changed(self, changes: Mapping[Address, Entry]) -> Manifest:
+    def changed(self, changes: Mapping[Address, Entry]) -> "Manifest":
         """Return the manifest with some entries replaced."""
         return Manifest({**self.entries, **changes}) if changes else self
 

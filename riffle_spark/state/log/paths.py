@@ -7,8 +7,6 @@
 Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ columns of plain numbers and a table of attempts, so that a record of 128 key-gr
 Fields that are reserved are read and written as they came, so that a later version's are not lost.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping
@@ -81,7 +79,7 @@ class Record:
     event_times: Mapping[str, int] = field(default_factory=dict)
     initial_states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     promised: int = 0
-    members: tuple[RecordedMember, ...] = ()
+    members: "tuple[RecordedMember, ...]" = ()
     weights: Mapping[str, object] = field(default_factory=dict)
     watermarks: Mapping[str, object] = field(default_factory=dict)
     orders: Mapping[str, object] = field(default_factory=dict)
@@ -242,7 +240,7 @@ class RecordedMember:
         return [self.id, self.executor, self.host, self.slots, self.rack, dict(self.tags), dict(self.facts)]
 
     @classmethod
-    def from_json(cls, row: list[object]) -> RecordedMember:
+    def from_json(cls, row: list[object]) -> "RecordedMember":
         """Return the member of a row. Raises ``TypeError`` or ``ValueError`` where it is none."""
         name, executor, host, slots, rack, tags, facts = row
         types = tuple(map(type, (name, executor, host, slots, tags, facts)))

@@ -6,8 +6,6 @@ conditional; it and the directories above it are synced before the put returns. 
 objects, so what a crash left in ``.unfinished`` is not listed; the next process to write removes it after a day.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -41,7 +39,7 @@ class DirectoryStore:
         self.requests = RequestCounts()
         self._swept = False
 
-    def __reduce__(self) -> tuple[type[DirectoryStore], tuple[Path]]:
+    def __reduce__(self) -> "tuple[type[DirectoryStore], tuple[Path]]":
         return DirectoryStore, (self.root,)
 
     def __repr__(self) -> str:

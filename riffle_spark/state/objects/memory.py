@@ -1,7 +1,5 @@
 """Objects in this process's memory, for tests and simulations. Knows dictionaries. Does not survive the process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 
@@ -29,7 +27,7 @@ class MemoryStore:
         self.requests = RequestCounts()
         self._objects = _NAMED.setdefault(name, _Objects()) if name else _Objects()
 
-    def __reduce__(self) -> tuple[type[MemoryStore], tuple[str]]:
+    def __reduce__(self) -> "tuple[type[MemoryStore], tuple[str]]":
         if not self.name:
             raise TypeError("a memory store without a name is nowhere else: give it a name to pickle it")
         return MemoryStore, (self.name,)

@@ -1,7 +1,5 @@
 """From a root's URL to its store. Knows which URLs there are. Does not know how any store works."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

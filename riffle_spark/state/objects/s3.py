@@ -6,8 +6,6 @@ under way and this one must be sent again. botocore itself repeats a request aft
 reads the object to know.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -54,7 +52,7 @@ class S3Store:
         self.options = options
         self.requests = RequestCounts()
 
-    def __reduce__(self) -> tuple[type[S3Store], tuple[str, str, StoreOptions]]:
+    def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, StoreOptions]]":
         return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
 
     def __repr__(self) -> str:
@@ -111,7 +109,7 @@ class S3Store:
                 return done
         raise s3_client.unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
 
-    def _body(self, name: str, start: int, length: int | None) -> Body | bytes | None:
+    def _body(self, name: str, start: int, length: int | None) -> "Body | bytes | None":
         """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
         ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"} if start or length else {}
         answer = self._call("get_object", {"Key": self.prefix + check_name(name), **ranged}, (404, 416))

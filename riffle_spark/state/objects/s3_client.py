@@ -2,8 +2,6 @@
 S3's error codes. Does not know objects, and repeats no credentials.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The seam to object storage. Knows what every store must promise. Does not know any store, or any object's name."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +83,7 @@ class RequestCounts(dict[str, int]):
         super().__init__(put=0, get=0, head=0, list=0, delete=0)
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[RequestCounts], tuple[()]]:
+    def __reduce__(self) -> "tuple[type[RequestCounts], tuple[()]]":
         return RequestCounts, ()
 
     def add(self, kind: str) -> None:

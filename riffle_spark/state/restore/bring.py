@@ -7,8 +7,6 @@ copy that is beyond what the driver named means that the caller is out of date. 
 batches are brought after it by `follow`, piece by piece.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing

@@ -22,8 +22,6 @@ or its attempt late (``OutOfDate``). A standby stays where it is: the log it fol
 snapshot is taken of it as it is: a copy holds committed effects only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

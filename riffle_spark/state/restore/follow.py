@@ -8,8 +8,6 @@ where it stands, at the snapshot's head; from there on it is a copy like any oth
 ahead of folding and loading. What fails fails its own copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -44,7 +42,7 @@ _AT_ONCE = 8
 
 
 class _Range(NamedTuple):
-    of: CopyProgress
+    of: "CopyProgress"
     start: int
     length: int
 
@@ -78,7 +76,7 @@ class Follower:
         """Bytes of deltas that came from the store."""
         return self._reader.totals.fetched_bytes - self.snapshot_bytes
 
-    def follow(self, wanted: Mapping[Address, Entry]) -> list[CopyProgress]:
+    def follow(self, wanted: Mapping[Address, Entry]) -> "list[CopyProgress]":
         """Return how far each copy came, in the order given. Nothing is raised: errors are told copy by copy."""
         all_of_them = [self._planner.looked(address, entry) for address, entry in wanted.items()]
         restores = [one for one in all_of_them if one.restore]
@@ -90,7 +88,7 @@ class Follower:
                 self._incoming.forget(one.address)
         return all_of_them
 
-    def _fold(self, those: Sequence[CopyProgress]) -> None:
+    def _fold(self, those: "Sequence[CopyProgress]") -> None:
         owed = {link: one for one in those if one.error is None for link in one.links}
         runs = iter(self._reader.runs(owed, RANGE_BYTES))
         reading = ahead(self._reader.read, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
@@ -107,7 +105,7 @@ class Follower:
 
     def _fold_run(
         self, run: list[Link], reading: Future[dict[Link, pa.Table | CorruptStateError]],
-        owed: Mapping[Link, CopyProgress],
+        owed: "Mapping[Link, CopyProgress]",
     ) -> None:  # fmt: skip
         try:
             found = reading.result()
@@ -134,7 +132,7 @@ class Follower:
             raise ConfigError("the order does not tell the columns of this store", where=store)
         return self._schemas[store]
 
-    def _fold_link(self, one: CopyProgress, link: Link, rows: CopyRows) -> None:
+    def _fold_link(self, one: "CopyProgress", link: Link, rows: CopyRows) -> None:
         if one.error is not None or one.links[:1] != (link,):
             return
         try:
@@ -150,13 +148,13 @@ class Follower:
             one.at, one.links, one.fetched = link.head, one.links[1:], one.fetched + link.length
             self.folds += 1
 
-    def _opened(self, one: CopyProgress) -> Copy:
+    def _opened(self, one: "CopyProgress") -> Copy:
         current = self._folder.current(*one.address)
         if current is None:
             raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
         return open_copy(current, self._schema(one.address[0]))
 
-    def _restore(self, those: Sequence[CopyProgress]) -> None:
+    def _restore(self, those: "Sequence[CopyProgress]") -> None:
         getting = ahead(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)
         with closing(getting):
             for piece, data in getting:
@@ -166,7 +164,7 @@ class Follower:
                     except Exception as trouble:  # noqa: BLE001 - as above
                         piece.of.error = str(trouble)
 
-    def _ranges(self, those: Sequence[CopyProgress]) -> Iterator[_Range]:
+    def _ranges(self, those: "Sequence[CopyProgress]") -> Iterator[_Range]:
         """Yield what is still to be got of each snapshot, as far as disk and budget allow."""
         for one in those:
             at, size = one.fetched, one.entry.snapshot.length if one.entry.snapshot else 0
@@ -208,7 +206,7 @@ class Follower:
         if one.fetched == snapshot.length:
             self._fill(one, self._schema(one.address[0]).encode(self._incoming.table(one.address, snapshot)))
 
-    def _fill(self, one: CopyProgress, rows: CopyRows | None) -> None:
+    def _fill(self, one: "CopyProgress", rows: CopyRows | None) -> None:
         """Switch a new copy in that stands where the chain begins, unless another process was quicker."""
         self._planner.plan(one)
         if not one.restore:

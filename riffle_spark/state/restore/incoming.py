@@ -7,8 +7,6 @@ of the snapshot and the next one goes on from it. Nothing is believed before all
 lists: the file was not synced, and the disk may be anything.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ One way to a part's bytes for owner and standby alike: the file this member seal
 intact, else the object store, adjacent ranges of one object joined into one get, several gets at once.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ not wait for the other: while a copy is filled, the next ones' bytes are on thei
 snapshots in ranges, and what has come is decoded. Bytes ahead are bounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Rows on their way into a local copy. Knows no file and no codec."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class CopyRows:
         deleted = [key for key, value in zip(self.keys, self.values, strict=True) if value is None]
         return [(key, value) for key, value in pairs if value is not None], deleted
 
-    def slice(self, start: int, stop: int) -> CopyRows:
+    def slice(self, start: int, stop: int) -> "CopyRows":
         """Return rows ``start`` to ``stop``."""
         first, end = bisect_left(self.cleared, start), bisect_left(self.cleared, stop)
         return CopyRows(

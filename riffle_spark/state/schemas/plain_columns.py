@@ -1,7 +1,5 @@
 """Tables to key-value pairs and back, for one store. Knows key and row codecs. Does not know files or logs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -35,12 +33,12 @@ class PlainColumns:
         object.__setattr__(self, "codec", RowCodec(self.state))
 
     @property
-    def file_columns(self) -> PlainColumns:
+    def file_columns(self) -> "PlainColumns":
         """See ``StoreSchema``."""
         return self
 
     @staticmethod
-    def of_text(store: str, text: Mapping[str, str]) -> PlainColumns:
+    def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
         return _of_text(store, text["key"], text["state"])
 

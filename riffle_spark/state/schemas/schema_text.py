@@ -1,7 +1,5 @@
 """A store's schema from the text that a record keeps. Knows which kinds of store there are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from riffle_spark.state.schemas.plain_columns import PlainColumns

@@ -1,7 +1,5 @@
 """What is known of any store's columns, whatever kind of store it is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

@@ -7,8 +7,6 @@ a digest. So no stored key is longer than a key-value file takes, none can be ta
 holds, and all that one variable of it holds, is a range. Cut keys come last; whole ones in the order of their values.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Each kind of variable is a class that takes rows of its variable apart into elem
 again. Only whole columns are touched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,7 +53,7 @@ class Variable:
         return f"__state_{self.name}"
 
     @classmethod
-    def from_json(cls, row: Sequence[object]) -> Variable:
+    def from_json(cls, row: Sequence[object]) -> "Variable":
         """Return the variable that ``to_json`` gave."""
         name, kind, value, key, ttl_ms = row
         return cls(name, kind, unpacked(value), None if key is None else unpacked(key), ttl_ms)  # type: ignore[arg-type]
@@ -71,7 +69,7 @@ class Variable:
         lives = "" if self.ttl_ms is None else f" for {self.ttl_ms} ms"
         return f"{self.kind} {self.name}: {key}({listed(self.value)}){lives}"
 
-    def can_read(self, before: Variable) -> bool:
+    def can_read(self, before: "Variable") -> bool:
         """Tell whether what was kept for ``before`` can be read for this one."""
         return before.kind == self.kind and before.key == self.key and can_become(before.value, self.value)
 

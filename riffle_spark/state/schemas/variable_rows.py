@@ -2,8 +2,6 @@
 not know the fields of a variable, nor files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

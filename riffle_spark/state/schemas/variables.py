@@ -6,8 +6,6 @@ clears the whole variable before the part's other rows apply. A local copy keeps
 number and the element, so that a key's state and each variable of it are ranges.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +93,7 @@ class VariableColumns:
         return VariableColumns, (self.store, self.key, self.variables, self.indexed)
 
     @staticmethod
-    def of_text(store: str, text: Mapping[str, str]) -> VariableColumns:
+    def of_text(store: str, text: Mapping[str, str]) -> "VariableColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
         return _of_text(store, text["key"], text["variables"], text["indexed"])
 
