@@ -15,9 +15,8 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.ports import Executor, Lock
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 from riffle_spark.worker.census import take_census

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from riffle_spark.messages.census_orders import Census, CensusOrder
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.state.copies.abandoned import remove_folders
 from riffle_spark.state.copies.copy import CopyInUse
 from riffle_spark.state.copies.disk import used_share

@@ -29,7 +29,7 @@ from riffle_spark.state.objects.store import sent_since
 from riffle_spark.state.restore.bring import CopyKeeper, begin_caches
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.schema_text import schema_of_text
+from riffle_spark.state.schemas.variables import schema_of_text
 from riffle_spark.worker import run_computation
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of

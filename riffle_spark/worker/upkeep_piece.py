@@ -23,8 +23,8 @@ from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.incoming import IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.schema_text import schema_of_text
 from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.variables import schema_of_text
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 
 __all__ = ["run_upkeep", "take_snapshot"]

@@ -10,9 +10,16 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home, Order, Part, Receipt, Watermark
-from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import (
+    Census,
+    CensusOrder,
+    Drop,
+    Follow,
+    SnapshotOrder,
+    UpkeepOrder,
+    UpkeepReceipt,
+)
 from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
 from riffle_spark.state.objects.store import StoreOptions
 

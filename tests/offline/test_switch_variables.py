@@ -16,7 +16,7 @@ from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
-from riffle_spark.state.schemas.variables import DUE
+from riffle_spark.state.schemas.variable_kinds import DUE
 from riffle_spark.testing import Harness
 from tests.kit.processors.catalogue import CASES
 from tests.kit.processors.processor_case import Case

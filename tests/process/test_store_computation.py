@@ -15,7 +15,8 @@ from riffle_spark.process.blocks.block import Batch, Computation, Declared, Upda
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.variables import Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 
 KEY = pa.schema([("k", pa.string())])
 N = pa.schema([("n", pa.int64())])

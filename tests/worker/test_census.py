@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.state.copies import copy as copy_module
 from riffle_spark.state.copies.copy import Copy

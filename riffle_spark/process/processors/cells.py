@@ -13,7 +13,8 @@ from riffle_spark.process.types.converters import RecordMaker
 from riffle_spark.process.types.fields import Fields, plain_records
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.schemas.variable_keys import NO_DUE, due_of
-from riffle_spark.state.schemas.variables import Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = [
     "ELEMENTS_MAX",

@@ -18,7 +18,8 @@ from riffle_spark.process.processors.timers import DueTimers, Expired, Timers
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.formats.part_codec import DELETED
-from riffle_spark.state.schemas.variables import DUE, INDEX, VARIABLE, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, VARIABLE
+from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["Cells", "Session"]
 

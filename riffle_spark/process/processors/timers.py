@@ -12,7 +12,7 @@ import pyarrow as pa
 from riffle_spark.columns import one_array
 from riffle_spark.process.processors.cells import DeltaRows, Scope
 from riffle_spark.state.schemas.variable_keys import due_of, index_of
-from riffle_spark.state.schemas.variables import TIMER, Variable
+from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 
 __all__ = ["DueTimers", "Expired", "Timers"]
 

@@ -13,8 +13,7 @@ from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, shards_of
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
-from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record
-from riffle_spark.protocol.batch.watermark import with_last_pass
+from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.operations import Operations

@@ -1,18 +1,19 @@
-"""Records as a driver drafts them, before the log numbers them. Pure; knows records only."""
+"""Records as a driver drafts them, before the log numbers them, and the watermark that they carry. Pure; knows records,
+operators and receipts.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.batch.initial import loaded
-from riffle_spark.protocol.batch.watermark import committed
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
-from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Stamp", "batch_record", "claim_record", "first_record"]
+__all__ = ["Stamp", "batch_record", "claim_record", "committed", "first_record", "with_last_pass"]
 
 
 class Stamp:
@@ -62,3 +63,46 @@ def batch_record(
 def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:
     fresh = {"target": None, "outputs": tail.outputs, **changes}
     return replace(tail, commit_id=stamp.commit_id, written_ms=stamp.written_ms, **fresh)  # type: ignore[arg-type]
+
+
+def with_last_pass(tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> IncomingBatch:
+    """Return the batch with the watermark that its own rows make, where no batch may follow and timers go by it.
+
+    That takes one job over the input.
+    """
+    if not incoming.available_now or all(operator.declared.time_mode != "EventTime" for operator in operators):
+        return incoming
+    columns = {operator.store: operator.watermark.column for operator in operators if operator.watermark}
+    found = work.newest_event_times(sorted(set(columns.values())))
+    newest = {store: found[column] for store, column in columns.items() if column in found}
+    return replace(incoming, last_pass_ms=_watermark(tail, incoming, operators, _latest(tail.event_times, newest)))
+
+
+def committed(
+    tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Iterable[Receipt]
+) -> dict[str, object]:
+    """Return what a batch's record says of event time. Without any operator's watermark it is Spark's own, if any."""
+    if not any(operator.watermark for operator in operators):
+        known = [ms for ms in (tail.watermark_ms, incoming.watermark_ms) if ms is not None]
+        return {"watermark_ms": max(known, default=None)}
+    seen = [(receipt.store, receipt.event_time_max_ms) for receipt in receipts]
+    event_times = _latest(tail.event_times, *({store: ms} for store, ms in seen if ms is not None))
+    reached, last_pass = _watermark(tail, incoming, operators, event_times), incoming.last_pass_ms
+    late = tail.watermark_ms or 0
+    if last_pass is not None:
+        late, reached = max(late, last_pass), max(reached, last_pass)
+    return {"watermark_ms": reached, "late_watermark_ms": late, "event_times": event_times}
+
+
+def _watermark(
+    tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], event_times: Mapping[str, int]
+) -> int:  # fmt: skip
+    timed = [(operator.store, operator.watermark.delay_ms) for operator in operators if operator.watermark]
+    own = [event_times[store] - delay_ms if store in event_times else 0 for store, delay_ms in timed]
+    chosen = max if incoming.watermark_policy == "max" else min
+    return max(tail.watermark_ms or 0, chosen(own, default=0))
+
+
+def _latest(*maps: Mapping[str, int]) -> dict[str, int]:
+    stores = sorted({store for each in maps for store in each})
+    return {store: max(each[store] for each in maps if store in each) for store in stores}

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import MemberChanges, Members

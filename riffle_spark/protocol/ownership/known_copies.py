@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from riffle_spark.messages.census_orders import Census
 from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Link, Manifest
 
 __all__ = ["CopyLag", "KnownCopies", "lag_without_copy"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from riffle_spark.assign.model import Member
-from riffle_spark.messages.census_orders import Census
+from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.record import RecordedMember
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from riffle_spark.messages.census_orders import Census, CensusOrder
-from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Cluster, Executor, Lock
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot

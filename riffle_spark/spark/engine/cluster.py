@@ -10,9 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.keygroups import slot_numbers
-from riffle_spark.messages.census_orders import Census, CensusOrder
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.ports import Executor, SlotLayout, SlotPlace
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import is_classic, is_interruption

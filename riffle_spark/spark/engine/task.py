@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
-from riffle_spark.messages.census_orders import CensusOrder
 from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Home, Order
-from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of

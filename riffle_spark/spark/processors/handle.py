@@ -15,11 +15,10 @@ from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
-from riffle_spark.spark.processors.absent_states import Deleted, Keyless, Kind, OnDriver
+from riffle_spark.spark.processors import spark_errors
 from riffle_spark.spark.processors.row_form import row_maker
-from riffle_spark.spark.processors.spark_errors import already_defined, no_timers, no_ttl, wrong_name, wrong_phase
 from riffle_spark.spark.processors.states import CellsState, ListOfCells, MapOfCells, ValueOfCells
-from riffle_spark.state.schemas.variables import TIMER, Variable
+from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 
 __all__ = ["Handle", "Phase"]
 
@@ -80,11 +79,11 @@ class Handle(StatefulProcessorHandle):
     def deleteIfExists(self, stateName: str) -> None:
         """See PySpark."""
         if self.phase not in _DECLARING:
-            raise wrong_phase("deleting state", "delete_if_exists", self.phase)
+            raise spark_errors.wrong_phase("deleting state", "delete_if_exists", self.phase)
         self.variables.pop(stateName, None)
         state = self._states.pop(stateName, None)
         if state is not None:
-            _unbind(state, Deleted)
+            _unbind(state, spark_errors.Deleted)
         self.deleted.append(stateName)
 
     def enter(self, session: Session) -> None:
@@ -102,19 +101,21 @@ class Handle(StatefulProcessorHandle):
     def _at_work(self, doing: str, operation: str) -> Session:
         """Return the session, or raise where timers cannot be used."""
         if self._time_mode == "None":
-            raise no_timers(doing, operation)
+            raise spark_errors.no_timers(doing, operation)
         if self._session is None:
-            raise wrong_phase(doing, operation, self.phase)
+            raise spark_errors.wrong_phase(doing, operation, self.phase)
         return self._session
 
-    def _declare(self, name: str, kind: Kind, value: Schema, key: Schema | None, ttl_ms: int | None) -> Variable:
+    def _declare(
+        self, name: str, kind: spark_errors.Kind, value: Schema, key: Schema | None, ttl_ms: int | None
+    ) -> Variable:
         doing = f"initializing {kind} state"
         if self.phase not in _DECLARING:
-            raise wrong_phase(doing, f"get_{kind}_state", self.phase)
+            raise spark_errors.wrong_phase(doing, f"get_{kind}_state", self.phase)
         if name in _RESERVED or name != name.strip():
-            raise wrong_name(kind, name)
+            raise spark_errors.wrong_name(kind, name)
         if name in self.variables:
-            raise already_defined(kind, name, self.variables[name].kind)
+            raise spark_errors.already_defined(kind, name, self.variables[name].kind)
         if name in self.deleted:
             raise PySparkRuntimeError(f"Error {doing}: init deletes state {name}, so it would not last until the next")
         of_key = None if key is None else _arrow_schema(key)
@@ -122,21 +123,24 @@ class Handle(StatefulProcessorHandle):
         self.variables[name] = variable
         return variable
 
-    def _ttl(self, name: str, kind: Kind, ttl_ms: int | None) -> int | None:
+    def _ttl(self, name: str, kind: spark_errors.Kind, ttl_ms: int | None) -> int | None:
         """Return the time to live; Spark takes 0 for none."""
         if not ttl_ms:
             return None
         if self._time_mode != "ProcessingTime" or ttl_ms < 0:
-            raise no_ttl(kind, name, self._time_mode)
+            raise spark_errors.no_ttl(kind, name, self._time_mode)
         return index(ttl_ms)
 
     def _added(self, state: _State) -> _State:
-        _unbind(state, OnDriver if self.phase == "PRE_INIT" else Keyless)
+        _unbind(state, spark_errors.OnDriver if self.phase == "PRE_INIT" else spark_errors.Keyless)
         self._states[state.name] = state
         return state
 
 
-def _unbind(state: CellsState, nowhere: type[Deleted | Keyless | OnDriver] = Keyless) -> None:
+def _unbind(
+    state: CellsState,
+    nowhere: type[spark_errors.Deleted | spark_errors.Keyless | spark_errors.OnDriver] = spark_errors.Keyless,
+) -> None:
     vars(state)["cells"] = nowhere(state.kind, state.name)
 
 

@@ -13,7 +13,8 @@ from riffle_spark.process.processors.processor import Key
 from riffle_spark.process.processors.session import Session
 from riffle_spark.spark.processors.handle import Handle
 from riffle_spark.spark.processors.row_form import row_maker
-from riffle_spark.state.schemas.variables import Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["Declaration", "SparkProcessor", "declare", "declared_with_rows"]
 

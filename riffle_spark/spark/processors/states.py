@@ -16,9 +16,8 @@ from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.process.types.simple_converters import Misfit
-from riffle_spark.spark.processors.absent_states import DOING, Kind
 from riffle_spark.spark.processors.row_form import RowMaker
-from riffle_spark.spark.processors.spark_errors import empty_list, misfit
+from riffle_spark.spark.processors.spark_errors import DOING, Kind, empty_list, misfit
 
 __all__ = ["CellsState", "ListOfCells", "MapOfCells", "ValueOfCells"]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from riffle_spark.state.copies.folder_files import incoming_files, is_member
+from riffle_spark.state.copies.disk import incoming_files, is_member
 
 __all__ = ["claims_of", "is_dead", "is_free", "named", "remove_folders", "remove_strays", "unless_used"]
 

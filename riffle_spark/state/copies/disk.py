@@ -1,16 +1,30 @@
-"""The disk that local copies lie on. Knows Spark's own choice, file systems and how full one is. Does not know folders'
-insides.
+"""The disk that local copies lie on, and which files in a member's folder are ours. Knows Spark's own choice, file
+systems and names. Does not know what is in a file.
 """
 
 import errno
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError, LocalDiskError
+from riffle_spark.state.log.manifest import Address
 
-__all__ = ["default_local_dir", "disk_refused", "is_refusal", "refuse_network", "used_share"]
+__all__ = [
+    "IncomingFile",
+    "SealedFile",
+    "default_local_dir",
+    "disk_refused",
+    "incoming_files",
+    "is_member",
+    "is_refusal",
+    "refuse_network",
+    "sealed_files",
+    "used_share",
+]
 
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
@@ -78,3 +92,44 @@ def _file_system(path: Path) -> str:
         return ""
     held = [(len(point), kind) for point, kind in mounts if path.is_relative_to(point)]
     return max(held)[1] if held else ""
+
+
+_MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
+_SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\Z")
+_INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
+
+
+class SealedFile(NamedTuple):
+    """The bytes of one attempt's delta, kept beside the copies."""
+
+    version: int
+    attempt: str
+    path: Path
+
+
+class IncomingFile(NamedTuple):
+    """A snapshot that has come so far."""
+
+    address: Address
+    snapshot_id: str
+    path: Path
+
+
+def is_member(name: str) -> bool:
+    """Tell whether a folder's name is a member's."""
+    return _MEMBER.match(name) is not None
+
+
+def sealed_files(folder: Path) -> list[SealedFile]:
+    """Return the sealed deltas in ``folder``, the newest first."""
+    named = ((path, _SEALED.match(path.name)) for path in folder.glob("*"))
+    found = [SealedFile(int(said[1]), said[2], path) for path, said in named if said and path.is_file()]
+    return sorted(found, key=lambda file: (-file.version, file.attempt))
+
+
+def incoming_files(folder: Path) -> list[IncomingFile]:
+    """Return the half-fetched snapshots below ``folder``, by store."""
+    named = ((path, _INCOMING.match(path.name)) for path in folder.glob("*/*"))
+    return [
+        IncomingFile((path.parent.name, int(said[1])), said[2], path) for path, said in named if said and path.is_file()
+    ]

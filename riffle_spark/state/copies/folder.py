@@ -23,8 +23,7 @@ from pathlib import Path
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.abandoned import claims_of, is_free, remove_strays, unless_used
-from riffle_spark.state.copies.disk import disk_refused, refuse_network
-from riffle_spark.state.copies.folder_files import sealed_files
+from riffle_spark.state.copies.disk import disk_refused, refuse_network, sealed_files
 
 __all__ = ["Folder", "claim"]
 

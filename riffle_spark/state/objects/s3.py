@@ -17,15 +17,7 @@ from botocore.exceptions import BotoCoreError
 from botocore.response import StreamingBody
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
-from riffle_spark.state.objects import s3_client
-from riffle_spark.state.objects.store import (
-    PIECE_BYTES,
-    RequestCounts,
-    StoreOptions,
-    check_name,
-    check_prefix,
-    check_range,
-)
+from riffle_spark.state.objects import s3_client, store
 
 __all__ = ["Body", "BrokenOff", "S3Store"]
 
@@ -46,13 +38,13 @@ _NO_ANSWER = (boto_errors.ConnectionError, boto_errors.HTTPClientError, urllib3.
 class S3Store:
     """A store below ``s3://bucket/prefix``. Pickles to these three arguments; sends nothing before its first call."""
 
-    def __init__(self, bucket: str, prefix: str, options: StoreOptions) -> None:
+    def __init__(self, bucket: str, prefix: str, options: store.StoreOptions) -> None:
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.options = options
-        self.requests = RequestCounts()
+        self.requests = store.RequestCounts()
 
-    def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, StoreOptions]]":
+    def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, store.StoreOptions]]":
         return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
 
     def __repr__(self) -> str:
@@ -61,7 +53,7 @@ class S3Store:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success."""
-        key = self.prefix + check_name(name)
+        key = self.prefix + store.check_name(name)
         for attempt in range(self.options.s3_max_attempts):
             _pause(attempt)
             answer = self._call("put_object", {"Key": key, "Body": data, "IfNoneMatch": "*"}, (409, 412))
@@ -73,7 +65,7 @@ class S3Store:
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``. A body that breaks off is asked for again."""
-        check_range(start, length)
+        store.check_range(start, length)
         if length == 0:
             return b"" if self.exists(name) else None
         trouble = ""
@@ -90,7 +82,7 @@ class S3Store:
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``. A body that breaks off is asked for again from there."""
-        check_range(start, length)
+        store.check_range(start, length)
         if length == 0:
             return 0 if self.exists(name) else None
         done, trouble = 0, ""
@@ -112,7 +104,7 @@ class S3Store:
     def _body(self, name: str, start: int, length: int | None) -> "Body | bytes | None":
         """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
         ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"} if start or length else {}
-        answer = self._call("get_object", {"Key": self.prefix + check_name(name), **ranged}, (404, 416))
+        answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **ranged}, (404, 416))
         if _status(answer) in {404, 416}:
             return None if _status(answer) == 404 else b""
         stream = cast("StreamingBody", answer["Body"])
@@ -120,14 +112,14 @@ class S3Store:
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``. A missing bucket looks like a missing object here: S3 does not tell."""
-        return _status(self._call("head_object", {"Key": self.prefix + check_name(name)}, (404,))) != 404
+        return _status(self._call("head_object", {"Key": self.prefix + store.check_name(name)}, (404,))) != 404
 
     def list(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list``. Markers of empty folders, which S3 consoles make, are left out."""
         names: list[str] = []
         more: dict[str, str] = {}
         while True:
-            answer = self._call("list_objects_v2", {"Prefix": self.prefix + check_prefix(prefix), **more})
+            answer = self._call("list_objects_v2", {"Prefix": self.prefix + store.check_prefix(prefix), **more})
             found = cast("list[dict[str, str]]", answer.get("Contents", []))
             names += (entry["Key"][len(self.prefix) :] for entry in found if not entry["Key"].endswith("/"))
             if not answer.get("IsTruncated"):
@@ -136,7 +128,7 @@ class S3Store:
 
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``."""
-        keys = list(dict.fromkeys(self.prefix + check_name(name) for name in names))
+        keys = list(dict.fromkeys(self.prefix + store.check_name(name) for name in names))
         for first in range(0, len(keys), _DELETE_AT_ONCE):
             self._delete(keys[first : first + _DELETE_AT_ONCE])
 
@@ -238,7 +230,7 @@ class Body:
 
     def _piece(self) -> bytes:
         with _told():
-            piece: bytes = self._stream.read(PIECE_BYTES)
+            piece: bytes = self._stream.read(store.PIECE_BYTES)
             return piece
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.state.copies.disk import disk_refused
-from riffle_spark.state.copies.folder_files import incoming_files
+from riffle_spark.state.copies.disk import disk_refused, incoming_files
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Snapshot

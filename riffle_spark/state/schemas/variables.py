@@ -20,23 +20,13 @@ from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
-from riffle_spark.state.schemas import variable_keys
+from riffle_spark.state.schemas import variable_keys, variable_kinds
 from riffle_spark.state.schemas.copy_rows import CopyRows, joined
-from riffle_spark.state.schemas.variable_kinds import (
-    DUE,
-    INDEX,
-    TIMER,
-    VARIABLE,
-    MapRows,
-    RowsOf,
-    TimerRows,
-    ValueRows,
-    Variable,
-    kinds_of,
-)
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variable_rows import NAMES, dues_and_values, encoded_rows, names_of, wide_table
 
-__all__ = ["DUE", "INDEX", "TIMER", "VARIABLE", "KeyPlaces", "Variable", "VariableColumns"]
+__all__ = ["KeyPlaces", "VariableColumns", "schema_of_text"]
 
 PIECE_BYTES_MAX = 1 << 30
 """Tables are built and taken apart in pieces of about this size: Arrow's strings and lists count with 32 bits."""
@@ -69,11 +59,18 @@ class VariableColumns:
 
     store: str
     key: pa.Schema
-    variables: tuple[Variable, ...]
+    variables: tuple[variable_kinds.Variable, ...]
     indexed: bool = False
 
     def __post_init__(self) -> None:
-        names = [*self.key.names, VARIABLE, INDEX, DUE, DELETED, *(variable.column for variable in self.variables)]
+        names = [
+            *self.key.names,
+            variable_kinds.VARIABLE,
+            variable_kinds.INDEX,
+            variable_kinds.DUE,
+            DELETED,
+            *(variable.column for variable in self.variables),
+        ]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(
@@ -116,13 +113,17 @@ class VariableColumns:
         can_read = all(one.can_read(known[one.name]) for one in self.variables if one.name in known)
         return before.key == self.key and before.indexed <= self.indexed and can_read
 
-    def variable(self, name: str) -> Variable:
+    def variable(self, name: str) -> variable_kinds.Variable:
         """Return the variable of this name."""
         return self._declared[name].variable
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
         """Return the schema of a snapshot, or of a delta's part."""
-        fields = [pa.field(VARIABLE, NAMES), pa.field(INDEX, pa.int64()), pa.field(DUE, pa.int64())]
+        fields = [
+            pa.field(variable_kinds.VARIABLE, NAMES),
+            pa.field(variable_kinds.INDEX, pa.int64()),
+            pa.field(variable_kinds.DUE, pa.int64()),
+        ]
         fields += [pa.field(kind.variable.column, kind.type) for kind in self._declared.values()]
         return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
 
@@ -137,7 +138,7 @@ class VariableColumns:
         if table.schema.equals(wanted):
             return table
         known = pa.array([kind.name for kind in self._kinds], pa.string())
-        return fitted(table.filter(pc.is_in(table.column(VARIABLE).cast(pa.string()), known)), wanted)
+        return fitted(table.filter(pc.is_in(table.column(variable_kinds.VARIABLE).cast(pa.string()), known)), wanted)
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
@@ -149,7 +150,7 @@ class VariableColumns:
 
     def earliest_ms(self, table: pa.Table) -> int | None:
         """See ``StoreSchema``."""
-        earliest: int | None = pc.min(table.column(DUE)).as_py()
+        earliest: int | None = pc.min(table.column(variable_kinds.DUE)).as_py()
         return earliest
 
     def encode(self, table: pa.Table) -> CopyRows:
@@ -214,12 +215,12 @@ class VariableColumns:
         return variable_keys.due_of(stored), self._declared[variable].decode_one(stored[variable_keys.WORD_BYTES :])
 
     @cached_property
-    def _declared(self) -> dict[str, ValueRows]:
-        return {kind.name: kind for kind in kinds_of(self.variables)}
+    def _declared(self) -> dict[str, variable_kinds.ValueRows]:
+        return {kind.name: kind for kind in variable_kinds.kinds_of(self.variables)}
 
     @cached_property
-    def _kinds(self) -> list[RowsOf]:
-        return [*self._declared.values(), *([TimerRows()] if self.indexed else [])]
+    def _kinds(self) -> list[variable_kinds.RowsOf]:
+        return [*self._declared.values(), *([variable_kinds.TimerRows()] if self.indexed else [])]
 
     @cached_property
     def _marks(self) -> dict[str, bytes]:
@@ -229,15 +230,15 @@ class VariableColumns:
     def _encode_key(self) -> KeyEncoder:
         return KeyEncoder(self.key.types)
 
-    def _map(self, variable: str) -> MapRows:
+    def _map(self, variable: str) -> variable_kinds.MapRows:
         kind = self._declared[variable]
-        assert isinstance(kind, MapRows), f"{variable} is no map"
+        assert isinstance(kind, variable_kinds.MapRows), f"{variable} is no map"
         return kind
 
 
 @lru_cache(maxsize=64)
 def _of_text(store: str, key: str, variables: str, indexed: str) -> VariableColumns:
-    declared = tuple(Variable.from_json(row) for row in json.loads(variables))
+    declared = tuple(variable_kinds.Variable.from_json(row) for row in json.loads(variables))
     return VariableColumns(store, unpacked(key), declared, indexed=json.loads(indexed))
 
 
@@ -250,3 +251,8 @@ def _pieces(pairs: Sequence[tuple[bytes, bytes]]) -> Iterator[Sequence[tuple[byt
             first, size = at, 0
         size += len(value)
     yield pairs[first:]
+
+
+def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
+    """Return a store's schema from what ``StoreSchema.to_text`` gave."""
+    return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)

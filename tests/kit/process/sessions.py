@@ -12,7 +12,8 @@ from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
-from riffle_spark.state.schemas.variables import Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 
 KEY = pa.schema([("k", pa.string())])

@@ -10,7 +10,7 @@ import pytest
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
-from riffle_spark.messages.census_orders import Census
+from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members

@@ -7,7 +7,8 @@ from typing import Literal
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE, Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.state.drawn_tables import KEY_TYPES, Values, nested, nullable_lists, structs
 
 Types = st.SearchStrategy[tuple[pa.DataType, Values]]

@@ -22,7 +22,8 @@ from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE, Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker.upkeep_piece import take_snapshot
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.drawn_variables import table_of

@@ -13,7 +13,8 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.restore import bring
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.variables import Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.simulated.world import ROWS, World, rows_of
 
 SMALL = pa.schema([("n", pa.int32()), ("last", pa.string())])

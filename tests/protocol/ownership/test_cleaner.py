@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment
-from riffle_spark.messages.census_orders import Census
+from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.messages.census_orders import Census, CensusOrder
-from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.testing import SimCluster
 from tests.kit.simulated.elastic_world import Elastic, warnings

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from riffle_spark.messages.census_orders import CensusOrder
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.settings import Settings
 from riffle_spark.spark.configure import warm_up
 from riffle_spark.spark.engine import inventory

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.spark.processors.spark_processor import declare
-from riffle_spark.state.schemas.variables import Variable
+from riffle_spark.state.schemas.variable_kinds import Variable
 from tests.kit.streams.processor_runs import SEEN, Run, Told, has_seen, see
 
 pytestmark = pytest.mark.newer_spark

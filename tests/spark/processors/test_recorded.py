@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark import transform_with_state, transform_with_state_in_pandas
-from riffle_spark.state.schemas.variables import DUE, TIMER, VARIABLE
+from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE
 from riffle_spark.testing import Aborted, Harness
 from tests.kit.processors.catalogue import CASES
 from tests.kit.processors.processor_case import Case

@@ -17,7 +17,8 @@ from riffle_spark.state.copies.reading import EMPTY_READING, Reading
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variable_keys import NO_DUE
-from riffle_spark.state.schemas.variables import TIMER, Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.drawn_tables import some
 from tests.kit.state.drawn_variables import table_of

@@ -10,8 +10,8 @@ import pytest
 
 from riffle_spark.state.formats.arrow_schemas import packed, unpacked
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.schema_text import schema_of_text
-from riffle_spark.state.schemas.variables import Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns, schema_of_text
 
 KEY = pa.schema([("user", pa.string()), ("day", pa.date32())])
 VALUE = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])

@@ -7,7 +7,8 @@ import pytest
 
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
-from riffle_spark.state.schemas.variables import Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 
 KEY = pa.schema([("k", pa.string())])
 N = pa.schema([("n", pa.int64())])

@@ -16,7 +16,8 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.nested_keys import encode_nested_keys
 from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.schemas.variable_keys import NO_DUE, due_key, due_of, index_of
-from riffle_spark.state.schemas.variables import DUE, INDEX, TIMER, VARIABLE, Variable, VariableColumns
+from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE, Variable
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.state.drawn_tables import damaged, some
 from tests.kit.state.drawn_variables import table_of, wide_tables
 
