@@ -37,6 +37,14 @@ def test_relative_links_lead_to_files_and_headings() -> None:
     assert broken == []
 
 
+def test_files_that_pages_name_are_there() -> None:
+    """Every path of a Python file that a page shows, with its folder, is one of the product or of the project."""
+    named = {(page.name, path) for page in PAGES for path in re.findall(r"`(\w[\w/]*/\w+\.py)`", page.read_text())}
+    places = (CHECKOUT, CHECKOUT / "riffle_spark", CHECKOUT / "riffle_spark" / "spark")
+    assert len(named) > 20
+    assert sorted(one for one in named if not any((place / one[1]).is_file() for place in places)) == []
+
+
 def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
     """The README and the docs have runnable examples; what needs servers to run is at least free of syntax errors."""
     pages = {"README.md", "getting-started.md", "sinks.md", "formats.md", "configuration.md"}

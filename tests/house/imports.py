@@ -89,13 +89,14 @@ class Product:
     def importers_of(self, target: str) -> set[str]:
         """Return the modules that import a module of ours, a name in it (``module:Name``) or a package of others."""
         source, _, wanted = target.partition(":")
+        everywhere = {**self.modules, **self.inits}
         if source not in self.modules:
-            return {name for name, module in self.modules.items() if _meets(module, source)}
-        of_module = self.importers[source]
-        return {name for name in of_module if not wanted or self._names(name, source, wanted)}
+            return {name for name, module in everywhere.items() if _meets(module, source)}
+        of_module = {name for name, module in everywhere.items() if source in self._ours(module)}
+        return {name for name in of_module if not wanted or self._names(everywhere[name], source, wanted)}
 
-    def _names(self, importer: str, source: str, wanted: str) -> bool:
-        module, (package, _, base) = self.modules[importer], f"{PACKAGE}.{source}".rpartition(".")
+    def _names(self, module: Module, source: str, wanted: str) -> bool:
+        package, _, base = f"{PACKAGE}.{source}".rpartition(".")
         given = set(module.imported())
         if (package, base) not in given:
             return (f"{PACKAGE}.{source}", wanted) in given
@@ -120,7 +121,7 @@ class Product:
 
     def home(self, name: str) -> str:
         """Return a module's room, or the module itself where it lies in the package's own folder."""
-        return self.modules[name].room or name
+        return name.rpartition(".")[0] or name
 
     def beside(self) -> list[str]:
         """Return the modules with a single importer, which lies in the same room, those apart that a package shows."""

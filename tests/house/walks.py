@@ -12,6 +12,7 @@ from tests.house.imports import Module, Product
 __all__ = ["BATCH", "Step", "assignment_names", "batch_walk", "wrong_steps"]
 
 _ROWS = ("DataFrame", "pa.Table", "pa.RecordBatch")
+_BESIDE = ("keys", "state")
 _FIRST = ("assign.assignor", "high_availability")
 
 
@@ -22,7 +23,40 @@ class Step(NamedTuple):
     names: tuple[str, ...]
 
 
-BATCH: tuple[Step, ...] = ()
+BATCH = (
+    Step("spark.stateful:StatefulJob.__call__", ("batch",)),
+    Step("spark.job:RunningJob.process", ("batch", "work")),
+    Step("spark.engine.routing:prepared", ("batch",)),
+    Step("protocol.batch.driver:Driver._run", ("work",)),
+    Step("protocol.batch.driver:Driver._run_and_deliver", ("work",)),
+    Step("protocol.batch.driver:Driver._run_once", ("work",)),
+    Step("spark.engine.spark_batch:SparkWork._result", ("batch", "routed", "counted")),
+    Step("spark.engine.routing:routed", ("batch", "rows")),
+    Step("spark.engine.task:_run", ("rows", "result")),
+    Step("worker.slot:run_slot", ("rows", "output")),
+    Step("worker.slot:_Attempt.run", ("rows", "output")),
+    Step("worker.run_computation:as_declared", ("rows",)),
+    Step("worker.input:on_time", ("rows",)),
+    Step("worker.run_computation:in_declared_order", ("rows",)),
+    Step("worker.input:touch", ("rows",)),
+    Step("worker.slot:_Attempt._compute", ("rows",)),
+    Step("process.store_computation:_Block.run", ("slot",)),
+    Step("worker.slot:_SlotState.over_tables", ("result",)),
+    Step("worker.run_computation:run", ("rows",)),
+    Step("worker.run_computation:_at_once", ("rows",)),
+    Step("worker.run_computation:_batch", ("rows",)),
+    Step("process.blocks.aggregates:Aggregates.__call__", ("batch", "values", "output")),
+    Step("process.blocks.aggregates:_values", ("rows",)),
+    Step("worker.run_computation:_join", ("updates", "output")),
+    Step("worker.seal:seal", ("output",)),
+    Step("worker.slot:_answer", ("rows", "answer")),
+    Step("spark.engine.spark_batch:SparkWork.run", ("result",)),
+    Step("spark.engine.spark_batch:KeptResult.__init__", ("result",)),
+    Step("spark.engine.spark_batch:SparkWork.deliver", ("result", "rows")),
+    Step("spark.engine.spark_batch:_rows_of", ("result", "told", "ours")),
+    Step("spark.engine.spark_batch:SparkWork._give", ("rows",)),
+)
+"""A batch of aggregates. What lies beside the rows (keys, state) has names of its own."""
 
 
 def batch_walk(product: Product) -> tuple[list[str], list[str], int]:
@@ -45,7 +79,7 @@ def _is_below(product: Product, room: str, other: str) -> bool:
 
 def wrong_steps(product: Product) -> Iterator[str]:
     """Tell which step names a function or a name that is not there, or leaves out a parameter that holds rows."""
-    everywhere = {name for step in BATCH for name in step.names}
+    everywhere = {*_BESIDE, *(name for step in BATCH for name in step.names)}
     for step in BATCH:
         module, _, path = step.function.partition(":")
         found = _function(product.modules[module], path) if module in product.modules else None

@@ -155,7 +155,7 @@ def test_a_census_comes_back_as_it_was(census: Census) -> None:
 
 IMPORTED = """
 import sys
-from riffle_spark.messages import census_orders, slot_orders, upkeep_orders
+from riffle_spark.messages import slot_orders, upkeep_orders
 print(*sorted({"boto3", "lmdb", "pyarrow.compute", "pyspark"} & sys.modules.keys()))
 """
 

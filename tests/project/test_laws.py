@@ -83,7 +83,7 @@ BREACHES = [
     _imports(PROTOCOL, "protocol/receipts", "boto3"),
     _imports(PROTOCOL, "protocol/operator", f"{PACKAGE}.state.objects.open"),
     _imports(PROTOCOL, "messages/upkeep_orders", f"{PACKAGE}.state.copies.copy"),
-    _imports(MESSAGES, "messages/census_orders", f"{PACKAGE}.state.schemas.plain_columns"),
+    _imports(MESSAGES, "messages/upkeep_orders", f"{PACKAGE}.state.schemas.plain_columns"),
     _imports(SPARK, "worker/seal", "pyspark"),
     _imports(SPARK, "spark/engine/routing", "py4j"),
     _imports(BOTO3, "state/objects/directory", "boto3"),
