@@ -16,6 +16,7 @@ from tests.kit.streams.streaming import Kept, committed, executor_processes, set
 pytestmark = [pytest.mark.cluster, pytest.mark.newer_spark]
 
 MASTER = "local-cluster[2,1,600]"
+CONF = {"spark.storage.cachedPeersTtl": "100"}  # Spark sends the second copy to whom it knew so many ms ago.
 KEYS = 40
 
 

@@ -48,13 +48,18 @@ def fickle(folder: Path) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Ta
     return run
 
 
-def lose_a_part(spark: SparkSession) -> bool:
-    """Remove a part that Spark keeps, if there is any; tell whether there was. Py4J cannot do so on Spark 4.3, whose
-    ``SparkEnv`` names a class that is not there.
+def kept_rdds(spark: SparkSession) -> set[int]:
+    """Return the numbers of what Spark keeps."""
+    return set(spark.sparkContext._jsc.getPersistentRDDs())
+
+
+def lose_a_part(spark: SparkSession, others: set[int]) -> bool:
+    """Remove a part that Spark keeps, if there is any but of others' frames; tell whether there was. Py4J cannot do so
+    on Spark 4.3, whose ``SparkEnv`` names a class that is not there.
     """
     jvm: Any = spark.sparkContext._jvm
     blocks = jvm.org.apache.spark.SparkEnv.get().blockManager()
-    for rdd in list(spark.sparkContext._jsc.getPersistentRDDs()):
+    for rdd in kept_rdds(spark) - others:
         for part in range(2):
             block = jvm.org.apache.spark.storage.RDDBlockId(rdd, part)
             status = blocks.getStatus(block)
@@ -67,10 +72,11 @@ def lose_a_part(spark: SparkSession) -> bool:
 @contextmanager
 def a_part_lost(spark: SparkSession, folder: Path) -> Iterator[None]:
     """Lose the part that is ready first, and only then let the other one end."""
+    others = kept_rdds(spark)
 
     def lose() -> None:
         try:
-            wait_for(lambda: lose_a_part(spark), "a part is ready", 0.01)
+            wait_for(lambda: lose_a_part(spark, others), "a part is ready", 0.01)
         finally:
             (folder / "go").touch()
 
