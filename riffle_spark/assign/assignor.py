@@ -27,6 +27,8 @@ from riffle_spark.unknown_names import nearest
 
 __all__ = ["assign", "high_availability", "load_assignor", "raised", "refusals", "with_target"]
 
+_OURS = ("high_availability", "sticky", "hash")
+
 
 def assign(view: View, settings: AssignSettings) -> Assignment:
     """Return who owns, keeps and warms what: pure, the same answer for the same view and settings on any machine.
@@ -112,9 +114,6 @@ def _place_stateless(board: Board, settings: AssignSettings, *, racks: bool) -> 
     target = _unless_kept(board, owner_target(board, free, racks=racks), settings)
     stand_in = board.may_own.index(True)
     return [m if board.live[m] else max(board.owners[t], stand_in) for t, m in enumerate(target)]
-
-
-_OURS = ("high_availability", "sticky", "hash")
 
 
 @functools.cache

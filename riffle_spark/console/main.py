@@ -11,6 +11,9 @@ from riffle_spark.errors import RiffleError
 
 __all__ = ["main"]
 
+_TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
+_checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
+
 
 class _Group(click.Group):
     """Shows our errors as a sentence with its remedy, not as a traceback."""
@@ -26,10 +29,6 @@ class _Group(click.Group):
 @click.version_option(package_name="riffle-spark")
 def main() -> None:
     """Look after the state of riffle_spark queries."""
-
-
-_TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
-_checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
 
 
 @main.command()

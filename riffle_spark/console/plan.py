@@ -17,6 +17,8 @@ from riffle_spark.simulate.scenario import Scenario, read_scenario
 
 __all__ = ["plan_command"]
 
+_WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
+
 
 @click.command("plan")
 @click.option(
@@ -123,9 +125,6 @@ def _placed(assignment: Json) -> list[str]:
         parts = [f"{word} {','.join(tasks[key])}" for key, word in _WORDS if tasks[key]]
         lines.append(f"    {member}: {'  '.join(parts) or 'nothing'}")
     return lines
-
-
-_WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
 
 
 def _flat(figures: object) -> str:

@@ -38,6 +38,8 @@ ATTEMPT = "__riffle_attempt"
 RECEIPT = "__riffle_receipt"
 USUAL_INITIAL = "initial"
 """The name of the initial state that comes with a store's first batch or not at all."""
+_SCHEMAS = ("output", "rows", "initial")
+_unpacked = lru_cache(64)(unpacked)
 
 
 class Watermark(NamedTuple):
@@ -157,10 +159,6 @@ class Order:
         body.update({name: tuple(body[name]) for name in ("key", "order_by")})
         body.update({name: _unpacked(body[name]) for name in _SCHEMAS if body[name] is not None})
         return cls(**body)
-
-
-_SCHEMAS = ("output", "rows", "initial")
-_unpacked = lru_cache(64)(unpacked)
 
 
 def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[str, ...], list[int]]]:

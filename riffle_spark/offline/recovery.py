@@ -19,6 +19,7 @@ from riffle_spark.state.objects.store import ObjectStore
 __all__ = ["Plan", "adopt", "offsets_before", "rollback", "target_of"]
 
 _DEFAULT_KEY_GROUPS = 128
+_RECORD = "record:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,6 @@ def _check_present(objects: ObjectStore, manifest: Manifest) -> None:
             remedy="choose a newer batch",
             where=gone[0],
         )
-
-
-_RECORD = "record:"
 
 
 def target_of(log: Log, tail: Record, to: int | str) -> Record:

@@ -34,6 +34,8 @@ __all__ = [
 WatermarkPolicy: TypeAlias = Literal["min", "max"]
 Lock: TypeAlias = AbstractContextManager[object]
 """Lets one thread in at a time; is entered again and again, never by a thread that is inside."""
+RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str | None"]]
+"""From (member, host, rack by its own account) of each to the rack of each member."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -215,10 +217,6 @@ class Clock(Protocol):
     def seconds(self) -> float:
         """Return seconds of a clock that never goes back, for durations."""
         ...
-
-
-RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str | None"]]
-"""From (member, host, rack by its own account) of each to the rack of each member."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,13 @@ from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 
 __all__ = ["changes_of", "check_counts", "check_receipts", "error_of", "is_refused", "lost_place", "outputs_of"]
 
+_EXECUTORS_GO = "look at why executors are lost"
+_RESULT_GOES = (
+    "look at what drops what Spark keeps: a sink that releases RDDs which are not its own, or that reads the frame of "
+    "an earlier batch, or executors whose disks lose files"
+)
+_TASKS_GO_ELSEWHERE = "look at why tasks do not run where their copies are: busy executors, a short spark.locality.wait"
+
 
 def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None:
     """Raise what a slot failed with, and ``ConflictError`` unless every slot of every order answered exactly once.
@@ -83,14 +90,6 @@ def _extended(manifest: Manifest, receipt: Receipt, part: Part) -> Entry:
 def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
     """Return the sealed output rows of a batch: (store, link)."""
     return tuple((receipt.store, receipt.link(receipt.output)) for receipt in receipts if receipt.output)
-
-
-_EXECUTORS_GO = "look at why executors are lost"
-_RESULT_GOES = (
-    "look at what drops what Spark keeps: a sink that releases RDDs which are not its own, or that reads the frame of "
-    "an earlier batch, or executors whose disks lose files"
-)
-_TASKS_GO_ELSEWHERE = "look at why tasks do not run where their copies are: busy executors, a short spark.locality.wait"
 
 
 def lost_place(

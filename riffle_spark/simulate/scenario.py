@@ -19,6 +19,14 @@ from riffle_spark.unknown_names import check_known
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
 
 RUNNING, UNKNOWN = -2, -3
+_NEUTRAL: Final = {
+    "num_standby": "num_standbys",
+    "max_warmup": "max_warmup_replicas",
+    "strategy": "rack_aware_assignment_strategy",
+    "traffic_cost": "rack_aware_assignment_traffic_cost",
+    "non_overlap_cost": "rack_aware_assignment_non_overlap_cost",
+    "rack_aware_tags": "rack_aware_assignment_tags",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +147,6 @@ def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
         add=tuple(_client(client, tasks) for client in items_of(each, "add")),
         resurrect=tuple(back),
     )
-
-
-_NEUTRAL: Final = {
-    "num_standby": "num_standbys",
-    "max_warmup": "max_warmup_replicas",
-    "strategy": "rack_aware_assignment_strategy",
-    "traffic_cost": "rack_aware_assignment_traffic_cost",
-    "non_overlap_cost": "rack_aware_assignment_non_overlap_cost",
-    "rack_aware_tags": "rack_aware_assignment_tags",
-}
 
 
 def _values_by_tag(value: object) -> object:

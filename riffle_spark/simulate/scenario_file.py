@@ -12,6 +12,11 @@ __all__ = ["Json", "check_file", "check_part", "check_scenario", "items_of"]
 Json = Mapping[str, object]
 _REMEDY: Final = "correct it; docs/assignor.md tells the format"
 _LAGS_BY_NAME: Final = {-2: "running", -3: "unknown"}
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "client": ("id",), "task": ("id", "subtopology", "partition", "stateful"), "partition": ("role",), "event": (),
+    "return": ("id",),
+}  # fmt: skip
+_ROLES: Final = ("source", "changelog")
 
 
 def _list(value: object) -> object:
@@ -76,10 +81,6 @@ _PARTS: Final[Mapping[str, Mapping[str, values.Check]]] = {
     "event": {"drop": _texts, "add": _list, "resurrect": _list},
     "return": {"id": values.text, "lag": _number(0)},
 }  # fmt: skip
-_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "client": ("id",), "task": ("id", "subtopology", "partition", "stateful"), "partition": ("role",), "event": (),
-    "return": ("id",),
-}  # fmt: skip
 
 
 def items_of(content: Json, name: str) -> list[Json]:
@@ -117,9 +118,6 @@ def _checked(
         if value is not None:
             values.checked(name, value, fields[name], remedy=_REMEDY, where=where)
     return part
-
-
-_ROLES: Final = ("source", "changelog")
 
 
 def check_scenario(content: Json) -> None:

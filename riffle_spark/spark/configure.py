@@ -28,6 +28,7 @@ _WANTED = {
 _PACKAGES = "spark.jars.packages"
 _JARS = "spark.jars"
 _CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+_POLL_SECONDS = 0.2
 
 
 def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSession.Builder:
@@ -76,9 +77,6 @@ def connector(version: str = pyspark.__version__) -> str:
     """
     matching = "4.0.0" if version.startswith("4.0.") else version
     return f"{_CONNECTOR}:{matching}"
-
-
-_POLL_SECONDS = 0.2
 
 
 def warm_up(spark: SparkSession, settings: Settings | None = None) -> threading.Thread:

@@ -19,6 +19,12 @@ from riffle_spark.protocol.shards import HEARTBEAT
 __all__ = ["Heartbeat", "heartbeat", "interval_ms"]
 
 _EVERY = "every"
+_UNITS_MS = {
+    "ms": 1, "millisecond": 1, "s": 1_000, "sec": 1_000, "second": 1_000, "min": 60_000, "minute": 60_000,
+    "h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000, "week": 604_800_000,
+}  # fmt: skip
+_PART = r"(\d+(?:\.\d+)?)\s*([a-z]+)"
+_WHOLE = re.compile(rf"\s*(?:interval\s+)?{_PART}(?:\s+{_PART})*\s*\Z")
 
 
 def heartbeat(spark: SparkSession, schema: StructType | str, every: str = "1 second") -> DataFrame:
@@ -83,14 +89,6 @@ def _interval_ms(options: Mapping[str, str]) -> int:
     if every_ms < 1:
         raise ConfigError("a heartbeat needs some time", remedy='every="1 second"', where="heartbeat")
     return every_ms
-
-
-_UNITS_MS = {
-    "ms": 1, "millisecond": 1, "s": 1_000, "sec": 1_000, "second": 1_000, "min": 60_000, "minute": 60_000,
-    "h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000, "week": 604_800_000,
-}  # fmt: skip
-_PART = r"(\d+(?:\.\d+)?)\s*([a-z]+)"
-_WHOLE = re.compile(rf"\s*(?:interval\s+)?{_PART}(?:\s+{_PART})*\s*\Z")
 
 
 def interval_ms(text: str, where: str) -> int:

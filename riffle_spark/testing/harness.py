@@ -43,6 +43,8 @@ __all__ = ["Contents", "Harness", "Key"]
 
 Row = Mapping[str, object]
 _QUERY = "query"
+Key = tuple[object, ...]
+"""The values of a key's columns."""
 
 
 class Declared(Protocol):
@@ -246,10 +248,6 @@ def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
     if conf is None or not isinstance(compute, Configured):
         return compute
     return compute.with_conf(conf)
-
-
-Key = tuple[object, ...]
-"""The values of a key's columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ from riffle_spark.worker.slot import run_slot
 __all__ = ["Aborted", "Attempt", "Crashed", "Faults", "SimSink", "SimWork", "Step", "prepared", "routed"]
 
 Sink = Callable[[pa.Table, Delivery], object]
+Step = Literal["before run", "after seal", "after sink", "after record"]
+"""A moment of a batch. ``before run``: nothing was done. ``after seal``: all slots have sealed what they changed.
+``after sink``: the sink has the rows, but nothing is committed. ``after record``: it is committed, and nobody was told.
+"""
 
 
 @dataclass(frozen=True)
@@ -210,12 +214,6 @@ class SimWork:
         """Drop the kept result."""
         self._attempts.clear()
         self._answers.clear()
-
-
-Step = Literal["before run", "after seal", "after sink", "after record"]
-"""A moment of a batch. ``before run``: nothing was done. ``after seal``: all slots have sealed what they changed.
-``after sink``: the sink has the rows, but nothing is committed. ``after record``: it is committed, and nobody was told.
-"""
 
 
 class Aborted(Exception):

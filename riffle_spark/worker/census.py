@@ -19,6 +19,13 @@ from riffle_spark.worker.member_folders import folder_of
 
 __all__ = ["rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]
 
+EC2_METADATA = "169.254.169.254:80"
+_RACK = "RIFFLE_RACK"
+_TAG = "RIFFLE_TAG_"
+_SECONDS_A_WAIT = 0.25
+"""A silent service costs one such wait, a slow one at most four: to connect, and for each of two answers and bodies."""
+_ANSWER_BYTES_MAX = 4096
+
 
 def take_census(order: CensusOrder, executor: str) -> Census:
     """Tell what this executor holds, and tidy its folder; it gets one if it has none. Whatever fails is told in
@@ -73,14 +80,6 @@ def _head(folder: Folder, store: str, key_group: int) -> Head | None:
         return head_of(folder, store, key_group)
     except CopyInUse:
         return None
-
-
-EC2_METADATA = "169.254.169.254:80"
-_RACK = "RIFFLE_RACK"
-_TAG = "RIFFLE_TAG_"
-_SECONDS_A_WAIT = 0.25
-"""A silent service costs one such wait, a slow one at most four: to connect, and for each of two answers and bodies."""
-_ANSWER_BYTES_MAX = 4096
 
 
 def rack_of_environment(environment: Mapping[str, str] = os.environ) -> str | None:

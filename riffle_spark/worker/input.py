@@ -22,6 +22,8 @@ from riffle_spark.state.schemas.store_schema import StoreSchema
 __all__ = ["TouchedKeys", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch"]
 
 _CHECKED_KEYS = 256
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,6 @@ def _are_found(keys: list[bytes], pairs: list[tuple[bytes, bytes]]) -> Iterator[
         return (True for _ in keys)
     present = {key for key, _ in pairs}
     return (key in present for key in keys)
-
-
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_LARGEST = 2**63 - 1
 
 
 def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:

@@ -33,6 +33,10 @@ _STORES_KEPT = 16
 _folders: dict[tuple[Path, str], Folder] = {}
 _manifests: dict[tuple[str, str, int], Manifest] = {}
 _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
+LOCAL_EXECUTOR = "driver"
+"""What Spark calls the one executor of local mode; also the answer where ``/proc`` does not tell."""
+_STEPS_UP = 6
+_FLAG = b"--executor-id"
 
 
 def folder_of(home: Home, executor: str) -> Folder:
@@ -78,12 +82,6 @@ def manifest_at(home: Home, sequence: int) -> Manifest:
         _manifests.clear()
         _manifests[name] = log.manifest_of(log.read(sequence))
     return _manifests[name]
-
-
-LOCAL_EXECUTOR = "driver"
-"""What Spark calls the one executor of local mode; also the answer where ``/proc`` does not tell."""
-_STEPS_UP = 6
-_FLAG = b"--executor-id"
 
 
 def executor_id() -> str:

@@ -28,6 +28,10 @@ __all__ = [
     "visible",
 ]
 
+ELEMENTS_MAX: Final = 65_536
+KEYS_MAX: Final = 8192
+_Element = TypeVar("_Element")
+
 
 class DeclaredVariable(NamedTuple):
     """A state variable and what converts its values, and a map's keys; made once for many sessions."""
@@ -93,11 +97,6 @@ def visible(dues: npt.NDArray[np.int64], now_ms: int) -> npt.NDArray[np.bool_]:
     """Return which elements of these due times are not expired."""
     is_visible: npt.NDArray[np.bool_] = (dues > now_ms) | (dues == NO_DUE)
     return is_visible
-
-
-ELEMENTS_MAX: Final = 65_536
-KEYS_MAX: Final = 8192
-_Element = TypeVar("_Element")
 
 
 class FoundElements(NamedTuple):

@@ -17,6 +17,8 @@ from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 __all__ = ["DueTimers", "Expired", "Timers"]
 
 _DUE_BYTES = 8
+_EVER: Final = 2**62
+_PEEKED: Final = 64
 
 
 class Timers:
@@ -69,10 +71,6 @@ class Timers:
             return []
         numbers, dues, deleted = zip(*rows, strict=True)
         return [DeltaRows(TIMER, numbers, np.array(deleted), dues=pa.array(dues, pa.int64()))]
-
-
-_EVER: Final = 2**62
-_PEEKED: Final = 64
 
 
 class Replaceable(Protocol):

@@ -42,6 +42,36 @@ _LITERAL: Final = re.compile(r"\d+([lLsSyYdDfF]|[bB][dD]|[eE]\d+([dDfF]|[bB][dD]
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = ("char", "character", "varchar")
 _DAY_TO_SECOND: Final = ("day", "hour", "minute", "second")
+_COLLATIONS = "__COLLATIONS"
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+SIMPLE: Final = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": _TIMESTAMP,
+    "timestamp_ltz": _TIMESTAMP,
+    "timestamp_ntz": pa.timestamp("us"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "void": pa.null(),
+}
+"""Types of one word."""
+TEXT: Final = pa.string()
+"""A string, also one of bounded length."""
+INTERVAL: Final = pa.duration("us")
+"""An interval of days to seconds."""
+_DEFAULT_DECIMAL: Final = (10, 0)
+_PRECISION_MAX: Final = 38
 
 
 class Unreadable(ValueError):
@@ -246,9 +276,6 @@ class _Reader:
         return list_of(key) if word == "array" else key
 
 
-_COLLATIONS = "__COLLATIONS"
-
-
 def schema_of_json(text: str) -> pa.Schema:
     """Return the schema of a ``StructType``'s JSON; that of another type becomes one column named ``value``.
 
@@ -283,37 +310,6 @@ def _field_of(body: dict[str, object]) -> pa.Field:
     if isinstance(metadata, dict) and _COLLATIONS in metadata:
         raise TypeError(f"column {body['name']!r} has a collation, which cannot be kept")
     return pa.field(str(body["name"]), _type_of(body["type"]), nullable=bool(body["nullable"]))
-
-
-_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-SIMPLE: Final = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "byte": pa.int8(),
-    "smallint": pa.int16(),
-    "short": pa.int16(),
-    "int": pa.int32(),
-    "integer": pa.int32(),
-    "bigint": pa.int64(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "real": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": _TIMESTAMP,
-    "timestamp_ltz": _TIMESTAMP,
-    "timestamp_ntz": pa.timestamp("us"),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "void": pa.null(),
-}
-"""Types of one word."""
-TEXT: Final = pa.string()
-"""A string, also one of bounded length."""
-INTERVAL: Final = pa.duration("us")
-"""An interval of days to seconds."""
-_DEFAULT_DECIMAL: Final = (10, 0)
-_PRECISION_MAX: Final = 38
 
 
 def decimal_of(*digits: int) -> pa.DataType:

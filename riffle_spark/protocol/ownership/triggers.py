@@ -12,6 +12,11 @@ __all__ = ["Patience", "Probes", "Weights", "outside_band"]
 
 _BATCHES_OUTSIDE_BAND = 5
 _BATCHES_GROWING = 10
+_KEPT = 0.8
+"""The share of what was measured before that counts beside a new batch."""
+_PARTS = 1000
+"""Shares of traffic are whole numbers out of so many."""
+_SCALE = 1000
 
 
 @dataclass(slots=True)
@@ -92,13 +97,6 @@ def outside_band(
         return False
     mean = sum(load.values()) / total
     return any(not (1 - band) * mean <= load[m] / slots[m] <= (1 + band) * mean for m in load)
-
-
-_KEPT = 0.8
-"""The share of what was measured before that counts beside a new batch."""
-_PARTS = 1000
-"""Shares of traffic are whole numbers out of so many."""
-_SCALE = 1000
 
 
 class Weights:

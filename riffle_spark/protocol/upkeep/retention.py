@@ -13,6 +13,9 @@ from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["Deletes", "Retention", "orphans"]
 
+_AT_ONCE = 1_000
+"""As many as S3 takes in one request."""
+
 
 class Retention:
     """Follows one driver's commits and says what has become free."""
@@ -132,10 +135,6 @@ def orphans(
         if said.epoch < epoch or (said.epoch == epoch and given_up):
             free.append(name)
     return free
-
-
-_AT_ONCE = 1_000
-"""As many as S3 takes in one request."""
 
 
 class Deletes:

@@ -19,6 +19,13 @@ __all__ = ["Looked", "Scanned", "Scans", "look", "scan"]
 
 _OLD_AT_ONCE = 1_000
 """So many records one scan reads at most only to find that they are too old to be kept."""
+_AGAIN_SECONDS = 60.0
+"""How long after a scan that did not come to its end the next one begins."""
+_LOST_SECONDS = 600.0
+"""How long after a scan the next one begins where ``_LOST_MOST`` snapshots were lost since."""
+_LOST_MOST = 16
+_BEHIND_MOST = 1_000
+"""So many records after the one that a scan was given up with, the next one begins with the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +130,6 @@ def _later(log: Log, tail: Record) -> Iterator[Record]:
                 where=paths.record(record.sequence),
             )
         yield record
-
-
-_AGAIN_SECONDS = 60.0
-"""How long after a scan that did not come to its end the next one begins."""
-_LOST_SECONDS = 600.0
-"""How long after a scan the next one begins where ``_LOST_MOST`` snapshots were lost since."""
-_LOST_MOST = 16
-_BEHIND_MOST = 1_000
-"""So many records after the one that a scan was given up with, the next one begins with the newest."""
 
 
 class Scans:

@@ -18,6 +18,10 @@ _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
 _PATIENCE = 4
 """How many times more links a chain may have while its bytes are less than this part of the snapshot's."""
+TIMES = 4
+"""A chain so many times longer than its rule allows is told of."""
+_TELL_AGAIN_MS = 600_000
+_NAMED_MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,6 @@ def listed(manifest: Manifest, taken: Iterable[tuple[Address, Snapshot]]) -> tup
     return changes, refused
 
 
-TIMES = 4
-"""A chain so many times longer than its rule allows is told of."""
-_TELL_AGAIN_MS = 600_000
-_NAMED = 8
-
-
 class LongChains:
     """Since which record each chain has been too long; tells of them when they are twice as many, and now and then."""
 
@@ -100,8 +98,8 @@ class LongChains:
 
     def _warning(self) -> str:
         first = min(self._since.values(), key=lambda record: record.sequence)
-        named = ", ".join(f"{store} {key_group}" for store, key_group in list(self._since)[:_NAMED])
-        more = f" and {len(self._since) - _NAMED} more" if len(self._since) > _NAMED else ""
+        named = ", ".join(f"{store} {key_group}" for store, key_group in list(self._since)[:_NAMED_MOST])
+        more = f" and {len(self._since) - _NAMED_MOST} more" if len(self._since) > _NAMED_MOST else ""
         at = datetime.fromtimestamp(first.written_ms / 1000, timezone.utc).isoformat(" ", "seconds")
         return (
             f"the chains of {len(self._since)} key-groups ({named}{more}) are {TIMES} times longer than they should "

@@ -14,6 +14,8 @@ from riffle_spark.protocol.ports import Lock
 
 __all__ = ["BackgroundThread", "Gate", "Stopped", "SystemClock", "random_id"]
 
+_GATE_LOOK_SECONDS = 0.2
+
 
 def random_id() -> str:
     """Return a new random id, hexadecimal."""
@@ -107,9 +109,6 @@ class BackgroundThread:
             return self._work.popleft()
 
 
-_LOOK_SECONDS = 0.2
-
-
 class Stopped(Exception):
     """The query was asked to stop while it was paused."""
 
@@ -145,7 +144,7 @@ class Gate:
             while self._closed:
                 if is_stopping():
                     raise Stopped
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_GATE_LOOK_SECONDS)
             self._inside = True
         try:
             yield

@@ -44,6 +44,11 @@ _AVAILABLE_NOW = "AvailableNow"
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots where nobody tells how many cores there are (Spark Connect): the number of hash-placed tasks."""
+_PLANNED_WORDS = ("killed by driver", "decommission", "explicit termination request")
+_LEAVING = "killed by driver or decommission, not gone yet"
+_UNKNOWN = ""
+_TOLD_AFTER_SECONDS = 1.0
+_GONE_POLL_SECONDS = 0.05
 
 
 def application_id(spark: SparkSession) -> str:
@@ -269,13 +274,6 @@ def latest_offsets(batch: DataFrame) -> list[str]:
 
 def _items(seq: Any) -> list[Any]:
     return [seq.apply(at) for at in range(seq.size())]
-
-
-_PLANNED_WORDS = ("killed by driver", "decommission", "explicit termination request")
-_LEAVING = "killed by driver or decommission, not gone yet"
-_UNKNOWN = ""
-_TOLD_AFTER_SECONDS = 1.0
-_GONE_POLL_SECONDS = 0.05
 
 
 def planned(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:

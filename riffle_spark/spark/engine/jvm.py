@@ -30,6 +30,7 @@ __all__ = [
 _LONG_BYTES = 8
 _TASKS = 10_000
 _RUNNING = "RUNNING"
+_INTERRUPTIONS = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
 
 
 class NoJvm(Exception):
@@ -140,9 +141,6 @@ def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
     return found
 
 
-_NAMES = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
-
-
 class Py4JJavaError(Exception):
     """Reads in a traceback like the error of the same name that Spark looks for."""
 
@@ -159,7 +157,7 @@ def is_interruption(error: BaseException) -> bool:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if any(name in str(link) for name in _NAMES):
+        if any(name in str(link) for name in _INTERRUPTIONS):
             return True
         link = link.__cause__ or link.__context__
     return False

@@ -18,6 +18,8 @@ __all__ = ["kafka_of", "partition_racks"]
 
 _logger = logging.getLogger("riffle_spark")
 _BOOTSTRAP = "kafka.bootstrap.servers"
+_TIMEOUT_SECONDS = 10.0
+_LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
 
 def kafka_of(batch: DataFrame) -> tuple[str, tuple[str, ...]] | None:
@@ -51,10 +53,6 @@ def _topics_read(batch: DataFrame) -> list[str]:
     """Return the topics that the latest offsets are of: Kafka's are a map from topic to partitions."""
     read = [json.loads(text) for text in latest_offsets(batch) if text.startswith("{")]
     return [topic for offsets in read for topic, partitions in offsets.items() if isinstance(partitions, dict)]
-
-
-_TIMEOUT_SECONDS = 10.0
-_LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
 
 def partition_racks(

@@ -12,10 +12,11 @@ from pyspark.sql import functions as F
 from riffle_spark.messages.slot_orders import SLOT
 from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine.jvm import is_classic, is_same
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
 __all__ = ["PlacedFrames", "hash_placed", "placed"]
+
+_logger = logging.getLogger("riffle_spark")
 
 
 def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
@@ -52,9 +53,6 @@ def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
     return spark.createDataFrame(numbers, f"{SLOT} int").repartition(len(numbers), F.col(SLOT))
 
 
-_logger = logging.getLogger("riffle_spark")
-
-
 class PlacedFrames:
     """Keeps the frames of the last ``kept`` layouts for the session they were built in. ``silent`` for those whose
     fallback is told by others.
@@ -69,7 +67,7 @@ class PlacedFrames:
 
     def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
         """Return the layout as a frame; the same one as long as an equal layout is kept and the session stays."""
-        if not is_same(spark, self._spark):
+        if not handles.is_same(spark, self._spark):
             self._frames.clear()
             self._spark = spark
         frame = self._frames.pop(layout, None) or self._build(spark, layout)
@@ -79,7 +77,7 @@ class PlacedFrames:
         return frame
 
     def _build(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
-        if self.placeable and not is_classic(spark):
+        if self.placeable and not handles.is_classic(spark):
             self._give_up("Spark Connect has no JVM handle")
         if self.placeable:
             try:

@@ -43,6 +43,8 @@ _STALE_SIGNS = {
 }
 _ROWS = "riffle_rows"
 _OURS = "__riffle_ours"
+_LINK = "version long, attempt string, start long, length long, checksum string, rows long"
+_logger = logging.getLogger("riffle_spark")
 
 
 class SparkWork:
@@ -194,9 +196,6 @@ def arity(sink: Sink) -> int:
     )
 
 
-_LINK = "version long, attempt string, start long, length long, checksum string, rows long"
-
-
 def sealed_rows(spark: SparkSession, home: Home, links: Sequence[Link], output: pa.Schema) -> DataFrame:
     """Return the rows of the parts that ``links`` name, read by executors, one task a part."""
     schema = spark_schema(output)
@@ -220,9 +219,6 @@ def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
             head = Head(row["version"], row["attempt"])
             link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
             yield from reader.links([link])[link].cast(schema).to_batches()
-
-
-_logger = logging.getLogger("riffle_spark")
 
 
 class KeptResult:

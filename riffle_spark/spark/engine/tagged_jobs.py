@@ -12,13 +12,15 @@ from typing import TypeVar
 from pyspark.sql import SparkSession
 
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine.jvm import context, is_classic
 
 __all__ = ["Deadline", "TaggedJobs"]
 
 _POOL = "spark.scheduler.pool"
 _CANCEL_AGAIN_SECONDS = 0.05
 T = TypeVar("T")
+_LOOK_SECONDS = 1.0
+_WAITS = 10
+"""A job that waits for its cores is given up after so many times its time, too: nothing waits for ever."""
 
 
 class TaggedJobs:
@@ -64,21 +66,21 @@ class TaggedJobs:
 
     def _cancel(self) -> None:
         with suppress(Exception):
-            if is_classic(self._spark):
-                context(self._spark).cancelJobsWithTag(self._tag)
+            if handles.is_classic(self._spark):
+                handles.context(self._spark).cancelJobsWithTag(self._tag)
             else:
                 self._spark.interruptTag(self._tag)
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
-        if not is_classic(self._spark):
+        if not handles.is_classic(self._spark):
             self._spark.addTag(self._tag)
             try:
                 yield
             finally:
                 self._spark.removeTag(self._tag)
             return
-        spark = context(self._spark)
+        spark = handles.context(self._spark)
         before = spark.getLocalProperty(_POOL)
         spark.setLocalProperty(_POOL, self._pool)
         spark.addJobTag(self._tag)
@@ -88,11 +90,6 @@ class TaggedJobs:
             with suppress(Exception):
                 spark.removeJobTag(self._tag)
                 spark.setLocalProperty(_POOL, before)
-
-
-_LOOK_SECONDS = 1.0
-_WAITS = 10
-"""A job that waits for its cores is given up after so many times its time, too: nothing waits for ever."""
 
 
 class Deadline:

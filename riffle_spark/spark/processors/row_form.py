@@ -15,6 +15,7 @@ __all__ = ["RowForm", "RowMaker", "row_maker"]
 
 ROWS_MAX: Final = 16_384
 """So many rows are Python objects at once."""
+RowMaker: TypeAlias = Callable[[Iterable[object]], Row]
 
 
 class RowForm:
@@ -81,9 +82,6 @@ def _pieces(rows: pa.Table) -> Iterator[Row]:
     """Yield the rows of one key, some at a time."""
     for start in range(0, rows.num_rows, ROWS_MAX):
         yield from _objects(rows.slice(start, ROWS_MAX))
-
-
-RowMaker: TypeAlias = Callable[[Iterable[object]], Row]
 
 
 def row_maker(names: Sequence[str]) -> RowMaker:

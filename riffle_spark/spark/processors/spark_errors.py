@@ -26,6 +26,37 @@ __all__ = [
 ]
 
 _PREFIX: Final = "STATEFUL_PROCESSOR_"
+Kind: TypeAlias = Literal["value", "list", "map"]
+_UPDATING: Final = "updating value state"
+DOING: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "value": {
+        "exists": ("exists", "checking value state exists"),
+        "get": ("get", "getting value state"),
+        "update": ("update", _UPDATING),
+        "clear": ("clear", "clearing value state"),
+    },
+    "list": {
+        "exists": ("exists", "checking value state exists"),
+        "get": ("get", "getting list state"),
+        "put": ("put", _UPDATING),
+        "append": ("appendValue", _UPDATING),
+        "extend": ("appendList", _UPDATING),
+        "clear": ("clear", "clearing value state"),
+    },
+    "map": {
+        "exists": ("exists", "checking map state exists"),
+        "get": ("getValue", "getting value"),
+        "contains": ("containsKey", "checking if map state contains key"),
+        "update": ("updateValue", "updating map state value"),
+        "items": ("iterator", "getting map state entry"),
+        "keys": ("keys", "getting map state key"),
+        "values": ("values", "getting map state value"),
+        "remove": ("removeKey", "removing key from map state"),
+        "clear": ("clear", "clearing map state"),
+    },
+}
+"""By kind and what is asked of cells: Spark's name of the call, and what its errors say is being done."""
+_ITERATORS: Final = {("list", "get"), ("map", "items"), ("map", "keys"), ("map", "values")}
 
 
 def wrong_phase(doing: str, operation: str, phase: str) -> PySparkException:
@@ -127,39 +158,6 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
 
 def _error(doing: str, name: str, told: str, state: str = "42802") -> PySparkRuntimeError:
     return PySparkRuntimeError(f"Error {doing}: [{name}] {told} SQLSTATE: {state}")
-
-
-Kind: TypeAlias = Literal["value", "list", "map"]
-_UPDATING: Final = "updating value state"
-DOING: Final[dict[str, dict[str, tuple[str, str]]]] = {
-    "value": {
-        "exists": ("exists", "checking value state exists"),
-        "get": ("get", "getting value state"),
-        "update": ("update", _UPDATING),
-        "clear": ("clear", "clearing value state"),
-    },
-    "list": {
-        "exists": ("exists", "checking value state exists"),
-        "get": ("get", "getting list state"),
-        "put": ("put", _UPDATING),
-        "append": ("appendValue", _UPDATING),
-        "extend": ("appendList", _UPDATING),
-        "clear": ("clear", "clearing value state"),
-    },
-    "map": {
-        "exists": ("exists", "checking map state exists"),
-        "get": ("getValue", "getting value"),
-        "contains": ("containsKey", "checking if map state contains key"),
-        "update": ("updateValue", "updating map state value"),
-        "items": ("iterator", "getting map state entry"),
-        "keys": ("keys", "getting map state key"),
-        "values": ("values", "getting map state value"),
-        "remove": ("removeKey", "removing key from map state"),
-        "clear": ("clear", "clearing map state"),
-    },
-}
-"""By kind and what is asked of cells: Spark's name of the call, and what its errors say is being done."""
-_ITERATORS: Final = {("list", "get"), ("map", "items"), ("map", "keys"), ("map", "values")}
 
 
 class _Nowhere:

@@ -19,6 +19,8 @@ __all__ = ["claims_of", "is_dead", "is_free", "named", "remove_folders", "remove
 _REMOVED = ".removed-"
 _LOOKS = 600
 _LOOK_SECONDS = 0.05
+_STARTED = 19
+"""The place of a process's start time in its ``stat``, after the name."""
 
 
 @contextmanager
@@ -107,10 +109,6 @@ def _set_aside(owner: Path, live: Collection[str]) -> bool:
             owner.parent.rename(owner.parent.with_name(f"{_REMOVED}{uuid.uuid4().hex}"))
             return True
     return False
-
-
-_STARTED = 19
-"""The place of a process's start time in its ``stat``, after the name."""
 
 
 def named(pid: int) -> str:

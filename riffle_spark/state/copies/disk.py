@@ -36,6 +36,9 @@ _REFUSALS = frozenset(
     }
 )  # fmt: skip
 """Full, read-only, over a quota, broken, or not to be written to."""
+_MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
+_SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\Z")
+_INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 
 def default_local_dir(environment: Mapping[str, str]) -> str:
@@ -92,11 +95,6 @@ def _file_system(path: Path) -> str:
         return ""
     held = [(len(point), kind) for point, kind in mounts if path.is_relative_to(point)]
     return max(held)[1] if held else ""
-
-
-_MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
-_SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\Z")
-_INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 
 class SealedFile(NamedTuple):

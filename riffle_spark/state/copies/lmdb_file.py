@@ -17,6 +17,11 @@ INITIAL_MAP_BYTES = 1 << 20
 _LOCK_BYTES = 8192
 _MAX_MAP_BYTES = 1 << 44
 _Result = TypeVar("_Result")
+_DISK_SAYS = (
+    "No space left", "Input/output", "File too large", "quota exceeded", "Read-only", "Permission denied",
+    "Operation not permitted",
+)  # fmt: skip
+_OPEN_HERE = "already open in this process"
 
 
 def _allocate(lock: Path) -> None:
@@ -106,13 +111,6 @@ class LmdbFile:
         needed = ((used + more_bytes) // INITIAL_MAP_BYTES + 1) * INITIAL_MAP_BYTES
         if needed > self._environment.info()["map_size"]:
             self._environment.set_mapsize(needed)
-
-
-_DISK_SAYS = (
-    "No space left", "Input/output", "File too large", "quota exceeded", "Read-only", "Permission denied",
-    "Operation not permitted",
-)  # fmt: skip
-_OPEN_HERE = "already open in this process"
 
 
 class DamagedCopy(CorruptStateError):

@@ -11,6 +11,11 @@ from riffle_spark.state.schemas.variable_keys import WORD_BYTES, due_key, due_of
 
 __all__ = ["CopyReading", "fill", "follow", "keys_under"]
 
+_TIME_BYTES = 8
+_NEVER = bytes(_TIME_BYTES)
+_KEYS_AT_ONCE = 4096
+"""Old values are read whole to see their times, so not all of them at once."""
+
 
 class CopyReading:
     """What a copy holds, as an open transaction sees it: of no use once that has ended."""
@@ -86,12 +91,6 @@ def _after(prefix: bytes) -> bytes | None:
     """Return the first bytes that come after all that begins so; ``None`` if nothing does."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
-
-
-_TIME_BYTES = 8
-_NEVER = bytes(_TIME_BYTES)
-_KEYS_AT_ONCE = 4096
-"""Old values are read whole to see their times, so not all of them at once."""
 
 
 def follow(

@@ -29,6 +29,8 @@ __all__ = [
 BODY_BYTES_MAX: Final = 2**32 - 1
 LENGTH_BYTES: Final = 4
 _LENGTH: Final = np.dtype("<u4")
+PRESENCE: Final = pa.null()
+"""The leaf type of a struct itself; the leaf's nulls are the struct's."""
 
 
 class RowLayout:
@@ -218,10 +220,6 @@ def _with_elements_of_nulls(
     filler = element.encode([pa.nulls(1, leaf.value_type)], 1)
     taken = np.where(present[:, None], positions[:-1, None] + np.arange(leaf.list_size), len(rows))
     return arrow.byte_slices(pa.concat_arrays([rows, filler]).take(pa.array(taken.reshape(-1))))
-
-
-PRESENCE: Final = pa.null()
-"""The leaf type of a struct itself; the leaf's nulls are the struct's."""
 
 
 def leaf_types(kind: pa.DataType) -> list[pa.DataType]:

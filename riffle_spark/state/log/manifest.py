@@ -14,6 +14,9 @@ from riffle_spark.state.log import paths
 
 __all__ = ["EMPTY", "EMPTY_HEAD", "Address", "Entry", "Head", "Link", "Manifest", "Snapshot"]
 
+Address = tuple[str, int]
+"""(store, key-group)."""
+
 
 class Head(NamedTuple):
     """A point in a key-group's history: the version and the attempt (``<epoch>-<attempt id>``) that made it."""
@@ -137,8 +140,6 @@ class Entry:
 
 
 EMPTY = Entry()
-Address = tuple[str, int]
-"""(store, key-group)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,34 @@ _BODY_BYTES_MAX = 1 << 30
 """A record that says it is larger unpacked is not unpacked."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
+_SINCE_2 = ("promised", "members", "weights", "watermarks", "orders")
+_REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
+_REMEDY_FOREIGN = (
+    "point `root` at an empty folder or prefix, or at one that riffle wrote; restore the object if it was ours"
+)
+_NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
+_TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
+_MAPS = (
+    "entries", "schemas", "owners", "standbys", "event_times", "initial_states", "weights", "watermarks", "orders",
+)  # fmt: skip
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_NUMBERS, (int,)),
+    **dict.fromkeys(_TEXTS, (str,)),
+    **dict.fromkeys(_MAPS, (dict,)),
+    **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms"), (int, type(None))),
+    **dict.fromkeys(("offsets", "input_digest"), (str, type(None))),
+    **dict.fromkeys(("outputs", "shards", "members"), (list,)),
+    "delivers_after_commit": (bool,),
+}
+_VALUES: Mapping[str, tuple[type, type]] = {
+    "owners": (str, str),
+    "event_times": (int, int),
+    "schemas": (dict, str),
+    "standbys": (list, str),
+    "initial_states": (list, str),
+}
+"""What the values of a map are, and what these hold in turn."""
+_ENTRIES = {"heads", "stores"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +111,6 @@ class Record:
     weights: Mapping[str, object] = field(default_factory=dict)
     watermarks: Mapping[str, object] = field(default_factory=dict)
     orders: Mapping[str, object] = field(default_factory=dict)
-
-
-_SINCE_2 = ("promised", "members", "weights", "watermarks", "orders")
 
 
 def digest(data: bytes) -> str:
@@ -162,37 +187,6 @@ def _shard(row: list[object]) -> tuple[str, int]:
     if type(topic) is not str or type(number) is not int:
         raise TypeError(f"no partition: {row!r}")
     return topic, number
-
-
-_REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
-_REMEDY_FOREIGN = (
-    "point `root` at an empty folder or prefix, or at one that riffle wrote; restore the object if it was ours"
-)
-
-
-_NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
-_TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
-_MAPS = (
-    "entries", "schemas", "owners", "standbys", "event_times", "initial_states", "weights", "watermarks", "orders",
-)  # fmt: skip
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(_NUMBERS, (int,)),
-    **dict.fromkeys(_TEXTS, (str,)),
-    **dict.fromkeys(_MAPS, (dict,)),
-    **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms"), (int, type(None))),
-    **dict.fromkeys(("offsets", "input_digest"), (str, type(None))),
-    **dict.fromkeys(("outputs", "shards", "members"), (list,)),
-    "delivers_after_commit": (bool,),
-}
-_VALUES: Mapping[str, tuple[type, type]] = {
-    "owners": (str, str),
-    "event_times": (int, int),
-    "schemas": (dict, str),
-    "standbys": (list, str),
-    "initial_states": (list, str),
-}
-"""What the values of a map are, and what these hold in turn."""
-_ENTRIES = {"heads", "stores"}
 
 
 def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collection[str]) -> None:

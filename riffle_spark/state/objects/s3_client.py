@@ -36,6 +36,35 @@ _KINDS = {
     "ListObjectsV2": "list",
     "DeleteObjects": "delete",
 }
+_CLIENTS: dict[tuple[int, StoreOptions], BaseClient] = {}
+_TRANSIENT_CODES = frozenset({
+    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout",
+    "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
+})  # fmt: skip
+_CHAIN = "environment, ~/.aws or the machine's role"
+_BUCKET = "there is no such bucket", "create the bucket, or correct `root` or the endpoint"
+_CREDENTIALS = "the server does not accept the credentials", f"correct the credentials that boto3 finds ({_CHAIN})"
+_REGION = "the bucket is in another region", "set `s3_region` to the bucket's region"
+_CLOCK = "this machine's clock is wrong", "set its time, best by NTP"
+_REFUSALS = {
+    "NoSuchBucket": _BUCKET,
+    "AuthFailure": _CREDENTIALS,
+    "ExpiredToken": _CREDENTIALS,
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "InvalidClientTokenId": _CREDENTIALS,
+    "InvalidSecurity": _CREDENTIALS,
+    "InvalidToken": _CREDENTIALS,
+    "SignatureDoesNotMatch": _CREDENTIALS,
+    "TokenRefreshRequired": _CREDENTIALS,
+    "UnrecognizedClientException": _CREDENTIALS,
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+    "PermanentRedirect": _REGION,
+    "301": _REGION,
+    "RequestTimeTooSkewed": _CLOCK,
+}
+"""Problem and remedy by code. The message that comes with these may quote what was sent, so it is left out."""
+_RIGHTS = "s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject below the prefix"
 
 
 class _Sending(threading.local):
@@ -46,7 +75,6 @@ class _Sending(threading.local):
 
 
 SENDING = _Sending()
-_CLIENTS: dict[tuple[int, StoreOptions], BaseClient] = {}
 
 
 def client_of(options: StoreOptions) -> BaseClient:
@@ -103,36 +131,6 @@ def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
 def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:
     """Send a body at once: to wait for leave is one more round trip, and a second where a server gives none."""
     params["headers"].pop("Expect", None)
-
-
-_TRANSIENT_CODES = frozenset({
-    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout",
-    "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
-})  # fmt: skip
-_CHAIN = "environment, ~/.aws or the machine's role"
-_BUCKET = "there is no such bucket", "create the bucket, or correct `root` or the endpoint"
-_CREDENTIALS = "the server does not accept the credentials", f"correct the credentials that boto3 finds ({_CHAIN})"
-_REGION = "the bucket is in another region", "set `s3_region` to the bucket's region"
-_CLOCK = "this machine's clock is wrong", "set its time, best by NTP"
-_REFUSALS = {
-    "NoSuchBucket": _BUCKET,
-    "AuthFailure": _CREDENTIALS,
-    "ExpiredToken": _CREDENTIALS,
-    "InvalidAccessKeyId": _CREDENTIALS,
-    "InvalidClientTokenId": _CREDENTIALS,
-    "InvalidSecurity": _CREDENTIALS,
-    "InvalidToken": _CREDENTIALS,
-    "SignatureDoesNotMatch": _CREDENTIALS,
-    "TokenRefreshRequired": _CREDENTIALS,
-    "UnrecognizedClientException": _CREDENTIALS,
-    "AuthorizationHeaderMalformed": _REGION,
-    "IllegalLocationConstraintException": _REGION,
-    "PermanentRedirect": _REGION,
-    "301": _REGION,
-    "RequestTimeTooSkewed": _CLOCK,
-}
-"""Problem and remedy by code. The message that comes with these may quote what was sent, so it is left out."""
-_RIGHTS = "s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject below the prefix"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _GROUP_BYTES = 64 << 20
 _BASE_BYTES = 4 << 20
 """A larger snapshot stays a file beside its copy, and is loaded later, some of it with every batch."""
 _SETTLED_BYTES = 8 << 20
+_EVERY_EPOCH: Final = 1 << 30
+"""There is no copy yet that could be beyond its entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +234,6 @@ def _groups(work: Iterable[_Work]) -> Iterable[list[_Work]]:
         size += weight
     if group:
         yield group
-
-
-_EVERY_EPOCH: Final = 1 << 30
-"""There is no copy yet that could be beyond its entry."""
 
 
 def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:

@@ -11,6 +11,8 @@ __all__ = ["Budget", "ahead"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_GRANT_BYTES_MIN = 64 * 1024
+"""Less is not asked for, lest the last bytes of a budget become many small requests."""
 
 
 def ahead(
@@ -41,10 +43,6 @@ def ahead(
             held -= size_bytes(begun.popleft()[0])
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-_GRANT_BYTES_MIN = 64 * 1024
-"""Less is not asked for, lest the last bytes of a budget become many small requests."""
 
 
 class Budget:
