@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["check_known", "keywords_told", "nearest", "unknown"]
+__all__ = ["check_known", "checks_keywords", "nearest", "unknown"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -33,15 +33,15 @@ def check_known(what: str, given: Iterable[object], known: Collection[str], *, s
             raise unknown(what, name, known, source=source, where=where)
 
 
-def keywords_told(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def checks_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Let a function refuse a keyword that it does not have with ``ConfigError`` and the nearest that it has."""
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
 
     @functools.wraps(function)
-    def told(*args: _P.args, **keywords: _P.kwargs) -> _R:
+    def checked(*args: _P.args, **keywords: _P.kwargs) -> _R:
         name = function.__qualname__.removesuffix(".__init__")
         check_known(f"argument of {name}", keywords, known, source="code")
         return function(*args, **keywords)
 
-    return told
+    return checked

@@ -27,8 +27,8 @@ __all__ = [
     "Part",
     "Receipt",
     "Watermark",
+    "error_fields",
     "result_schema",
-    "told",
 ]
 
 INITIAL = "__riffle_initial"
@@ -245,8 +245,8 @@ class Receipt:
         return cls(**body)
 
 
-def told(error: RiffleError) -> tuple[str, str, str, str]:
-    """Return an error as a receipt tells it: as the class of ``riffle_spark.errors`` that says who must act. What a
+def error_fields(error: RiffleError) -> tuple[str, str, str, str]:
+    """Return an error as a receipt carries it: as the class of ``riffle_spark.errors`` that says who must act. What a
     module, or a user, made of that class need not be known to the driver.
     """
     public = next(kind for kind in type(error).__mro__ if kind.__module__ == RiffleError.__module__)

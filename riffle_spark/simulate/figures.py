@@ -162,10 +162,10 @@ def fewest_moves(start: Group) -> int:
     stateful = sum(task.kind == "stateful" for task in start.tasks)
     low, high = fair_range(stateful, [start.members[member].slots for member in members])
     owned = Counter(_stateful_owners(start).values())
-    seats = stateful - sum(low)
+    above = stateful - sum(low)  # owners beyond the least that each member has
     kept = sum(min(owned[member], least) for member, least in zip(members, low, strict=True))
     more = sum(owned[m] > least and most > least for m, least, most in zip(members, low, high, strict=True))
-    return sum(owned.values()) - kept - min(seats, more)
+    return sum(owned.values()) - kept - min(above, more)
 
 
 def moves_of(rounds: Sequence[Round], settings: AssignSettings) -> Json:

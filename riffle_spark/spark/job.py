@@ -61,12 +61,12 @@ class RunningJob:
 
     def __init__(
         self,
-        parts: Sequence[JobOperator],
+        declared: Sequence[JobOperator],
         settings: Settings | None,
         spark: SparkSession,
         reached: Callable[[str], None],
     ) -> None:
-        self._parts = parts
+        self._declared = declared
         self._settings = settings_of(spark, settings)
         for warning in hasty(self._settings):
             _logger.warning("%s", warning)
@@ -112,8 +112,8 @@ class RunningJob:
             self._begin(batch)
             self._seen = incoming.run_id
         operators = self._operators_for(batch)
-        sinks = {part.store: part.sink for part in self._parts}
-        initial = {part.store: part.initial for part in self._parts if part.initial is not None}
+        sinks = {given.store: given.sink for given in self._declared}
+        initial = {given.store: given.initial for given in self._declared if given.initial is not None}
         initial = {o.store: _keyed_alike(initial[o.store], o) for o in operators if o.store in initial}
         work = SparkWork(
             routing.prepared(batch, operators), operators, sinks, self._frames, self._home, self._settings, initial
@@ -141,7 +141,7 @@ class RunningJob:
         if self._operators is None or self._operators[0] != batch.schema:
             rows = routing.arrow_schema(batch)
             read_by = self._read_by(rows)
-            built = [replace(_operator(part, batch, rows), read_by=read_by) for part in self._parts]
+            built = [replace(_operator(given, batch, rows), read_by=read_by) for given in self._declared]
             names = [name for operator in built for name in operator.schema.key.names]
             _check_collations(routing.prepared(batch, built), names)
             self._operators = (batch.schema, built)
@@ -164,16 +164,16 @@ class RunningJob:
             _logger.warning("the report is not in report_file, and the query goes on: %s", error)
 
 
-def _operator(part: JobOperator, batch: DataFrame, rows: pa.Schema) -> Operator:
-    """Return a part's operator. Where its timers go by event time and it names no watermark, it is the batch's own."""
+def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema) -> Operator:
+    """Return an operator on a batch's rows. Where timers go by event time and none is named, the watermark is the batch's."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
-    operator = operator_of(part.store, part.key, part.compute, part.order_by, rows, case_sensitive=case_sensitive)
-    operator = replace(operator, durable=part.durable)
-    watermark = part.watermark
+    operator = operator_of(given.store, given.key, given.compute, given.order_by, rows, case_sensitive=case_sensitive)
+    operator = replace(operator, durable=given.durable)
+    watermark = given.watermark
     if watermark is None and operator.declared.time_mode == "EventTime":
-        watermark = watermark_in(batch.schema, part.store)
-    initial = None if part.initial is None else routing.arrow_schema(_keyed_alike(part.initial, operator))
-    return with_watermark(with_initial(operator, initial, part.initial_name), watermark)
+        watermark = watermark_in(batch.schema, given.store)
+    initial = None if given.initial is None else routing.arrow_schema(_keyed_alike(given.initial, operator))
+    return with_watermark(with_initial(operator, initial, given.initial_name), watermark)
 
 
 def _keyed_alike(initial: DataFrame, operator: Operator) -> DataFrame:

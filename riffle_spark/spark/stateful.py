@@ -23,7 +23,7 @@ from riffle_spark.spark.engine.spark_batch import Sink, arity
 from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.unknown_names import keywords_told
+from riffle_spark.unknown_names import checks_keywords
 
 __all__ = [
     "JobOperations",
@@ -56,7 +56,7 @@ class Stateful:
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
-    @keywords_told
+    @checks_keywords
     def __init__(  # noqa: PLR0913 - all that an operator can be told
         self, store: str, key: str | Sequence[str], compute: Computation, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
@@ -86,7 +86,7 @@ class Stateful:
         return StatefulJob([(self, sink)], self.settings)
 
 
-@keywords_told
+@checks_keywords
 def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 
@@ -253,7 +253,7 @@ class StatefulJob(JobOperations):
         self._hand_over(report)
 
     def _declared(self) -> list[JobOperator]:
-        return [_part(operator, sink) for operator, sink in self.parts]
+        return [_job_operator(operator, sink) for operator, sink in self.parts]
 
     def _stopped(self) -> None:
         """End what runs beside the batches; the next batch begins anew."""
@@ -271,7 +271,7 @@ class StatefulJob(JobOperations):
             _logger.exception("on_report failed; the batch is committed, and the query goes on")
 
 
-def _part(o: Stateful, sink: Sink) -> JobOperator:
+def _job_operator(o: Stateful, sink: Sink) -> JobOperator:
     return JobOperator(
         o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark, o.initial_state, o.initial_state_name
     )

@@ -25,7 +25,7 @@ from riffle_spark.spark.processors.row_form import RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stateful import Stateful
 from riffle_spark.state.schemas.variables import VariableColumns
-from riffle_spark.unknown_names import keywords_told
+from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["TransformWithState", "transform_with_state", "transform_with_state_in_pandas"]
 
@@ -72,7 +72,7 @@ class TransformWithState:
         return form
 
 
-@keywords_told
+@checks_keywords
 def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an operator's
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
     time_mode: str = "None", initial_state: DataFrame | None = None,
@@ -99,7 +99,7 @@ def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an opera
     )  # fmt: skip
 
 
-@keywords_told
+@checks_keywords
 def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
     time_mode: str = "None", initial_state: DataFrame | None = None,

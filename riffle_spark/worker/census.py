@@ -57,13 +57,13 @@ def _rack(*, ec2_metadata: bool) -> str | None:
 def _zone() -> str | None:
     """Return the zone that the metadata service told once; where it did not, it is asked again."""
     try:
-        return _zone_told()
+        return _known_zone()
     except LookupError:
         return None
 
 
 @functools.cache
-def _zone_told() -> str:
+def _known_zone() -> str:
     zone = zone_of_ec2()
     if zone is None:
         raise LookupError

@@ -30,8 +30,8 @@ __all__ = [
     "due_key_groups",
     "in_declared_order",
     "now_ms",
-    "run",
-    "run_keyed",
+    "run_by_key",
+    "run_on_blocks",
 ]
 
 
@@ -63,7 +63,7 @@ def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
     return rows.sort_by(by)
 
 
-def run(
+def run_on_blocks(
     order: Order, call: Callable[[Batch], Update], rows: pa.Table, touched: TouchedKeys, state: pa.Table,
     found: BoolArray,
 ) -> CallResult:  # fmt: skip
@@ -137,7 +137,7 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
     return StateChanges(table, touched.key_groups[indices])
 
 
-def run_keyed(
+def run_by_key(
     order: Order, schema: StoreSchema, begun: Callable[[Times, str], Processing], rows: pa.Table, touched: TouchedKeys,
     copies: Mapping[int, Copy], entries: Mapping[int, Entry],
 ) -> SlotResult:  # fmt: skip

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import Misplaced, RiffleError
-from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, result_schema, told
+from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, error_fields, result_schema
 from riffle_spark.process.blocks.block import Batch, Computation, Update
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
@@ -33,7 +33,7 @@ from riffle_spark.state.schemas.variables import schema_of_text
 from riffle_spark.worker import run_computation
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
-from riffle_spark.worker.run_computation import changes_of, due_key_groups, run_keyed
+from riffle_spark.worker.run_computation import changes_of, due_key_groups, run_by_key
 from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["run_slot"]
@@ -173,13 +173,13 @@ class _SlotState:
         with self.attempt.brought(self.keeper, self.entries) as copies, step("read"):
             state, found = read_state(schema, touched, copies, self.entries)
         with step("compute"):
-            result = run_computation.run(order, call, self.rows, touched, state, found)
+            result = run_computation.run_on_blocks(order, call, self.rows, touched, state, found)
             return SlotResult(result.output, changes_of(schema, touched, result))
 
     def over_readings(self, processing: Callable[[Times, str], Processing]) -> SlotResult:
         with self.attempt.brought(self.keeper, self.entries) as copies, self.attempt.step("compute"):
             order, schema = self.attempt.order, self.attempt.schema
-            return run_keyed(order, schema, processing, self.rows, self.touched, copies, self.entries)
+            return run_by_key(order, schema, processing, self.rows, self.touched, copies, self.entries)
 
 
 def run_slot(
@@ -201,7 +201,7 @@ def run_slot(
         error = _in_our_words(raised, attempt.folder.path if attempt else None)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
-        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=told(error))
+        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
         return _answer(order.output, order.output.empty_table(), receipt)
     return _answer(order.output, output, attempt.receipt(slot, executor))
 

@@ -42,7 +42,7 @@ BATCH = (
     Step("worker.slot:_Attempt._compute", ("rows",)),
     Step("process.store_computation:_Block.run", ("slot",)),
     Step("worker.slot:_SlotState.over_tables", ("result",)),
-    Step("worker.run_computation:run", ("rows",)),
+    Step("worker.run_computation:run_on_blocks", ("rows",)),
     Step("worker.run_computation:_at_once", ("rows",)),
     Step("worker.run_computation:_batch", ("rows",)),
     Step("process.blocks.aggregates:Aggregates.__call__", ("batch", "values", "output")),
@@ -53,7 +53,7 @@ BATCH = (
     Step("spark.engine.spark_batch:SparkWork.run", ("result",)),
     Step("spark.engine.spark_batch:KeptResult.__init__", ("result",)),
     Step("spark.engine.spark_batch:SparkWork.deliver", ("result", "rows")),
-    Step("spark.engine.spark_batch:_rows_of", ("result", "told", "ours")),
+    Step("spark.engine.spark_batch:_rows_of", ("result", "marked", "ours")),
     Step("spark.engine.spark_batch:SparkWork._give", ("rows",)),
 )
 """A batch of aggregates. What lies beside the rows (keys, state) has names of its own."""

@@ -187,7 +187,7 @@ def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_the_environment_goes_before_the_metadata_service(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service is asked only where it is wanted and nothing else tells, and is remembered once it has told."""
-    census_module._zone_told.cache_clear()
+    census_module._known_zone.cache_clear()
     monkeypatch.setattr(rack_module, "EC2_METADATA", "127.0.0.1:1")
     monkeypatch.setenv("RIFFLE_TAG_POOL", "spot")
     assert census(member, ec2_metadata=True).rack is None
@@ -199,7 +199,7 @@ def test_the_environment_goes_before_the_metadata_service(member: Member, monkey
     monkeypatch.setenv("RIFFLE_RACK", "r1")
     found = census(member, ec2_metadata=True)
     assert (found.rack, found.tags) == ("r1", {"pool": "spot"})
-    census_module._zone_told.cache_clear()
+    census_module._known_zone.cache_clear()
 
 
 def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None:

@@ -14,7 +14,7 @@ from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.types.conform import conform
 from riffle_spark.state.formats.key_codec import encode_keys
-from riffle_spark.unknown_names import keywords_told
+from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["ArrowFunction", "Context", "arrow_function"]
 
@@ -30,7 +30,7 @@ class Context:
     store: str
 
 
-@keywords_told
+@checks_keywords
 def arrow_function(function: Callable[..., object], *, state: pa.Schema, output: pa.Schema) -> "ArrowFunction":
     """Declare a stateful function on Arrow, called once for each key-group that a batch touches.
 

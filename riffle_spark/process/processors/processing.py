@@ -58,7 +58,7 @@ class Processing:
 
     def begin(self, grouped: InputByKey) -> None:
         """Begin with this input."""
-        self._told(self._processor.begin, "init")
+        self._called(self._processor.begin, "init")
         self._grouped = grouped
         self._keys = list(self._form.keys(grouped.keys))
         self._rows = self._form.rows(grouped.rows, grouped.positions)
@@ -85,17 +85,17 @@ class Processing:
             self._key(at)
         fired = sum(self._fire(session, start, until_ms, watermark) for until_ms, watermark in self._times.passes)
         expired = session.expire() if self._times.mode == "ProcessingTime" else 0
-        changes = self._told(session.changes, "what it wrote")
+        changes = self._called(session.changes, "what it wrote")
         return Outcome(changes, session.next_due_ms(), fired, expired)
 
     def output(self) -> pa.Table:
         """Return the output since the last call."""
-        return self._told(self._form.output, "its output")
+        return self._called(self._form.output, "its output")
 
     def end(self) -> None:
         """End after the last key-group."""
         assert self._next == self._grouped.keys.num_rows, "every key belongs to a key-group"
-        self._told(self._processor.end, "close")
+        self._called(self._processor.end, "close")
 
     def _key(self, at: int) -> None:
         """Call the processor for one key."""
@@ -125,7 +125,7 @@ class Processing:
             session.timers.delete(due_ms)
         return len(due)
 
-    def _told(self, call: Callable[[], _Result], what: str) -> _Result:
+    def _called(self, call: Callable[[], _Result], what: str) -> _Result:
         try:
             return call()
         except Exception as error:

@@ -110,7 +110,7 @@ class Driver:
     def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
         fresh = self._run_id != incoming.run_id
         if self._log.unclear:
-            self._settle(fresh)
+            self._clear_up(fresh)
         if fresh:
             self._fenced = None
             self._log.open()
@@ -131,7 +131,7 @@ class Driver:
         self._caches.forget()
         self.ownership.begin(tail)
 
-    def _settle(self, fresh: bool) -> None:
+    def _clear_up(self, fresh: bool) -> None:
         """Find out what became of an unclear append. A query that was started again takes over from whoever won."""
         try:
             tail = self._log.settle()

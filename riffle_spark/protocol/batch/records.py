@@ -13,7 +13,7 @@ from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Stamp", "batch_record", "claim_record", "committed", "first_record", "with_last_pass"]
+__all__ = ["Stamp", "batch_record", "claim_record", "first_record", "watermark_fields", "with_last_pass"]
 
 
 class Stamp:
@@ -56,7 +56,7 @@ def batch_record(
         time_ms=incoming.time_ms, schemas={**tail.schemas, **durable}, owners=owners, standbys=standbys,
         members=tuple(living.recorded() for _, living in sorted(ownership.members.live.items())),
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
-        initial_states=loaded(tail, operators), **committed(tail, incoming, operators, receipts),
+        initial_states=loaded(tail, operators), **watermark_fields(tail, incoming, operators, receipts),
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def with_last_pass(tail: Record, incoming: IncomingBatch, operators: Sequence[Op
     return replace(incoming, last_pass_ms=_watermark(tail, incoming, operators, _latest(tail.event_times, newest)))
 
 
-def committed(
+def watermark_fields(
     tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Iterable[Receipt]
 ) -> dict[str, object]:
     """Return what a batch's record says of event time. Without any operator's watermark it is Spark's own, if any."""

@@ -18,7 +18,7 @@ from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import LiveMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.readiness import Readiness, member_states, readiness_of, standing_by
-from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, tell
+from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
 from riffle_spark.protocol.ownership.triggers import Patience, Probes, Weights, outside_band
 from riffle_spark.protocol.ownership.view import GROUP, Situation, assign_settings, task, view_of
@@ -187,7 +187,7 @@ class Ownership:
         self._layout = self._laid_out(situation)
         few = few_key_groups_warning(self._settings.key_groups, len(self._layout.slots)) if self.shards is None else ""
         moves = moves_of(before.owners, self.present, self._executors())
-        heard = tell(self.listener, moves, self.members.live) if self.listener else []
+        heard = notify(self.listener, moves, self.members.live) if self.listener else []
         self._rebalance = self._rebalance.and_(moves, [*self.present.warnings, *([few] if few else []), *heard])
         self._show(replace(situation, present=self.present))
 

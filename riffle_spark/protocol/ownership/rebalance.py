@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
 
-__all__ = ["Moved", "Rebalance", "RebalanceListener", "moves_of", "tell"]
+__all__ = ["Moved", "Rebalance", "RebalanceListener", "moves_of", "notify"]
 
 Moved = Mapping[str, "str | int"]
 """One move: ``key_group``, ``role`` (owner, standby, warmup), ``from`` and ``to`` (members), ``from_executor`` and
@@ -59,8 +59,8 @@ def _moved(move: Move, source: MemberId, executors: Mapping[MemberId, str]) -> M
     }  # fmt: skip
 
 
-def tell(listener: RebalanceListener, moves: Sequence[Moved], live: Iterable[MemberId]) -> list[str]:
-    """Tell a listener of owner moves, giving up before taking over; return what it raised, as warnings."""
+def notify(listener: RebalanceListener, moves: Sequence[Moved], live: Iterable[MemberId]) -> list[str]:
+    """Notify a listener of owner moves, giving up before taking over; return what it raised, as warnings."""
     here = frozenset(live)
     owned = [move for move in moves if move["role"] == "owner"]
     lost = [move for move in owned if move["from"] and move["from"] not in here]

@@ -33,15 +33,15 @@ _TRY_AGAIN_SECONDS = 0.5
 
 
 class Rounds:
-    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come, ``told`` the snapshots
-    that they name.
+    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come, ``taken``
+    the snapshots that they name.
 
     ``in_batch`` is set while a batch runs.
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
-        self.told = TakenSnapshots(cluster, background.lock())
-        self._cluster: Cluster = self.told
+        self.taken = TakenSnapshots(cluster, background.lock())
+        self._cluster: Cluster = self.taken
         self._background = background
         self._clock = clock
         self._lock = background.lock()

@@ -135,10 +135,10 @@ def _later(log: Log, tail: Record) -> Iterator[Record]:
 class Scans:
     """Submits one driver's scans. Times are seconds of a clock that never goes back."""
 
-    def __init__(self, objects: ObjectStore, background: Background, told: TakenSnapshots) -> None:
+    def __init__(self, objects: ObjectStore, background: Background, taken: TakenSnapshots) -> None:
         self._objects = objects
         self._background = background
-        self._told = told
+        self._taken = taken
         self._epoch = 0
         self._next = 0.0
         self._began = 0.0
@@ -161,17 +161,17 @@ class Scans:
 
     def after_commit(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
         """Scan if that is due."""
-        lost = self._told.lost - self._lost_before >= _LOST_MOST and now >= self._began + _LOST_SECONDS
+        lost = self._taken.lost - self._lost_before >= _LOST_MOST and now >= self._began + _LOST_SECONDS
         if now >= self._next or lost:
             self._begin(tail, retention, now, interval)
 
     def _begin(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
-        self._began, self._next, self._lost_before = now, now + min(_AGAIN_SECONDS, interval), self._told.lost
+        self._began, self._next, self._lost_before = now, now + min(_AGAIN_SECONDS, interval), self._taken.lost
         if self._given_up is not None and tail.sequence - self._given_up.sequence <= _BEHIND_MOST:
             tail = self._given_up
         self._given_up = tail
         versions, for_ms = retention.kept
-        first, named = retention.first, self._told.named
+        first, named = retention.first, self._taken.named
         self._background.submit(lambda: scan(self._objects, tail, versions, for_ms, first=first, named=named))
 
     def came(self, scanned: Scanned, retention: Retention, interval: float) -> None:

@@ -12,15 +12,15 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["TIMES", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed"]
+__all__ = ["TOO_LONG_TIMES", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed"]
 
 _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
 _PATIENCE = 4
 """How many times more links a chain may have while its bytes are less than this part of the snapshot's."""
-TIMES = 4
-"""A chain so many times longer than its rule allows is told of."""
-_TELL_AGAIN_MS = 600_000
+TOO_LONG_TIMES = 4
+"""A chain so many times longer than its rule allows is warned of."""
+_WARN_AGAIN_MS = 600_000
 _NAMED_MOST = 8
 
 
@@ -74,25 +74,25 @@ def listed(manifest: Manifest, taken: Iterable[tuple[Address, Snapshot]]) -> tup
 
 
 class LongChains:
-    """Since which record each chain has been too long; tells of them when they are twice as many, and now and then."""
+    """Since which record each chain has been too long; warns of them when they are twice as many, and now and then."""
 
     def __init__(self) -> None:
         self._since: dict[Address, Record] = {}
-        self._told = 0
+        self._warned = 0
         self._next_ms = 0
 
     def forget(self) -> None:
         """Forget all: another driver may have been at work."""
         self._since.clear()
-        self._told = self._next_ms = 0
+        self._warned = self._next_ms = 0
 
     def seen(self, addresses: Iterable[Address], record: Record) -> list[str]:
         """Take those that are too long at a record; return what is to be said of them now."""
         self._since = {address: self._since.get(address, record) for address in sorted(addresses)}
         if not self._since:
-            self._told = self._next_ms = 0
-        elif len(self._since) >= 2 * self._told + 1 or record.written_ms >= self._next_ms:
-            self._told, self._next_ms = len(self._since), record.written_ms + _TELL_AGAIN_MS
+            self._warned = self._next_ms = 0
+        elif len(self._since) >= 2 * self._warned + 1 or record.written_ms >= self._next_ms:
+            self._warned, self._next_ms = len(self._since), record.written_ms + _WARN_AGAIN_MS
             return [self._warning()]
         return []
 
@@ -102,8 +102,8 @@ class LongChains:
         more = f" and {len(self._since) - _NAMED_MOST} more" if len(self._since) > _NAMED_MOST else ""
         at = datetime.fromtimestamp(first.written_ms / 1000, timezone.utc).isoformat(" ", "seconds")
         return (
-            f"the chains of {len(self._since)} key-groups ({named}{more}) are {TIMES} times longer than they should "
-            f"be, the first since batch {first.version} ({at}): no snapshots of them are taken\n"
+            f"the chains of {len(self._since)} key-groups ({named}{more}) are {TOO_LONG_TIMES} times longer than they "
+            f"should be, the first since batch {first.version} ({at}): no snapshots of them are taken\n"
             "  What to do: look at earlier warnings of upkeep and at the executors; a restore of them takes long"
         )
 
@@ -152,8 +152,8 @@ class TakenSnapshots:
         with self._lock:
             return None if self._under_way else frozenset(self._named)
 
-    def settled(self, names: Iterable[str]) -> None:
-        """Note that a record lists these, or that no record ever will."""
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget those that a record lists, or that none ever will."""
         with self._lock:
             self._named.difference_update(names)
 

@@ -18,7 +18,7 @@ from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
-from riffle_spark.protocol.upkeep.snapshots import TIMES, LongChains, SnapshotPolicy, due, listed
+from riffle_spark.protocol.upkeep.snapshots import TOO_LONG_TIMES, LongChains, SnapshotPolicy, due, listed
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
@@ -73,7 +73,7 @@ class Upkeep:
         self._background = background
         self._rounds = rounds
         self._clock = clock
-        self._scans = Scans(objects, background, rounds.told)
+        self._scans = Scans(objects, background, rounds.taken)
         self._next_sweep = 0
         self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
@@ -100,14 +100,14 @@ class Upkeep:
         self._promised = self._found = tail.promised
         self._look = lambda: look(self._objects, first, tail, *self._retention.kept)
         self._scans.start(tail, after_claims=after_claims)
-        self._rounds.told.only_of(tail.epoch)
+        self._rounds.taken.only_of(tail.epoch)
         self._epoch = tail.epoch
         self._taken.clear()
         self._long_chains.forget()
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
 
-    def catch_up(self, place: UpkeepInput) -> None:
+    def catch_up(self, given: UpkeepInput) -> None:
         """Before the first batch after a start, take at once what is long overdue, to be listed with its commit, and
         begin the scan that the driver before never came to.
 
@@ -116,16 +116,16 @@ class Upkeep:
         """
         if not self._caught_up and not self._background.busy():
             self._caught_up = True
-            self._catch_up(place)
+            self._catch_up(given)
         if self._look:
             self._background.submit(self._look)
             self._look = None
         interval = self._settings.orphan_scan_interval
-        self._scans.before_first_batch(place.record, self._retention, self._clock.seconds(), interval)
+        self._scans.before_first_batch(given.record, self._retention, self._clock.seconds(), interval)
 
-    def _catch_up(self, place: UpkeepInput) -> None:
-        overdue = _due(self._policy.times(_OVERDUE), place)
-        orders = self._orders(place, self._snapshots_of(overdue, place), {}, {})
+    def _catch_up(self, given: UpkeepInput) -> None:
+        overdue = _due(self._policy.times(_OVERDUE), given)
+        orders = self._orders(given, self._snapshots_of(overdue, given), {}, {})
         try:
             self._rounds.now({e: replace(order, seconds=_CATCH_UP_SECONDS) for e, order in orders.items()})
         except UnavailableError as error:
@@ -163,22 +163,22 @@ class Upkeep:
         known = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in known]
         self._retention.unlisted(record.sequence, unused)
-        self._rounds.told.settled(paths.snapshot(*a, s.id) for a, s in self._taken)
+        self._rounds.taken.forget(paths.snapshot(*a, s.id) for a, s in self._taken)
         self._taken.clear()
 
     @property
     def _now_ms(self) -> int:
         return int(self._clock.seconds() * 1000)
 
-    def plan(self, place: UpkeepInput, now: float) -> None:
+    def plan(self, given: UpkeepInput, now: float) -> None:
         """Submit what is due after a commit; a plan that still runs makes way after its piece."""
-        record, ownership = place.record, place.ownership
+        record, ownership = given.record, given.ownership
         self.gather(ownership)  # what was taken since the commit began is listed by the next one, not taken again
         drops = ownership.cleaner.due(ownership.copies, ownership.members.live, now, self._settings.state_cleanup_delay)
-        stores = [operator.store for operator in place.operators]
-        wanted = follows(ownership, place.manifest, stores)
-        due_now, too_long = _due(self._policy, place), self._policy.times(TIMES)
-        orders = self._orders(place, self._snapshots_of(due_now, place), wanted, drops)
+        stores = [operator.store for operator in given.operators]
+        wanted = follows(ownership, given.manifest, stores)
+        due_now, too_long = _due(self._policy, given), self._policy.times(TOO_LONG_TIMES)
+        orders = self._orders(given, self._snapshots_of(due_now, given), wanted, drops)
         long_chains = [address for address, entry in due_now.items() if due(too_long, address, entry, record.version)]
         self._warnings.update(self._long_chains.seen(long_chains, record))
         self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.members.live.items()})
@@ -190,10 +190,10 @@ class Upkeep:
         self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
 
     def _snapshots_of(
-        self, due_now: Mapping[Address, Entry], place: UpkeepInput
+        self, due_now: Mapping[Address, Entry], given: UpkeepInput
     ) -> dict[MemberId, list[SnapshotOrder]]:
         """Return the snapshots to take of those that are due, by the owner that takes them."""
-        owners, record = place.ownership.owners, place.record
+        owners, record = given.ownership.owners, given.record
         unlisted = {address for address, _ in self._taken}
         wanted: dict[MemberId, list[Address]] = {}
         for store, key_group in sorted(due_now):
@@ -205,21 +205,21 @@ class Upkeep:
         }
 
     def _orders(
-        self, place: UpkeepInput, snapshots: Mapping[MemberId, list[SnapshotOrder]],
+        self, given: UpkeepInput, snapshots: Mapping[MemberId, list[SnapshotOrder]],
         wanted: Mapping[MemberId, list[Follow]], drops: Mapping[MemberId, list[Drop]],
     ) -> dict[str, UpkeepOrder]:  # fmt: skip
         """Return the order of each executor that has something to do.
 
         At every other record what has to be fetched whole makes way for snapshots, so that neither waits for ever.
         """
-        schemas = {operator.store: operator.schema.to_text() for operator in place.operators}
+        schemas = {operator.store: operator.schema.to_text() for operator in given.operators}
         orders: dict[str, UpkeepOrder] = {}
-        for member in sorted({*snapshots, *wanted, *drops} & set(place.ownership.members.live)):
-            living, mine = place.ownership.members.live[member], wanted.get(member, [])
-            if member in snapshots and place.record.sequence % 2:
+        for member in sorted({*snapshots, *wanted, *drops} & set(given.ownership.members.live)):
+            living, mine = given.ownership.members.live[member], wanted.get(member, [])
+            if member in snapshots and given.record.sequence % 2:
                 mine = [follow for follow in mine if follow.entry.cut is not None]
             orders[living.executor.id] = UpkeepOrder(
-                place.home, member if living.counted else "", place.record.epoch, place.record.sequence, schemas,
+                given.home, member if living.counted else "", given.record.epoch, given.record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
                 timeout_seconds=self._settings.upkeep_timeout,
@@ -285,10 +285,10 @@ def _policy_of(settings: Settings) -> SnapshotPolicy:
     return SnapshotPolicy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
 
 
-def _due(policy: SnapshotPolicy, place: UpkeepInput) -> dict[Address, Entry]:
+def _due(policy: SnapshotPolicy, given: UpkeepInput) -> dict[Address, Entry]:
     """Return the entries of which a snapshot is due."""
-    stores, version = {operator.store for operator in place.operators}, place.record.version
-    entries = place.manifest.entries.items()
+    stores, version = {operator.store for operator in given.operators}, given.record.version
+    entries = given.manifest.entries.items()
     return {address: e for address, e in entries if address[0] in stores and due(policy, address, e, version)}
 
 

@@ -47,7 +47,7 @@ _CONNECT_SLOTS = 4
 _PLANNED_WORDS = ("killed by driver", "decommission", "explicit termination request")
 _LEAVING = "killed by driver or decommission, not gone yet"
 _UNKNOWN = ""
-_TOLD_AFTER_SECONDS = 1.0
+_REASON_WAIT_SECONDS = 1.0
 _GONE_POLL_SECONDS = 0.05
 
 
@@ -278,7 +278,7 @@ def _items(seq: Any) -> list[Any]:
 
 def planned(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
     """Return which of these executors, which get no tasks any more, were or are being taken away on purpose."""
-    deadline = time.monotonic() + _TOLD_AFTER_SECONDS
+    deadline = time.monotonic() + _REASON_WAIT_SECONDS
     return frozenset(name for name in executors if was_planned(reason_of(spark, name, deadline)))
 
 
@@ -297,7 +297,7 @@ def reason_of(spark: SparkSession, executor: str, deadline: float) -> str:
     context = handles.context(spark)._jsc.sc()
     while True:
         try:
-            found = _told(context, executor)
+            found = _found_reason(context, executor)
         except Exception:  # noqa: BLE001 - whatever a JVM may raise: the reason only hastens what happens anyway
             return _UNKNOWN
         if found is not None or time.monotonic() >= deadline:
@@ -305,7 +305,7 @@ def reason_of(spark: SparkSession, executor: str, deadline: float) -> str:
         time.sleep(_GONE_POLL_SECONDS)
 
 
-def _told(context: Any, executor: str) -> str | None:
+def _found_reason(context: Any, executor: str) -> str | None:
     backend, summary = context.schedulerBackend(), context.statusStore().executorSummary(executor)
     if summary.removeReason().isDefined():
         return str(summary.removeReason().get())

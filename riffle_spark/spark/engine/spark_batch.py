@@ -28,7 +28,7 @@ from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import store_of
 
-__all__ = ["GONE", "KeptResult", "Sink", "SparkWork", "arity", "is_told", "read_function", "sealed_rows"]
+__all__ = ["GONE", "KeptResult", "Sink", "SparkWork", "arity", "mentions", "read_function", "sealed_rows"]
 
 Batches = Iterable[pa.RecordBatch]
 Sink = Callable[..., object]
@@ -93,7 +93,7 @@ class SparkWork:
         for order in orders:
             result = self._results[order.store] = KeptResult(self._result(layout, order), several=several)
             rows = result.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()
-            result.tell_size()
+            result.set_size()
             receipts += [Receipt.from_json(row[0]) for row in rows]
         return receipts
 
@@ -122,7 +122,7 @@ class SparkWork:
         for store, result in self._results.items():
             attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
             rows = _rows_of(result.frame, attempts, self._operators[store].declared.output)
-            with _told_as_stale_rows():
+            with _raising_stale_rows():
                 self._give(store, rows, delivery)
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
@@ -149,13 +149,13 @@ class SparkWork:
 
 
 @contextmanager
-def _told_as_stale_rows() -> Iterator[None]:
+def _raising_stale_rows() -> Iterator[None]:
     """Raise ``StaleRows`` where a sink fails since rows are of another attempt, or since a part of them is gone."""
     try:
         yield
     except Exception as error:
-        for told, meant in _STALE_SIGNS.items():
-            if is_told(told, error):
+        for sign, meant in _STALE_SIGNS.items():
+            if mentions(error, sign):
                 raise StaleRows(meant) from error
         raise
 
@@ -168,8 +168,8 @@ def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> D
     """
     known = ", ".join(f"'{attempt}'" for attempt in attempts)
     fails = f"raise_error('{_STALE}')"
-    told = result.withColumn(_OURS, F.expr(f"{ATTEMPT} in ({known})"))
-    ours = told.where(f"if({_OURS}, {RECEIPT} is null, {fails})")
+    marked = result.withColumn(_OURS, F.expr(f"{ATTEMPT} in ({known})"))
+    ours = marked.where(f"if({_OURS}, {RECEIPT} is null, {fails})")
     names = [routing.quoted(name) for name in output.names]
     return ours.selectExpr(*[f"if({_OURS}, {name}, {fails}) as {name}" for name in names])
 
@@ -207,7 +207,7 @@ def sealed_rows(spark: SparkSession, home: Home, links: Sequence[Link], output: 
 
 
 def read_function(home: Home, schema: pa.Schema) -> Callable[[Batches], Batches]:
-    """Return the function for ``mapInArrow``: rows that tell links to the rows of their parts."""
+    """Return the function for ``mapInArrow``: rows that describe links to the rows of their parts."""
     text = home.to_json()
     return lambda batches: _read(text, schema, batches)
 
@@ -230,8 +230,8 @@ class KeptResult:
         # Not eager: the first action computes what it reads, and so one job is enough.
         self.frame = result.localCheckpoint(eager=False, storageLevel=level)
 
-    def tell_size(self) -> None:
-        """Tell plans how large the frame is, once an action is through: of unknown size, it would never be broadcast.
+    def set_size(self) -> None:
+        """Let plans know how large the frame is, once an action is through: of unknown size, it is never broadcast.
 
         Spark Connect has no way to say so.
         """
@@ -259,16 +259,16 @@ class KeptResult:
             _logger.warning("a batch's result is kept until its last reference is collected: %s", error)
 
 
-def is_told(words: str, error: BaseException) -> bool:
+def mentions(error: BaseException, words: str) -> bool:
     """Tell whether an error says something, or one that led to it does: writers and sinks wrap what they get."""
     seen: set[int] = set()
-    ahead: list[BaseException | None] = [error]
-    while ahead:
-        at = ahead.pop()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        at = waiting.pop()
         if at is None or id(at) in seen:
             continue
         if words in str(at):
             return True
         seen.add(id(at))
-        ahead += [at.__cause__, at.__context__, getattr(at, "_cause", None)]
+        waiting += [at.__cause__, at.__context__, getattr(at, "_cause", None)]
     return False

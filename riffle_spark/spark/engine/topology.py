@@ -34,27 +34,27 @@ class Topology:
         self._script = script
         self._warn = warn
         self._ask = ask or ask_script
-        self._told: dict[str, str | None] = {}
+        self._answered: dict[str, str | None] = {}
 
     def racks(self, members: Sequence[tuple[str, str, str | None]]) -> dict[str, str | None]:
         """Return the rack of each member from (member, host, rack by its own account); ``None`` where nobody knows."""
         by_pattern = {host: self._by_pattern(host) for _, host, _ in members}
         self._consult([host for host, rack in by_pattern.items() if rack is None and host])
-        return {member: by_pattern[host] or self._told.get(host) or own for member, host, own in members}
+        return {member: by_pattern[host] or self._answered.get(host) or own for member, host, own in members}
 
     def _by_pattern(self, host: str) -> str | None:
         return next((rack for pattern, rack in self._patterns if fnmatchcase(host.lower(), pattern)), None)
 
     def _consult(self, hosts: Sequence[str]) -> None:
         """Ask the script about all hosts that it has no rack for, if one of them is new."""
-        if self._script is None or all(host in self._told for host in hosts):
+        if self._script is None or all(host in self._answered for host in hosts):
             return
-        asked = sorted(host for host in hosts if self._told.get(host) is None)
-        self._told.update(dict.fromkeys(asked))
+        asked = sorted(host for host in hosts if self._answered.get(host) is None)
+        self._answered.update(dict.fromkeys(asked))
         try:
             for start in range(0, len(asked), _HOSTS_A_CALL):
                 some = asked[start : start + _HOSTS_A_CALL]
-                self._told.update(zip(some, self._answers(self._script, some), strict=True))
+                self._answered.update(zip(some, self._answers(self._script, some), strict=True))
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._warn(f"topology_script {self._script} gave no racks, until another host comes: {error}")
 

@@ -123,9 +123,9 @@ class _Column:
         try:
             return self._array(series, mask)
         except TypeError as error:
-            raise PySparkTypeError(self._told(series)) from error
+            raise PySparkTypeError(self._problem(series)) from error
         except ValueError as error:
-            raise PySparkValueError(self._told(series)) from error
+            raise PySparkValueError(self._problem(series)) from error
 
     def _array(self, series: pd.Series, mask: Any) -> pa.Array:
         try:
@@ -134,7 +134,7 @@ class _Column:
             array = pa.Array.from_pandas(series, mask=mask).cast(target_type=self._field.type, safe=self._safe)
         return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
-    def _told(self, series: pd.Series) -> str:
+    def _problem(self, series: pd.Series) -> str:
         return (
             f"Cannot convert the output value of the column '{self._field.name}' with type '{series.dtype}' to the "
             f"specified return type of the column: '{self._field.type}'. Please check if the data types match."

@@ -63,7 +63,7 @@ class SparkProcessor:
         self._processor.init(self._handle)
         if self._handle.variables != self._variables:
             raise ConfigError(
-                f"init declared {_told(self._handle.variables)} and, on the driver, {_told(self._variables)}",
+                f"init declared {_listed(self._handle.variables)} and, on the driver, {_listed(self._variables)}",
                 remedy="let init declare the same state variables each time",
             )
         self._handle.phase = "INITIALIZED"
@@ -109,5 +109,5 @@ def _copied(processor: StatefulProcessor) -> StatefulProcessor:
     return copy
 
 
-def _told(variables: dict[str, Variable]) -> str:
+def _listed(variables: dict[str, Variable]) -> str:
     return ", ".join(f"{variable.kind} {name}" for name, variable in variables.items()) or "nothing"

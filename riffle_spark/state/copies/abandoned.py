@@ -96,13 +96,13 @@ def remove_folders(base: Path, live: Collection[str], used_before: float) -> int
     """
     with claims_of(base) as owners:
         old = [owner for owner in owners if owner.stat().st_mtime < used_before]
-        removed = sum(_set_aside(owner, live) for owner in old)
+        removed = sum(_hide(owner, live) for owner in old)
     for aside in base.glob(f"{_REMOVED}*"):
         shutil.rmtree(aside, ignore_errors=True)
     return removed
 
 
-def _set_aside(owner: Path, live: Collection[str]) -> bool:
+def _hide(owner: Path, live: Collection[str]) -> bool:
     """Take a folder out of sight, so that its many files are removed after the lock of all claims is given back."""
     with suppress(FileNotFoundError), unless_used(owner) as free:
         if free and owner.read_text() not in live:

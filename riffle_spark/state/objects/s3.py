@@ -215,7 +215,7 @@ class Body:
 
     def read(self) -> bytes:
         """Return all of it. Raises ``BrokenOff``."""
-        with _told():
+        with _raising_broken_off():
             data: bytes = self._stream.read()
         return data if self._wanted is None else data[self._wanted]
 
@@ -229,13 +229,13 @@ class Body:
                 yield piece
 
     def _piece(self) -> bytes:
-        with _told():
+        with _raising_broken_off():
             piece: bytes = self._stream.read(store.PIECE_BYTES)
             return piece
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _raising_broken_off() -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, urllib3.exceptions.HTTPError) as error:

@@ -16,7 +16,7 @@ from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
 from riffle_spark.protocol.ports import StaleRows
-from riffle_spark.spark.engine.spark_batch import GONE, _rows_of, _told_as_stale_rows
+from riffle_spark.spark.engine.spark_batch import GONE, _raising_stale_rows, _rows_of
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -200,5 +200,5 @@ def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spa
     """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
     kept = spark.createDataFrame([("theirs", None, "ann")], f"{ATTEMPT} string, {RECEIPT} string, user string")
     rows = _rows_of(kept, ["ours"], pa.schema([("user", pa.string())]))
-    with pytest.raises(StaleRows), _told_as_stale_rows():
+    with pytest.raises(StaleRows), _raising_stale_rows():
         rows.collect()
