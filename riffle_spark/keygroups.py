@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +29,9 @@ __all__ = [
     "spark_expression",
 ]
 
-SEED: Final = 42
-TOTAL_MAX: Final = 32_768
-LONG_DECIMAL_DIGITS: Final = 18
+SEED = 42
+TOTAL_MAX = 32_768
+LONG_DECIMAL_DIGITS = 18
 
 _AS_INT = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.date32())
 _AS_LONG = (pa.int64(), pa.duration("us"), pa.time64("ns"))

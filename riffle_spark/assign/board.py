@@ -4,16 +4,15 @@ not know any goal.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
 
 from riffle_spark.assign.model import AssignSettings, Kind, Member, MemberId, Task, View
 
 __all__ = ["NOBODY", "WITHOUT_STATE", "WITH_STATE", "Board", "board_of", "copies_that_fit"]
 
-NOBODY: Final = -1
-UNKNOWN_RANK: Final = 1 << 62
-WITH_STATE: Final[tuple[Kind, ...]] = ("stateful", "unlogged")
-WITHOUT_STATE: Final[tuple[Kind, ...]] = ("stateless",)
+NOBODY = -1
+UNKNOWN_RANK = 1 << 62
+WITH_STATE: tuple[Kind, ...] = ("stateful", "unlogged")
+WITHOUT_STATE: tuple[Kind, ...] = ("stateless",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ NumPy operations on a rows x members matrix.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +21,8 @@ __all__ = ["Bounds", "Demand", "balanced_counts"]
 
 Ints = npt.NDArray[np.int64]
 Places = tuple[slice, slice]
-FORBIDDEN: Final = 1 << 58
-EVERYWHERE: Final[Places] = (slice(None), slice(None))
+FORBIDDEN = 1 << 58
+EVERYWHERE: Places = (slice(None), slice(None))
 
 
 @dataclass(frozen=True, slots=True)

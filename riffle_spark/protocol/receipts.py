@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from riffle_spark import errors
-from riffle_spark.errors import ConflictError, LocalDiskError, Misplaced, OutOfDate, RiffleError, UnavailableError
 from riffle_spark.messages.slot_orders import Order, Part, Receipt
 from riffle_spark.protocol.ports import StaleRows, Work
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
@@ -31,7 +30,7 @@ def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None
     wanted = Counter((order.store, slot) for order in orders for slot in order.slots)
     if answered != wanted:
         missing, extra = list((wanted - answered).elements()), list((answered - wanted).elements())
-        raise ConflictError(
+        raise errors.ConflictError(
             f"the slots' receipts are not complete: missing {missing[:5]}, not asked for {extra[:5]}",
             remedy="restart the query; nothing was committed",
         )
@@ -39,14 +38,14 @@ def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None
 
 def is_refused(receipt: Receipt) -> bool:
     """Tell whether a slot failed because its executor's local disk refused."""
-    return receipt.error is not None and receipt.error[0] == LocalDiskError.__name__
+    return receipt.error is not None and receipt.error[0] == errors.LocalDiskError.__name__
 
 
-def error_of(receipt: Receipt) -> RiffleError:
+def error_of(receipt: Receipt) -> errors.RiffleError:
     """Return the error that a slot answered with."""
     kind, problem, remedy, where = receipt.error or ("RiffleError", "", "", "")
     place = f"{where}, executor {receipt.executor}" if where else f"store {receipt.store}, executor {receipt.executor}"
-    found: type[RiffleError] = getattr(errors, kind, RiffleError)
+    found: type[errors.RiffleError] = getattr(errors, kind, errors.RiffleError)
     return found(problem, remedy=remedy, where=place)
 
 
@@ -64,7 +63,7 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
             continue
         exact = work.recount(store)
         if exact != received[store]:
-            raise ConflictError(
+            raise errors.ConflictError(
                 f"{exact} rows were routed to store {store!r}, its slots received {received[store]}",
                 remedy="restart the query; nothing was committed. If it happens again, the source returns other rows "
                 "when it is read again: make it deterministic",
@@ -93,21 +92,21 @@ def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
 
 
 def lost_place(
-    version: int, runs: int, error: StaleRows | Misplaced | OutOfDate, gone: Collection[str], root: str
-) -> UnavailableError:
+    version: int, runs: int, error: StaleRows | errors.Misplaced | errors.OutOfDate, gone: Collection[str], root: str
+) -> errors.UnavailableError:
     """Return the error for a batch, by its last run's error and which executors went while it was run."""
     if gone:
         remedy = f"{_EXECUTORS_GO} ({', '.join(sorted(gone))} while the batch was run)"
     elif isinstance(error, StaleRows):
         remedy = _RESULT_GOES
-    elif isinstance(error, Misplaced):
+    elif isinstance(error, errors.Misplaced):
         remedy = _TASKS_GO_ELSEWHERE
     else:
         remedy = _EXECUTORS_GO
     problem = "lost its place"
     if isinstance(error, StaleRows):
         problem = "lost rows while its sink read them" + ("" if gone else ", though no executor was seen to go")
-    return UnavailableError(
+    return errors.UnavailableError(
         f"batch {version} was run {runs} times and each time {problem}: {error}",
         remedy=f"{remedy}; the query can be restarted, nothing was committed",
         where=root,

@@ -165,7 +165,7 @@ class RunningJob:
 
 
 def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema) -> Operator:
-    """Return an operator on a batch's rows. Where timers go by event time and none is named, the watermark is the batch's."""
+    """Return an operator on a batch. Where timers go by event time and none is named, the watermark is the batch's."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(given.store, given.key, given.compute, given.order_by, rows, case_sensitive=case_sensitive)
     operator = replace(operator, durable=given.durable)

@@ -33,7 +33,6 @@ from riffle_spark.state.schemas.variables import schema_of_text
 from riffle_spark.worker import run_computation
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
-from riffle_spark.worker.run_computation import changes_of, due_key_groups, run_by_key
 from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["run_slot"]
@@ -93,7 +92,7 @@ class _Attempt:
 
     def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> SlotResult:
         order = self.order
-        visited = {key_group for key_group, _, _ in touched.spans}.union(due_key_groups(order, slot))
+        visited = {key_group for key_group, _, _ in touched.spans}.union(run_computation.due_key_groups(order, slot))
         entries = {key_group: order.entries.get(key_group, EMPTY) for key_group in visited}
         if order.durable:
             self._check_placed(entries)
@@ -174,12 +173,12 @@ class _SlotState:
             state, found = read_state(schema, touched, copies, self.entries)
         with step("compute"):
             result = run_computation.run_on_blocks(order, call, self.rows, touched, state, found)
-            return SlotResult(result.output, changes_of(schema, touched, result))
+            return SlotResult(result.output, run_computation.changes_of(schema, touched, result))
 
     def over_readings(self, processing: Callable[[Times, str], Processing]) -> SlotResult:
         with self.attempt.brought(self.keeper, self.entries) as copies, self.attempt.step("compute"):
             order, schema = self.attempt.order, self.attempt.schema
-            return run_by_key(order, schema, processing, self.rows, self.touched, copies, self.entries)
+            return run_computation.run_by_key(order, schema, processing, self.rows, self.touched, copies, self.entries)
 
 
 def run_slot(

@@ -68,7 +68,7 @@ def _sizes(product: Product) -> Iterator[Figure]:
     yield Figure("cycles of rooms", len(found := cycles(product.room_graph)), 0, [" ".join(one) for one in found])
     everything = [*product.modules.values(), *product.inits.values()]
     share = 100 * sum(one.import_lines for one in everything) / sum(one.lines for one in everything)
-    yield Figure("import lines, % of all lines", round(share, 1), 6, [])
+    yield Figure("import lines, % of all lines", round(share, 2), 6, [])
 
 
 def _largest(name: str, sizes: dict[str, int], most: int) -> Figure:

@@ -1,7 +1,5 @@
 """Value states of one key-group in one batch. Knows what was read ahead and what was written. Does not know a user."""
 
-from typing import Final
-
 import numpy as np
 import pyarrow as pa
 
@@ -10,7 +8,7 @@ from riffle_spark.process.types.fields import Values
 
 __all__ = ["ValueCells"]
 
-WINDOW: Final = 8192
+WINDOW = 8192
 """So many keys are read ahead with the first that is asked for."""
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
-from typing import Final
 
 import pyarrow as pa
 from pyarrow import types
@@ -13,7 +12,7 @@ from riffle_spark.process.types.simple_converters import Convert, Misfit
 __all__ = ["Fields", "Values", "plain_records", "pylist", "rows_of"]
 
 Values = tuple[object, ...]
-_SHAPES_MAX: Final = 64
+_SHAPES_MAX = 64
 
 
 def plain_records(names: Sequence[str]) -> type[Values]:  # noqa: ARG001 - a RecordMaker

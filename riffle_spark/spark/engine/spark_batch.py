@@ -22,7 +22,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import event_time, inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.placed import PlacedFrames
-from riffle_spark.spark.engine.routing import arrow_of, spark_schema
 from riffle_spark.spark.engine.task import slot_function
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
@@ -198,12 +197,12 @@ def arity(sink: Sink) -> int:
 
 def sealed_rows(spark: SparkSession, home: Home, links: Sequence[Link], output: pa.Schema) -> DataFrame:
     """Return the rows of the parts that ``links`` name, read by executors, one task a part."""
-    schema = spark_schema(output)
+    schema = routing.spark_schema(output)
     if not links:
         return spark.createDataFrame([], schema)
     rows = [(k.head.version, k.head.attempt, k.start, k.length, f"{k.checksum:016x}", k.rows) for k in links]
     named = spark.createDataFrame(rows, _LINK).repartition(len(rows))
-    return named.mapInArrow(read_function(home, arrow_of(schema)), schema)
+    return named.mapInArrow(read_function(home, routing.arrow_of(schema)), schema)
 
 
 def read_function(home: Home, schema: pa.Schema) -> Callable[[Batches], Batches]:

@@ -4,13 +4,12 @@ Does not know frames.
 
 import re
 from collections.abc import Mapping
-from typing import Final
 
 import pyspark
 
 __all__ = ["SETTINGS", "pandas_options"]
 
-SETTINGS: Final = {
+SETTINGS = {
     "timezone": "spark.sql.session.timeZone",
     "rows_max": "spark.sql.execution.arrow.maxRecordsPerBatch",
     "bytes_max": "spark.sql.execution.arrow.maxBytesPerBatch",
@@ -19,14 +18,14 @@ SETTINGS: Final = {
     "int_to_decimal": "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled",
 }
 """Spark's settings by the names of ``PandasOptions``."""
-_SINCE: Final = {"bytes_max": (4, 1), "int_to_decimal": (4, 1)}
+_SINCE = {"bytes_max": (4, 1), "int_to_decimal": (4, 1)}
 """The versions from which on Spark's own operator goes by a setting."""
-_BYTES_MAX: Final = 64 << 20
+_BYTES_MAX = 64 << 20
 """Of Spark 4.1 and newer."""
-_NUMBERS: Final = {"rows_max", "bytes_max"}
-_FLAGS: Final = {"by_name", "safe", "int_to_decimal"}
-_UNITS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
-_BYTES: Final = re.compile(r"\s*(-?\d+)\s*(?:([kmgtp])?i?b?)\s*", re.IGNORECASE)
+_NUMBERS = {"rows_max", "bytes_max"}
+_FLAGS = {"by_name", "safe", "int_to_decimal"}
+_UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_BYTES = re.compile(r"\s*(-?\d+)\s*(?:([kmgtp])?i?b?)\s*", re.IGNORECASE)
 
 
 def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) -> dict[str, object]:

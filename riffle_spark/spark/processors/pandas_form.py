@@ -5,7 +5,6 @@ processors.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from riffle_spark.spark.processors.pandas_output import PandasOutput
 
 __all__ = ["PandasForm", "PandasOptions", "Slices", "frame_of", "series_of"]
 
-_NO_LIMIT: Final = 0x7FFFFFFF
+_NO_LIMIT = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)

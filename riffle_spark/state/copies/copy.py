@@ -23,7 +23,6 @@ import lmdb
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies import lmdb_reading
 from riffle_spark.state.copies.lmdb_file import INITIAL_MAP_BYTES, CopyInUse, DamagedCopy, LmdbFile, damaged, trouble
-from riffle_spark.state.copies.lmdb_reading import CopyReading, keys_under
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
@@ -114,7 +113,7 @@ class Copy(LmdbFile):
         """
         with self._growing(lambda: self._begun_reading(at)) as transaction:
             try:
-                yield CopyReading(transaction, self._state, self._due, self._long)
+                yield lmdb_reading.CopyReading(transaction, self._state, self._due, self._long)
             except lmdb.Error as error:
                 raise trouble(self.folder, error) from error
 
@@ -163,7 +162,7 @@ class Copy(LmdbFile):
 
     def _apply(self, transaction: lmdb.Transaction[bytes], rows: CopyRows) -> None:
         prefixes = [rows.keys[place] for place in rows.cleared]
-        cleared = [key for prefix in prefixes for key in keys_under(transaction, self._state, prefix)]
+        cleared = [key for prefix in prefixes for key in lmdb_reading.keys_under(transaction, self._state, prefix)]
         if rows.indexed:
             lmdb_reading.follow(transaction, self._state, self._due, cleared, rows)
         self._remove(transaction, cleared)

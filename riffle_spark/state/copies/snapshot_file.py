@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from riffle_spark.state.copies.lmdb_file import trouble
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.key_codec import local_key
-from riffle_spark.state.formats.part_codec import fitted
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
@@ -31,7 +30,7 @@ class Base:
             raise EOFError(f"{path.name} has {found} bytes, not {size_bytes}")
         self.size_bytes = size_bytes
         self._schema = schema
-        self._table = fitted(_mapped(path), schema.part_schema())
+        self._table = part_codec.fitted(_mapped(path), schema.part_schema())
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -9,7 +9,6 @@ another one.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from riffle_spark.state.formats.key_codec import KeyBytes, decode_keys, encode_k
 __all__ = ["check_map_key_type", "decode_nested_keys", "encode_nested_keys"]
 
 _NO, _YES, _NOTHING = (pa.scalar(data, pa.large_binary()) for data in (b"\x00", b"\x01", b""))
-_LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
 
 
 def check_map_key_type(name: str, kind: pa.DataType) -> None:

@@ -4,7 +4,6 @@ The layout of the bytes is told in ``state.rowlayout``.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from riffle_spark.state.formats.row_layout import RowLayout, unreadable
 
 __all__ = ["RowCodec"]
 
-PIECE_BYTES_MAX: Final = 2**30
+PIECE_BYTES_MAX = 2**30
 """Rows are decoded in pieces of about this size: Arrow's strings and lists count with 32 bits."""
 
 

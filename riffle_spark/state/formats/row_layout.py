@@ -3,7 +3,6 @@ Knows the byte layout. Does not know schemas or who asked.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +25,10 @@ __all__ = [
     "unreadable",
 ]
 
-BODY_BYTES_MAX: Final = 2**32 - 1
-LENGTH_BYTES: Final = 4
-_LENGTH: Final = np.dtype("<u4")
-PRESENCE: Final = pa.null()
+BODY_BYTES_MAX = 2**32 - 1
+LENGTH_BYTES = 4
+_LENGTH = np.dtype("<u4")
+PRESENCE = pa.null()
 """The leaf type of a struct itself; the leaf's nulls are the struct's."""
 
 

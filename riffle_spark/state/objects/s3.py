@@ -13,7 +13,6 @@ from typing import cast
 
 import urllib3.exceptions
 from botocore import exceptions as boto_errors
-from botocore.exceptions import BotoCoreError
 from botocore.response import StreamingBody
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
@@ -238,5 +237,5 @@ class Body:
 def _raising_broken_off() -> Iterator[None]:
     try:
         yield
-    except (BotoCoreError, urllib3.exceptions.HTTPError) as error:
+    except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
         raise BrokenOff(f"the body broke off ({type(error).__name__})") from error

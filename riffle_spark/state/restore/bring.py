@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 
@@ -34,7 +33,7 @@ _GROUP_BYTES = 64 << 20
 _BASE_BYTES = 4 << 20
 """A larger snapshot stays a file beside its copy, and is loaded later, some of it with every batch."""
 _SETTLED_BYTES = 8 << 20
-_EVERY_EPOCH: Final = 1 << 30
+_EVERY_EPOCH = 1 << 30
 """There is no copy yet that could be beyond its entry."""
 
 
