@@ -40,6 +40,30 @@ __all__ = ["run_slot"]
 _FORGET_EVERY = 8
 
 
+def run_slot(
+    order: Order, given: Computation, slot: int, executor: str, rows: pa.Table,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> pa.Table:  # fmt: skip
+    """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
+
+    ``given`` is what the user computes, ``rows`` the slot's input with the routing columns. What fails with a
+    ``RiffleError`` (the user's function, a copy, the store) is answered as a receipt with that error and no rows:
+    running it again would not mend it.
+    """
+    attempt_id, attempt = random_bytes(16), None
+    try:
+        attempt = _Attempt(order, given, executor, attempt_id)
+        with attempt.folder.used():
+            output = attempt.run(slot, rows)
+    except (RiffleError, OSError) as raised:
+        error = _in_our_words(raised, attempt.folder.path if attempt else None)
+        name = f"{order.epoch}-{attempt_id.hex()}"
+        bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
+        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
+        return _answer(order.output, order.output.empty_table(), receipt)
+    return _answer(order.output, output, attempt.receipt(slot, executor))
+
+
 class _Attempt:
     """What one attempt measured and did, on its way to a receipt."""
 
@@ -179,30 +203,6 @@ class _SlotState:
         with self.attempt.brought(self.keeper, self.entries) as copies, self.attempt.step("compute"):
             order, schema = self.attempt.order, self.attempt.schema
             return run_computation.run_by_key(order, schema, processing, self.rows, self.touched, copies, self.entries)
-
-
-def run_slot(
-    order: Order, given: Computation, slot: int, executor: str, rows: pa.Table,
-    random_bytes: Callable[[int], bytes] = os.urandom,
-) -> pa.Table:  # fmt: skip
-    """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
-
-    ``given`` is what the user computes, ``rows`` the slot's input with the routing columns. What fails with a
-    ``RiffleError`` (the user's function, a copy, the store) is answered as a receipt with that error and no rows:
-    running it again would not mend it.
-    """
-    attempt_id, attempt = random_bytes(16), None
-    try:
-        attempt = _Attempt(order, given, executor, attempt_id)
-        with attempt.folder.used():
-            output = attempt.run(slot, rows)
-    except (RiffleError, OSError) as raised:
-        error = _in_our_words(raised, attempt.folder.path if attempt else None)
-        name = f"{order.epoch}-{attempt_id.hex()}"
-        bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
-        receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
-        return _answer(order.output, order.output.empty_table(), receipt)
-    return _answer(order.output, output, attempt.receipt(slot, executor))
 
 
 def _in_our_words(error: RiffleError | OSError, folder: Path | None) -> RiffleError:

@@ -24,17 +24,6 @@ _DISK_SAYS = (
 _OPEN_HERE = "already open in this process"
 
 
-def _allocate(lock: Path) -> None:
-    """Take room on the disk for what LMDB writes to the mapped lock file: a write there that finds the disk full would
-    kill the process.
-    """
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
-    finally:
-        os.close(descriptor)
-
-
 class LmdbFile:
     """An open file in a folder, with databases of these names; ``new`` makes both, or leaves nothing if that fails.
 
@@ -111,6 +100,17 @@ class LmdbFile:
         needed = ((used + more_bytes) // INITIAL_MAP_BYTES + 1) * INITIAL_MAP_BYTES
         if needed > self._environment.info()["map_size"]:
             self._environment.set_mapsize(needed)
+
+
+def _allocate(lock: Path) -> None:
+    """Take room on the disk for what LMDB writes to the mapped lock file: a write there that finds the disk full would
+    kill the process.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 class DamagedCopy(CorruptStateError):
