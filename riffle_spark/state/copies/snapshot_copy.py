@@ -41,7 +41,7 @@ def open_copy(folder: Path, schema: StoreSchema) -> Copy:
     columns = schema.file_columns if (folder / FILE).exists() else None
     copy = Copy(folder) if columns is None else BasedCopy(folder, columns)
     try:
-        copy.check_layout(schema.layout)
+        copy.check_layout(schema.copy_layout)
         if columns is None and copy.knows(_BASE):
             raise damaged(folder, FileNotFoundError(FILE))
     except DamagedCopy:

@@ -11,7 +11,7 @@ import xxhash
 
 from riffle_spark.errors import CorruptStateError
 
-__all__ = ["DELETED", "FORMAT", "checksum", "decode", "encode", "fitted", "layout_of"]
+__all__ = ["DELETED", "FORMAT", "checksum", "copy_layout_of", "decode", "encode", "fitted"]
 
 FORMAT = b"1"
 """Version of the part format. A reader of version N reads N - 1 too."""
@@ -97,7 +97,7 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         ) from error
 
 
-def layout_of(*schemas: pa.Schema) -> bytes:
+def copy_layout_of(*schemas: pa.Schema) -> bytes:
     """Return a name for how rows of these columns lie in a local copy: a digest of names and types, in order."""
     text = "|".join(f"{field.name}: {field.type}" for schema in schemas for field in schema)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest().encode()

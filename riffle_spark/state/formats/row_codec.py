@@ -1,6 +1,6 @@
 """Values of the local key-value file: an Arrow row as bytes. Knows one schema. Does not know keys or files.
 
-The layout of the bytes is told in ``state.rowlayout``.
+``row_layout`` says how the bytes lie.
 """
 
 from collections.abc import Iterator, Sequence

@@ -149,7 +149,7 @@ class CopyKeeper:
         return _Work(key_group, fresh, plan.entry, plan.base, plan.links, restore=True)
 
     def _new_copy(self, key_group: int) -> Copy:
-        return Copy(self._folder.fresh(self._schema.store, key_group), new=True, layout=self._schema.layout)
+        return Copy(self._folder.fresh(self._schema.store, key_group), new=True, layout=self._schema.copy_layout)
 
     def _open(self, key_group: int) -> tuple[Copy | None, Head | None]:
         current = self._folder.current(self._schema.store, key_group)
@@ -282,7 +282,7 @@ def _head(folder: Folder, schema: StoreSchema, key_group: int) -> Head | None:
 
 def _begin(folder: Folder, schema: StoreSchema, key_group: int, head: Head) -> None:
     fresh = folder.fresh(schema.store, key_group)
-    with Copy(fresh, new=True, layout=schema.layout) as copy:
+    with Copy(fresh, new=True, layout=schema.copy_layout) as copy:
         if head != EMPTY_HEAD:
             copy.load(head, CopyRows([], [], []))
     folder.switch(schema.store, key_group, fresh)

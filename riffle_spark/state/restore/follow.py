@@ -213,7 +213,7 @@ class Follower:
             return
         fresh = self._folder.fresh(*one.address)
         try:
-            with Copy(fresh, new=True, layout=self._schema(one.address[0]).layout) as copy:
+            with Copy(fresh, new=True, layout=self._schema(one.address[0]).copy_layout) as copy:
                 if rows is not None:
                     copy.load(one.entry.base, rows)
             self._folder.switch(*one.address, fresh)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from riffle_spark.columns import one_array
 from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
-from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
+from riffle_spark.state.formats.part_codec import DELETED, copy_layout_of, fitted
 from riffle_spark.state.formats.row_codec import RowCodec
 from riffle_spark.state.schemas.copy_rows import CopyRows
 
@@ -54,9 +54,9 @@ class PlainColumns:
         return can_become(unpacked(text["state"]), self.state)
 
     @cached_property
-    def layout(self) -> bytes:
+    def copy_layout(self) -> bytes:
         """See ``StoreSchema``."""
-        return layout_of(self.key, self.state)
+        return copy_layout_of(self.key, self.state)
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""

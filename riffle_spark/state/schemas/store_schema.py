@@ -25,7 +25,7 @@ class StoreSchema(Protocol):
         ...
 
     @property
-    def layout(self) -> bytes:
+    def copy_layout(self) -> bytes:
         """What names the layout of its rows in a local copy: copies of another one are of no use."""
         ...
 

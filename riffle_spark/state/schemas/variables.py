@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import encode_keys
-from riffle_spark.state.formats.part_codec import DELETED, fitted, layout_of
+from riffle_spark.state.formats.part_codec import DELETED, copy_layout_of, fitted
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
 from riffle_spark.state.schemas import variable_keys, variable_kinds
 from riffle_spark.state.schemas.copy_rows import CopyRows, joined
@@ -128,9 +128,9 @@ class VariableColumns:
         return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
 
     @cached_property
-    def layout(self) -> bytes:
+    def copy_layout(self) -> bytes:
         """What names the layout of its rows in a local copy."""
-        return layout_of(self.part_schema()) + (b"+" if self.indexed else b"")
+        return copy_layout_of(self.part_schema()) + (b"+" if self.indexed else b"")
 
     def fit(self, table: pa.Table) -> pa.Table:
         """Return rows of earlier variables as rows of today's; those of variables that are gone are left out."""

@@ -49,7 +49,7 @@ def table(pairs: dict[str, int | None], *, delta: bool = False) -> pa.Table:
 
 def based(folder: Path, pairs: dict[str, int]) -> Copy:
     """Return a copy at version 1 that was begun from a snapshot of these pairs."""
-    fresh = Copy(folder, new=True, layout=SCHEMA.layout)
+    fresh = Copy(folder, new=True, layout=SCHEMA.copy_layout)
     data = part_codec.encode(table(dict(pairs)))
     with snapshot_file.written_at(folder / FILE, 0) as write:
         write(data)

@@ -28,7 +28,7 @@ def test_columns_come_back_from_their_text(state: pa.Schema) -> None:
     schema = PlainColumns("s", KEY, state)
     back = schema_of_text("s", schema.to_text())
     assert back == schema
-    assert back.layout == schema.layout
+    assert back.copy_layout == schema.copy_layout
     assert schema_of_text("s", schema.to_text()) is back, "a process keeps it, with its codecs"
 
 
@@ -39,7 +39,7 @@ def test_variables_come_back_from_their_text(variables: Sequence[Variable], inde
     schema = VariableColumns("s", KEY, tuple(variables), indexed=indexed)
     back = schema_of_text("s", schema.to_text())
     assert back == schema
-    assert back.layout == schema.layout
+    assert back.copy_layout == schema.copy_layout
 
 
 def test_the_text_has_the_fields_that_records_have_always_had() -> None:
