@@ -90,7 +90,7 @@ def executor_id() -> str:
 
 
 def executor_process() -> str:
-    """Return what names the executor's process on this machine, for ``copies.abandoned``; empty where it is not found."""
+    """Return what names the executor's process on this machine, for ``abandoned``; empty where it is not found."""
     found = _executor(os.getpid())
     return named(found[1]) if found else ""
 

@@ -203,8 +203,8 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
 
     ``live`` are the owners the driver sees alive; a folder of any other is free, and so is one whose owner's process
     has ended on this machine, which is known here sooner than to the driver. Of several free ones the one used last is
-    taken. ``process`` names the owner's (``copies.abandoned`` reads it), if that is known. Raises ``ConfigError`` on a network file
-    system, ``LocalDiskError`` if the disk refuses.
+    taken. ``process`` names the owner's (``abandoned`` reads it), if that is known. Raises ``ConfigError`` on a network
+    file system, ``LocalDiskError`` if the disk refuses.
     """
     try:
         base.mkdir(parents=True, exist_ok=True)

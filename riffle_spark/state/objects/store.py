@@ -29,8 +29,8 @@ the bytes.
 class ObjectStore(Protocol):
     """A flat space of named, immutable byte objects below one root.
 
-    Names are relative, ``/``-separated, made by ``state.log.paths`` alone; no part of one is empty or begins with a dot,
-    which is checked. A missing object is ``None`` or skipped, never an error; an unreachable store raises
+    Names are relative, ``/``-separated, made by ``state.log.paths`` alone; no part of one is empty or begins with a
+    dot, which is checked. A missing object is ``None`` or skipped, never an error; an unreachable store raises
     ``UnavailableError`` after bounded retries, wrong credentials or a missing bucket ``ConfigError``; both name the
     endpoint. Every method is safe to call from several threads. A store can be pickled: the other side reaches the same
     objects and counts from zero.
