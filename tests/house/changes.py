@@ -27,7 +27,11 @@ class Change(NamedTuple):
 CHANGES = (
     Change(
         "a window operator",
-        ("+process.blocks.windows", "process.blocks.block", "process.store_computation", "__init__"),
+        (
+            "+process.blocks.windows", "process.blocks.block", "process.store_computation", "__init__",
+            # a window closes when its time has come, without a row: what is due in a store of columns
+            "worker.slot", "worker.run_computation", "state.schemas.plain_columns",
+        ),
         ("process.blocks.arrow_function",),
     ),
     Change(
@@ -35,8 +39,12 @@ CHANGES = (
         (
             "state.schemas.variable_kinds", "state.schemas.variables", "+process.processors.set_cells",
             "process.processors.session", "spark.processors.states", "spark.processors.handle",
+            "spark.processors.spark_errors",
         ),
-        ("process.processors.list_cells", "state.schemas.variable_kinds:ListRows"),
+        (
+            "process.processors.list_cells", "state.schemas.variable_kinds:ListRows",
+            "spark.processors.spark_errors:DOING",
+        ),
     ),
     Change(
         "a metric a batch",
@@ -45,8 +53,12 @@ CHANGES = (
     ),
     Change(
         "another snapshot format",
-        ("state.formats.part_codec", "worker.seal", "worker.upkeep_piece", "offline.switch"),
-        ("state.formats.part_codec:encode",),
+        (
+            "state.formats.part_codec", "worker.seal", "worker.upkeep_piece", "offline.switch",
+            "state.restore.reader", "state.restore.supply", "state.restore.incoming", "state.restore.follow",
+            "state.copies.snapshot_file",
+        ),
+        ("state.formats.part_codec:encode", "state.formats.part_codec:decode"),
     ),
     Change(
         "a placement rule",
@@ -60,14 +72,19 @@ CHANGES = (
         "Spark 5",
         (
             "spark.engine.jvm", "spark.engine.placed", "spark.engine.inventory", "spark.engine.routing",
-            "spark.processors.pandas_form", "spark.processors.pandas_output",
+            "spark.engine.spark_batch", "spark.engine.event_time", "spark.configure", "worker.member_folders",
+            "spark.processors.pandas_form", "spark.processors.pandas_output", "spark.processors.spark_processor",
+            "spark.processors.handle", "spark.processors.states", "spark.processors.spark_errors",
         ),
         ("py4j", "pyspark.sql.pandas", "pyspark.sql.connect", "pyspark.sql.classic"),
     ),
     Change(
         "another embedded store",
-        ("state.copies.lmdb_file", "state.copies.lmdb_reading", "state.copies.copy", "state.copies.snapshot_copy"),
-        ("lmdb",),
+        (
+            "state.copies.lmdb_file", "state.copies.lmdb_reading", "state.copies.copy", "state.copies.snapshot_copy",
+            "state.copies.snapshot_file",
+        ),
+        ("lmdb", "state.copies.lmdb_file"),
     ),
 )  # fmt: skip
 
