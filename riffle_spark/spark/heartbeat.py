@@ -1,4 +1,5 @@
-"""A source without rows that makes Spark run a batch now and then. Knows a clock. Does not know what the batch is for.
+"""A source without rows that makes Spark run a batch now and then, and Spark's texts for intervals. Knows a clock. Does
+not know what the batch is for.
 
 Spark runs no batch while no source has anything new, so timers and state with a time to live would wait for the next
 row. This source's offset is the time, rounded down to its interval: at each step of it Spark plans a batch. There are

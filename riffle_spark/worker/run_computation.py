@@ -1,5 +1,5 @@
 """A slot's call of what the user computes: on blocks of rows, or key-group by key-group. Knows how rows are cut for a
-call and results are joined. Does not know objects or folders.
+call, results are joined, and which key-groups have something due. Does not know objects or folders.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,5 +1,5 @@
-"""When to assign anew, and what each key-group costs as measured. Knows the triggers of design section 7, receipts and
-time as it is told. Does not know how to assign.
+"""When to assign anew, and what each key-group costs as measured. Knows receipts, and time as
+it is told. Does not know how to assign.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
