@@ -1,4 +1,4 @@
-"""What a valid assignment is. Knows invariant I6 and what a placement must keep. Does not know how one is found."""
+"""What a valid assignment is. Knows what every placement must keep. Does not know how one is found."""
 
 from collections.abc import Iterator
 

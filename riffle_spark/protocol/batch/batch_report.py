@@ -122,7 +122,7 @@ class SlotPlacement:
     ownership: Ownership
 
     def facts(self) -> dict[str, object]:
-        """Return the fields of a report that tell of members and what was changed for them."""
+        """Return the fields of a report on members and what was changed for them."""
         ownership, rebalance = self.ownership, self.ownership.take_rebalance()
         names = {name: living.executor.id for name, living in ownership.members.live.items()}
         present, probes = ownership.present, ownership.probes.take()

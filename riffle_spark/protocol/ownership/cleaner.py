@@ -1,7 +1,7 @@
 """Copies that nobody needs any more. Knows the assignment and since when a copy has no place in it. Does not know how
 copies are removed.
 
-Theory of operation (invariant I9). A copy's lag may bring it back into the next assignment, so only copies that were
+Theory of operation. A copy's lag may bring it back into the next assignment, so only copies that were
 reported before an assignment and have no place in it are counted as idle, from that assignment on. What is reported
 later is not idle before an assignment has answered it. A copy that is ordered to go is forgotten at once, so that no
 later assignment counts on it; and it is removed only if it is still where it was seen.

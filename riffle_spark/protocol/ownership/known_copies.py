@@ -80,7 +80,7 @@ class KnownCopies:
         self._trails.clear()
 
     def only_of(self, members: Collection[str]) -> None:
-        """Forget what slots told of folders that are no member's any more, or never became one's."""
+        """Forget what slots reported of folders that are no member's any more, or never became one's."""
         for told in (self._heads, self._sealed):
             for member in told.keys() - members:
                 del told[member]

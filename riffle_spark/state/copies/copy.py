@@ -1,7 +1,7 @@
 """One local copy: one key-group's committed state in an embedded key-value file. Knows its databases, and how it moves.
 Does not know what is in a row.
 
-Theory of operation. A copy holds committed effects only (I2). It advances in one write transaction, which first
+Theory of operation. A copy holds committed effects only. It advances in one write transaction, which first
 checks the head that it starts from and last writes the head that it reaches, so a crash, a second process or a stale
 caller cannot leave it half way. Nothing is synced to disk: a copy carries the kernel's boot id, and one from another
 boot is not trusted. Opening is cheap (0.1 ms), so copies are opened for a task and closed at its end; several

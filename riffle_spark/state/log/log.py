@@ -4,8 +4,7 @@ is.
 Theory of operation. A record is committed by putting the next number if it is absent. Whoever puts it wins; everyone
 else finds another commit id there and is fenced. An unclear answer (a time-out, an error after the bytes arrived) is
 settled by reading: our own commit id means committed, another's means fenced, absent means put the same bytes again.
-Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line
-(I3).
+Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +46,7 @@ class Log:
         """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
 
         One list, which may lag, a head and at most three gets. Raises ``ConflictError`` if a record is missing in
-        between, ``CorruptStateError`` if one is damaged or does not follow the one before (I3), ``ConfigError`` if the
+        between, ``CorruptStateError`` if one is damaged or does not follow the one before, ``ConfigError`` if the
         root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
         rollback.
         """

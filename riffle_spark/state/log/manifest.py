@@ -3,7 +3,7 @@
 Theory of operation. A key-group's state is a snapshot followed by a chain of deltas. Its *head* is the last link of
 that chain: (version, attempt). Two attempts of one version are different heads, so a copy can tell exactly whether a
 delta is the next one. A batch appends at most one link a key-group; a snapshot replaces the links up to its own head.
-Nothing else ever changes an entry (invariant I3), except a rollback, which takes an older manifest whole.
+Nothing else ever changes an entry, except a rollback, which takes an older manifest whole.
 """
 
 from collections.abc import Mapping
