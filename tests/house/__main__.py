@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tests.house.changes import disagreements
 from tests.house.imports import Product, cycles, read_product
 from tests.house.picture import drawn, placed_in
-from tests.house.walks import assignment_names, batch_walk
+from tests.house.walks import assignment_names, batch_walk, wrong_steps
 from tests.house.words import glossary_words, unknown_names
 from tests.kit.folders import CHECKOUT
 
@@ -47,6 +47,8 @@ def figures(checkout: Path) -> Iterator[Figure]:
     yield Figure("rooms that a batch's rows go through", len(rooms), 9, rooms)
     yield Figure("names for a batch's rows on their way", len(names), 20, names)
     yield Figure("climbs of that way, to a room that is further up", climbs, None, [])
+    gone = list(wrong_steps(product))
+    yield Figure("steps of that way that are not the code's", len(gone), 0, gone)
     met = assignment_names(product)
     yield Figure("names of parameters from View to Assignment", len(met), 70, met)
     wrong = disagreements(product, checkout)
