@@ -25,9 +25,9 @@ from riffle_spark.state.restore.bring import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Place", "SharedKey", "resharded", "state_of"]
+__all__ = ["ShardsOf", "SharedKey", "resharded", "state_of"]
 
-Place = Callable[[int, pa.Table], npt.NDArray[np.int32]]
+ShardsOf = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """From a shard and keys of it to each key's new shard."""
 
 _RUN_BYTES = 64 << 20
@@ -46,7 +46,7 @@ class SharedKey(ConflictError):
 
 
 def resharded(
-    schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, place: Place, folder: Path
+    schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, shards_of: ShardsOf, folder: Path
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield each new shard that has keys and its state, sorted as a snapshot is, by number.
 
@@ -56,7 +56,7 @@ def resharded(
     for source, entry in sorted(entries.items()):
         state = state_of(schema, source, entry, reader)
         if state.num_rows:
-            targets = _placed(schema, state, source, place)
+            targets = _placed(schema, state, source, shards_of)
             runs.add(pa.table([*state.columns, pa.repeat(np.int32(source), len(targets)), targets], schema=runs.schema))
     runs.write()
     left = runs.rows
@@ -67,10 +67,10 @@ def resharded(
     assert left == 0, "every row that was read went somewhere"
 
 
-def _placed(schema: StoreSchema, state: pa.Table, source: int, place: Place) -> npt.NDArray[np.int32]:
+def _placed(schema: StoreSchema, state: pa.Table, source: int, shards_of: ShardsOf) -> npt.NDArray[np.int32]:
     """Return the new shard of each row: that of its key, which is asked for once."""
     numbers, firsts = group_keys(schema.encoded(state))
-    return place(source, state.select(schema.key.names).take(pa.array(firsts)))[numbers]
+    return shards_of(source, state.select(schema.key.names).take(pa.array(firsts)))[numbers]
 
 
 def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
@@ -180,6 +180,6 @@ def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -
 
 
 def _restored(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
-    with tempfile.TemporaryDirectory(prefix="riffle-shard-") as place:
-        found = restored(schema, {key_group: entry}, reader, Path(place))
+    with tempfile.TemporaryDirectory(prefix="riffle-shard-") as folder:
+        found = restored(schema, {key_group: entry}, reader, Path(folder))
         return found.get(key_group, schema.part_schema().empty_table())

@@ -24,7 +24,7 @@ import pyarrow as pa
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.offline.recovery import Plan
-from riffle_spark.offline.reshard import Place, SharedKey, resharded
+from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.formats import part_codec
@@ -114,14 +114,16 @@ class _Switch:
         by_key = self.to == "key_group"
         if not by_key and (self.tail.dispatch != "key_group" or not before.entries):
             return before, shards.extended((), self.total), ["leave every shard as it is"]
-        place: _ByKey | _ByPartition
-        place = _ByKey(self.total) if by_key else _ByPartition(self._given(partition_of), self.total, self.tail.offsets)
+        target: _ByKey | _ByPartition
+        target = (
+            _ByKey(self.total) if by_key else _ByPartition(self._given(partition_of), self.total, self.tail.offsets)
+        )
         entries: dict[Address, Entry] = {}
         steps = []
         for store in sorted({store for store, _ in before.entries}):
             mine = {shard: entry for (name, shard), entry in before.entries.items() if name == store}
             schema = schema_of_text(store, self.tail.schemas[store])
-            new = self._moved(schema, mine, place)
+            new = self._moved(schema, mine, target)
             entries |= {(store, shard): entry for shard, entry in new.items()}
             what = "keys" if schema.one_row_a_key else "entries"
             taken = [entry.snapshot for entry in new.values() if entry.snapshot]
@@ -129,7 +131,7 @@ class _Switch:
                 f"write the state of store {store!r} anew: {sum(s.rows for s in taken)} {what}, "
                 f"{sum(s.length for s in taken)} bytes, from {len(mine)} shards to {len(new)}"
             )
-        return Manifest(entries), place.shards, steps
+        return Manifest(entries), target.shards, steps
 
     def draft(self) -> Record:
         """Return the record of the switch, but for its registry."""
@@ -148,11 +150,11 @@ class _Switch:
             )
         return partition_of
 
-    def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], place: Place) -> dict[int, Entry]:
+    def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], shards_of: ShardsOf) -> dict[int, Entry]:
         reader = Reader(self.objects, None)
         with tempfile.TemporaryDirectory(prefix="riffle-dispatch-") as folder:
             try:
-                moved = resharded(schema, entries, reader, place, Path(folder))
+                moved = resharded(schema, entries, reader, shards_of, Path(folder))
                 return {
                     shard: Entry(self._put(schema.store, shard, rows), timer_ms=schema.earliest_ms(rows))
                     for shard, rows in moved

@@ -27,7 +27,7 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.bring import head_of
 from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
 from riffle_spark.state.restore.incoming import IncomingSnapshots
-from riffle_spark.state.restore.prefetch import Budget, ahead
+from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, next_range, span_bytes
 from riffle_spark.state.restore.supply import rows_of
 from riffle_spark.state.schemas.copy_rows import CopyRows
@@ -91,7 +91,7 @@ class Follower:
     def _fold(self, those: "Sequence[CopyProgress]") -> None:
         owed = {link: one for one in those if one.error is None for link in one.links}
         runs = iter(self._reader.runs(owed, RANGE_BYTES))
-        reading = ahead(self._reader.read, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
+        reading = prefetched(self._reader.read, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
         with closing(reading):
             for run, tables in reading:
                 self._fold_run(run, tables, owed)
@@ -155,7 +155,7 @@ class Follower:
         return open_copy(current, self._schema(one.address[0]))
 
     def _restore(self, those: "Sequence[CopyProgress]") -> None:
-        getting = ahead(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)
+        getting = prefetched(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)
         with closing(getting):
             for piece, data in getting:
                 if piece.of.error is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["Budget", "ahead"]
+__all__ = ["Budget", "prefetched"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -15,7 +15,7 @@ _GRANT_BYTES_MIN = 64 * 1024
 """Less is not asked for, lest the last bytes of a budget become many small requests."""
 
 
-def ahead(
+def prefetched(
     work: Callable[[_Item], _Result], items: Iterable[_Item], size_bytes: Callable[[_Item], int], bytes_ahead: int,
     at_once: int,
 ) -> Generator[tuple[_Item, Future[_Result]], None, None]:  # fmt: skip

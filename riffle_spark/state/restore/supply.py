@@ -15,7 +15,7 @@ from riffle_spark.state.copies.snapshot_file import make_readable, written_at
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
-from riffle_spark.state.restore.prefetch import ahead
+from riffle_spark.state.restore.prefetch import prefetched
 from riffle_spark.state.restore.reader import Reader, next_range
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.store_schema import StoreSchema
@@ -81,7 +81,7 @@ class Supply:
         self._schema = schema
         self._groups = iter(groups)
         self._in_turn = not any(group.snapshots for group in groups)
-        self._coming = ahead(self._read, self._items(groups), lambda item: item.size, _BYTES_AHEAD, _AT_ONCE)
+        self._coming = prefetched(self._read, self._items(groups), lambda item: item.size, _BYTES_AHEAD, _AT_ONCE)
 
     def links(self) -> Mapping[Link, CopyRows]:
         """Return the rows of the next group's links."""
