@@ -137,6 +137,7 @@ def test_what_was_said_survives_pickling() -> None:
         ("standby_mode", "hot", "replay, snapshot_pointer"),
         ("deliver_after_commit", "maybe", "true or false"),
         ("snapshot_chain_share", 0, "at least 0.1"),
+        ("snapshot_chain_share", float("nan"), "at least 0.1"),
         ("dispatch", "by_key", "key_group, partition, hashed"),
         ("retained_for", float("inf"), "at most 36500 d"),
         ("retained_for", float("nan"), "duration"),
