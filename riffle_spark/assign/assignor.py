@@ -57,7 +57,7 @@ def _users_assignment(view: View, settings: AssignSettings, assignor: Assignor) 
     except Exception as error:  # noqa: BLE001 - the user's code: the query goes on with what is, and the warning says why
         return _last_or_default(view, settings, [raised(error, assignor)])
     wrong = refusals(view, answer, settings)
-    return _last_or_default(view, settings, wrong) if wrong else with_target(answer)
+    return _last_or_default(view, settings, wrong) if wrong else with_target(_in_ids_of(view, answer))
 
 
 def _last_or_default(view: View, settings: AssignSettings, said: Sequence[str]) -> Assignment:
@@ -182,6 +182,21 @@ def _misshapen(answer: Assignment) -> Iterator[str]:
         yield "its moves are not all a Move"
     if not all(isinstance(text, str) for text in answer.warnings):
         yield "its warnings are not all texts"
+
+
+def _in_ids_of(view: View, answer: Assignment) -> Assignment:
+    """Return a valid answer in the view's own ids, members in tuples: a user's may be equal to them and of other types,
+    as numbers of NumPy's are, which no record or order can tell.
+    """
+    ids = {task.id: task.id for task in view.tasks}
+    return replace(
+        answer,
+        owners={ids[task]: member for task, member in answer.owners.items()},
+        standbys={ids[task]: tuple(members) for task, members in answer.standbys.items() if members},
+        warmups={ids[task]: tuple(members) for task, members in answer.warmups.items() if members},
+        target={ids.get(task, task): member for task, member in answer.target.items()},
+        moves=tuple(replace(move, task=ids.get(move.task, move.task)) for move in answer.moves),
+    )
 
 
 def with_target(answer: Assignment) -> Assignment:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Task, View
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Task, TaskId, View
 from riffle_spark.errors import ConfigError
 from tests.kit.assign_views import task, view
 
@@ -93,6 +94,32 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
     done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
     assert done.owners == {task(0): "a"}
     assert done.warnings
+
+
+def numpys(given: TaskId) -> TaskId:
+    """Return an equal id with a number of NumPy's."""
+    return TaskId(given.group, np.int64(given.key_group))  # type: ignore[arg-type]
+
+
+def numpys_assignor(before: View, settings: AssignSettings) -> Assignment:
+    """Answer as the default does, with numbers of NumPy's and with lists."""
+    done = assign(before, replace(settings, assignor="high_availability"))
+    return replace(
+        done,
+        owners={numpys(each): member for each, member in done.owners.items()},
+        standbys={numpys(each): list(members) for each, members in done.standbys.items()},  # type: ignore[misc]
+        moves=tuple(replace(move, task=numpys(move.task)) for move in done.moves),
+    )
+
+
+def test_an_answer_in_numbers_of_numpys_is_taken_as_the_equal_one() -> None:
+    """Orders and reports tell tasks as JSON, which knows no other numbers than Python's."""
+    before, settings = view("a: b: c:", total=3), replace(SETTINGS, num_standbys=1)
+    done = assign(before, replace(settings, assignor=numpys_assignor))
+    told = [*done.owners, *done.standbys, *done.target, *(move.task for move in done.moves)]
+    assert (done.owners, done.standbys) == (assign(before, settings).owners, assign(before, settings).standbys)
+    assert {type(each.key_group) for each in told} == {int}
+    assert {type(members) for members in done.standbys.values()} == {tuple}
 
 
 class Counting:
