@@ -1,12 +1,19 @@
-"""What a process opens its store with."""
+"""What a process opens its store with, and what it keeps of it."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import uuid
+from dataclasses import fields, replace
+from pathlib import Path
 
+import pytest
+
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.settings import LINES, Settings
 from riffle_spark.state.objects.store import StoreOptions
-from riffle_spark.worker.member_folders import options_of
+from riffle_spark.testing import home_of
+from riffle_spark.worker.member_folders import manifest_at, options_of, store_of
+from tests.kit.worker.upkeep_member import Upkept
 
 
 def test_every_setting_of_the_store_is_passed_on() -> None:
@@ -21,3 +28,24 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
     assert {name: getattr(seen, each.name) for name, each in options.items()} == said.given()
     assert {name: getattr(unset, each.name) for name, each in options.items()} == {n: LINES[n].default for n in options}
     assert options_of(Settings()) == unset
+
+
+def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path) -> None:
+    """A root that was emptied and begun again counts its records from nought, under another id."""
+    upkept = Upkept(tmp_path)
+    upkept.place.seal(0, {1: {"k": 1}})
+    upkept.log()
+    assert manifest_at(upkept.home, 1).entries
+    for name in list(upkept.store.list("")):
+        upkept.store.delete([name])
+    assert manifest_at(upkept.home, 1).entries, "the last one read is kept"
+    with pytest.raises(CorruptStateError):
+        manifest_at(replace(upkept.home, log_id="begun again"), 1)
+
+
+def test_a_root_is_reached_with_the_options_of_its_query() -> None:
+    """Equal options share a store and its connections, others do not."""
+    home = home_of(f"memory://{uuid.uuid4().hex}", Path("unused"))
+    other = replace(home, options=replace(home.options, s3_max_attempts=7))
+    assert store_of(home) is store_of(replace(home, application="another"))
+    assert store_of(home) is not store_of(other)

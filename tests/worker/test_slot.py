@@ -13,6 +13,7 @@ import pytest
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.worker.member_folders import folder_of
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
 
@@ -207,6 +208,18 @@ def test_a_slot_without_its_copies_stops_where_a_standby_has_them(tmp_path: Path
     member.changes = {}
     output, receipt = member.answer(rows_of(("k1", 2, 0)), executor="another")
     assert (receipt.error, receipt.restores, output.num_rows) == (None, 1, 1)
+
+
+def test_a_slot_that_is_to_be_its_own_standby_fetches(tmp_path: Path) -> None:
+    """Nobody else has what it lacks, so there is nowhere else to run."""
+    member = Member(tmp_path, kept_last())
+    member.feed(rows_of(("k1", 1, 0)))
+    member.feed(rows_of(("k1", 2, 0)))
+    member.home = replace(member.home, live=frozenset({"app/1", "app/another"}))
+    itself = folder_of(member.home, "another").member
+    member.changes = {"standbys": dict.fromkeys(range(TOTAL), (itself,))}
+    _, receipt = member.answer(rows_of(("k1", 3, 0)), executor="another")
+    assert (receipt.error, receipt.member, receipt.restores) == (None, itself, 1)
 
 
 def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:

@@ -150,3 +150,10 @@ def test_one_kind_of_store_never_becomes_the_other() -> None:
     """Columns cannot be read as variables, nor variables as columns."""
     assert not VARIABLES.can_read(PlainColumns("s", KEY, N).to_text())
     assert not PlainColumns("s", KEY, N).can_read(VARIABLES.to_text())
+
+
+def test_times_to_be_due_may_come_and_never_go() -> None:
+    """State without them is read by a processor with timers; what has them keeps them."""
+    untimed = VariableColumns("s", KEY, VARIABLES.variables, indexed=False)
+    assert VARIABLES.can_read(untimed.to_text())
+    assert not untimed.can_read(VARIABLES.to_text())

@@ -10,9 +10,10 @@ from types import FrameType
 import pytest
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.messages.upkeep_orders import Drop, UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Drop, Follow, UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.upkeep import rounds as module
 from riffle_spark.protocol.upkeep.rounds import Rounds
+from riffle_spark.state.log.manifest import EMPTY
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, home_of
 from riffle_spark.testing.simulation import InlineLock
@@ -113,6 +114,18 @@ def test_a_plan_is_made_whatever_the_one_that_runs_does_meanwhile() -> None:
             break
         step += 1
     assert step > 20, "too few steps were seen: nothing was tried"
+
+
+def test_who_is_no_member_any_more_has_no_failures_to_wait_for() -> None:
+    """What is forgotten begins anew: a follow that failed is tried at once by whoever is asked next."""
+    handover = Handover()
+    handover.background.run()
+    rounds, now = handover.rounds, 0.0
+    order = UpkeepOrder(handover.cluster.home, "", 1, 0, {}, follows=(Follow("s", 0, EMPTY),))
+    rounds.setbacks.note({"1": order}, [UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),))], now)
+    assert not rounds.setbacks.without({"1": order}, now)
+    rounds.forget()
+    assert rounds.setbacks.without({"1": order}, now) == {"1": order}
 
 
 def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]) -> None:
