@@ -28,6 +28,7 @@ __all__ = [
     "Receipt",
     "Watermark",
     "error_fields",
+    "json_line",
     "result_schema",
 ]
 
@@ -65,7 +66,7 @@ class Home:
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""
-        return _line({**asdict(self), "live": sorted(self.live)})
+        return json_line({**asdict(self), "live": sorted(self.live)})
 
     @classmethod
     def from_json(cls, text: str) -> "Home":
@@ -133,7 +134,7 @@ class Order:
         body.update({name: packed(body[name]) for name in _SCHEMAS if body[name] is not None})
         parts = self._entries_by_slot()
         body["entries"] = list(parts)
-        return "\n".join([_line(body), *(_line(entries_to_json(part)) for part in parts.values())])
+        return "\n".join([json_line(body), *(json_line(entries_to_json(part)) for part in parts.values())])
 
     def _entries_by_slot(self) -> dict[int | None, dict[Address, Entry]]:
         slot_of = {key_group: slot for slot, key_groups in self.slots.items() for key_group in key_groups}
@@ -169,7 +170,8 @@ def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[st
     return list(groups.items())
 
 
-def _line(body: Mapping[str, object]) -> str:
+def json_line(body: Mapping[str, object]) -> str:
+    """Return a message's body as one line of JSON, as every message is written."""
     return json.dumps(body, separators=(",", ":"))
 
 
@@ -231,7 +233,7 @@ class Receipt:
 
     def to_json(self) -> str:
         """Return the receipt as one line of JSON."""
-        return _line(asdict(self))
+        return json_line(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Receipt":

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
-from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.slot_orders import Home, json_line
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Entry, Head, Snapshot
 
@@ -81,7 +81,7 @@ class UpkeepOrder:
         body["drops"] = [(drop.store, drop.key_group, drop.head) for drop in self.drops]
         body["follows"] = [(follow.store, follow.key_group) for follow in self.follows]
         body["snapshots"] = [(due.store, due.key_group) for due in self.snapshots]
-        return json.dumps(body, separators=(",", ":"))
+        return json_line(body)
 
     @classmethod
     def from_json(cls, text: str) -> "UpkeepOrder":
@@ -128,7 +128,7 @@ class UpkeepReceipt:
 
     def to_json(self) -> str:
         """Return the receipt as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json_line(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "UpkeepReceipt":
@@ -164,7 +164,7 @@ class CensusOrder:
     def to_json(self) -> str:
         """Return the order as one line of JSON."""
         body = {f.name: getattr(self, f.name) for f in fields(self)}
-        return json.dumps({**body, "home": self.home.to_json()}, separators=(",", ":"))
+        return json_line({**body, "home": self.home.to_json()})
 
     @classmethod
     def from_json(cls, text: str) -> "CensusOrder":
@@ -193,7 +193,7 @@ class Census:
 
     def to_json(self) -> str:
         """Return the census as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json_line(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Census":
