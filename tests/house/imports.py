@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 __all__ = ["Module", "Product", "cycles", "read_product"]
 
 PACKAGE = "riffle_spark"
-Node = TypeVar("Node", bound=str)
 
 
 @dataclass(frozen=True)

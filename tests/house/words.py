@@ -11,7 +11,6 @@ from tests.house.imports import Product
 
 __all__ = ["glossary_words", "unknown_names", "words_of"]
 
-_ENDINGS = ("ies", "es", "s")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LISTED = re.compile(r"^\|([^|]+)\|", re.MULTILINE)
 

@@ -30,10 +30,6 @@ TRIES = 90
 QUIET_AFTER = 60
 
 
-class Intruded(Exception):
-    """A second driver took over in the middle of a batch."""
-
-
 class _DrawnNames:
     """Folders are named by chance, too: so that the same seed finds them in the same order."""
 
