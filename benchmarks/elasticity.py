@@ -1,9 +1,10 @@
 """What it costs when executors come, go, die and return, and the same scale-out with Spark's own stateful operator.
 
-./run bench elasticity [--json] [--keys 1000000] [--only scale,cold_restore]
+./run bench elasticity [--json] [--keys 1000000] [--only scale,cold_restore] [--against REVISION [--rounds 3]]
 
 Real workers of one core each on this machine, state in an S3 server over files (versitygw, built with Go on first use).
-Every case starts servers, workers and an application of its own.
+Every case starts servers, workers and an application of its own. `replay` is what it costs to follow; with a revision
+it runs on its code too, in turn with ours.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from apps.demo.gateway import ensure_gateway
+from benchmarks.elastic.cold import cold_restore
 from benchmarks.elastic.data import Size
-from benchmarks.elastic.kill import cold_restore, standby_kill
+from benchmarks.elastic.kill import standby_kill
+from benchmarks.elastic.replay import replay
 from benchmarks.elastic.returning import returning
 from benchmarks.elastic.scale import scale
 from benchmarks.elastic.spark_scale_out import spark_scale_out
-from benchmarks.kit.streams import in_process
+from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision, in_process
 from riffle_spark.errors import RiffleError
 
 SECONDS_A_CASE = 1500.0
@@ -34,6 +39,7 @@ CASES: dict[str, Callable[[Size, Path], dict[str, object]]] = {
     "standby_kill": standby_kill,
     "cold_restore": cold_restore,
     "returning": returning,
+    "replay": replay,
     "spark": spark_scale_out,
 }
 WANTED = {
@@ -46,8 +52,11 @@ WANTED = {
     "standby_kill_extra_s": "<= standby_kill_allowed_s (one batch and 4 s)",
     "standby_kill_next_ratio": "near 1",
     "standby_kill_snapshot_bytes": "0",
-    "cold_restore_ratio": ">= 0.7",
+    "cold_fetched_over_listed": "near 1: nothing that was listed came from a disk",
+    "cold_restore_ratio": ">= 0.8",
+    "cold_restore_ratio_least": ">= 0.7",
     "return_fetched_over_missed": "<= 1",
+    "standby_cpu_ratio": "<= 0.5",
     "spark_rescale_s": "ours stands still for 0 s",
     "spark_rewritten_bytes": "ours: rewritten_bytes",
 }
@@ -61,22 +70,45 @@ def sizes(keys: int) -> dict[str, Size]:
         "standby_kill": Size(small, vector_bytes=256, rows=small // 10, fill_rows=small // 4),
         "cold_restore": Size(keys, vector_bytes=1024, rows=keys // 25, fill_rows=keys // 10),
         "returning": Size(small, vector_bytes=256, rows=small // 10, fill_rows=small // 4),
+        "replay": Size(small, vector_bytes=32, rows=small // 4, fill_rows=small // 4),
         "spark": Size(keys, vector_bytes=1024, rows=keys // 25, fill_rows=keys // 10),
     }
 
 
-def run(keys: int, names: list[str]) -> dict[str, Any]:
+def run(keys: int, names: list[str], before: Code | None, rounds: int) -> dict[str, Any]:
     """Run the cases in turn and return their figures together."""
     ensure_gateway()
     found: dict[str, Any] = {}
+    repetitions: dict[str, int] = {}
     for name in names:
         started = time.monotonic()
-        print(f"{name} ...", file=sys.stderr)
-        with tempfile.TemporaryDirectory(prefix="riffle-elastic-", ignore_cleanup_errors=True) as base:
-            spec = {"case": name, "folder": base, "size": asdict(sizes(keys)[name])}
-            found |= in_process("benchmarks.elasticity", spec, SECONDS_A_CASE, {})
-        found[f"{name}_case_s"] = time.monotonic() - started
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+        figures = _replayed(sizes(keys)[name], before, rounds) if name == "replay" else _played(name, keys)
+        repetitions |= figures.pop("repetitions", {})
+        found |= {**figures, f"{name}_case_s": time.monotonic() - started}
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+    return {**rounded, **({"against": before.revision} if before else {}), "repetitions": repetitions}
+
+
+def _replayed(size: Size, before: Code | None, rounds: int) -> dict[str, Any]:
+    """Run the replay on this tree's code and on the other's, in turn; return the medians."""
+    codes = (HERE, before) if before else (HERE,)
+    found = alternately(codes, rounds, lambda code: _in_folder("benchmarks.elastic.replay", "replay", size, code))
+    taken = {code: statistics.median(one["standby_cpu_s"] for one in each) for code, each in found.items()}
+    result = {**found[HERE][-1], "standby_cpu_s": taken[HERE], "repetitions": {"standby_cpu_s": rounds}}
+    if before:
+        result |= {"standby_cpu_s_before": taken[before], "standby_cpu_ratio": taken[HERE] / taken[before]}
+    return result
+
+
+def _played(name: str, keys: int) -> dict[str, Any]:
+    return _in_folder("benchmarks.elasticity", name, sizes(keys)[name], HERE)
+
+
+def _in_folder(module: str, name: str, size: Size, code: Code) -> dict[str, Any]:
+    print(f"{name}{code.revision and f' ({code.revision})'} ...", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="riffle-elastic-", ignore_cleanup_errors=True) as base:
+        spec = {"case": name, "folder": base, "size": asdict(size)}
+        return in_process(module, spec, SECONDS_A_CASE, {}, code)
 
 
 def _run_case(spec: dict[str, Any]) -> dict[str, object]:
@@ -93,18 +125,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000, help="in the largest case, of 1 kB each (%(default)s)")
     parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
+    parser.add_argument("--against", metavar="REVISION", help="the commit whose code replays beside ours")
+    parser.add_argument("--rounds", type=int, default=0, help="of the replay (1, with --against 3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        print(json.dumps(_run_case(json.loads(options.side))))
+        answer(_run_case(json.loads(options.side)))
         return 0
     names = options.only.split(",")
     unknown = sorted(set(names) - set(CASES))
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
     try:
-        result = run(options.keys, names)
+        with at_revision(options.against) if options.against else nullcontext() as before:
+            result = run(options.keys, names, before, options.rounds or (3 if before else 1))
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,10 +1,12 @@
 """StatefulProcessors on riffle, with state committed to an S3 server, against the same ones on Spark's own operator.
 
 ./run bench processor [--json] [--only row_form,pandas_form,list,map,expiry,ten_million]
+                      [--against REVISION [--rounds 2]]
 
 Both sides read the same Parquet files, one a batch, on local[2] with two shuffle partitions, each side in a process of
 its own. Spark commits to a checkpoint on local disk, riffle to an S3 server process (versitygw, built with Go on first
-use). All but ``pandas_form`` run on Spark 4.3.0, whose environment is set up on first use.
+use). All but ``pandas_form`` run on Spark 4.3.0, whose environment is set up on first use. With a revision riffle's
+sides run on its code too, in turn with ours, in so many rounds; Spark's run once.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
+from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision
+from benchmarks.kit.streams import median
 from benchmarks.processors.loads import APPENDED
 from benchmarks.processors.play import NEW_SPARK, NOT_PLAYED, PINNED_SPARK, Played, Side, play, play_here
 from riffle_spark.errors import RiffleError
@@ -29,16 +34,61 @@ MAPS = {"keys": 50_000}
 TOUCHED = 100_000
 FEW, MANY = 1_000_000, 10_000_000
 WANTED = {
-    "row_form_ratio": ">= 8",
-    "pandas_form_ratio": ">= 20",
+    "row_form_ratio": ">= 10",
+    "row_form_ratio_vs_before": ">= 1.0",
+    "pandas_form_ratio": ">= 16",
+    "pandas_form_ratio_vs_before": ">= 1.2",
     "list_ratio": ">= 5 (the smaller of list_short_ratio and list_long_ratio)",
-    "map_ratio": ">= 5",
+    "list_ratio_vs_before": ">= 1.0",
+    "map_ratio": ">= 6",
+    "map_ratio_vs_before": ">= 1.0",
     "expiry_ratio": "<= 2",
     "ten_million_ratio": "<= 1.5",
     "ten_million_worker_peak_mb": "bounded",
 }
-Player = Callable[[Side], Played]
 Figures = dict[str, float]
+
+
+class Player:
+    """Plays sides of those engines that are wanted, at a scale, ours and the other revision's in so many rounds."""
+
+    def __init__(self, engines: Iterable[str], scale: float, before: Code | None, rounds: int) -> None:
+        self._codes = {"riffle": HERE, "spark": HERE, **({"before": before} if before else {})}
+        self._engines = {*engines, "before"} & self._codes.keys()
+        self._scale = scale
+        self.rounds = rounds
+
+    def __call__(self, side: Side) -> Played:
+        """Play one side; what is not wanted takes no number of seconds."""
+        wanted = side.engine in self._engines
+        return play(side.scaled(self._scale), self._codes[side.engine]) if wanted else NOT_PLAYED
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the sides of one case took: ours and the other revision's by rounds, and Spark's."""
+
+    ours: Sequence[Played]
+    before: Sequence[Played]
+    spark: Played
+
+    def batch_s(self, until: int | None = None) -> float:
+        """Return the median time of a batch of ours: of the last ones, or of the last before batch ``until``."""
+        return median(each.median_s(until) for each in self.ours)
+
+    def vs_before(self, until: int | None = None) -> float:
+        """Return how many times as fast as the other revision we are, the median of the rounds."""
+        return median(b.median_s(until) / a.median_s(until) for a, b in zip(self.ours, self.before, strict=True))
+
+    @property
+    def rows(self) -> int:
+        """Rows of our last batch."""
+        return self.ours[-1].rows
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows of a batch of ours over the median time."""
+        return self.rows / self.batch_s()
 
 
 def row_form(run: Player) -> Figures:
@@ -52,48 +102,51 @@ def pandas_form(run: Player) -> Figures:
 
 
 def _form(name: str, run: Player, load: str, spark_version: str = NEW_SPARK) -> Figures:
-    mine, theirs = _both(run, load, COUNTED, spark_version)
+    found = _compared(run, load, COUNTED, spark_version)
     return {
-        f"{name}_ratio": mine.rows_per_s / theirs.rows_per_s,
-        f"{name}_rows_per_s": mine.rows_per_s,
-        f"{name}_rows_per_s_spark": theirs.rows_per_s,
-        f"{name}_batch_s": mine.median_s(),
-        f"{name}_batch_s_spark": theirs.median_s(),
+        **_rates(name, found),
+        f"{name}_batch_s": found.batch_s(),
+        f"{name}_batch_s_spark": found.spark.median_s(),
+    }
+
+
+def _rates(name: str, found: Compared) -> Figures:
+    return {
+        f"{name}_ratio": found.rows_per_s / found.spark.rows_per_s,
+        f"{name}_ratio_vs_before": found.vs_before(),
+        f"{name}_rows_per_s": found.rows_per_s,
+        f"{name}_rows_per_s_spark": found.spark.rows_per_s,
     }
 
 
 def list_(run: Player) -> Figures:
     """Append to short lists, then to long ones."""
-    mine, theirs = _both(run, "appending", LISTS)
-    mine_short_s = mine.median_s(until=WARM_UP + OURS)
-    their_short_s = theirs.median_s(until=THEIR_WARM_UP + THEIRS)
-    short = their_short_s / mine_short_s
-    long = theirs.median_s() / mine.median_s()
+    found = _compared(run, "appending", LISTS)
+    ours_short = WARM_UP + OURS
+    short_s, short_s_spark = found.batch_s(ours_short), found.spark.median_s(THEIR_WARM_UP + THEIRS)
+    short, long = short_s_spark / short_s, found.spark.median_s() / found.batch_s()
     return {
         "list_ratio": min(short, long),
         "list_short_ratio": short,
         "list_long_ratio": long,
-        "list_short_elements_per_s": APPENDED * mine.rows / mine_short_s,
-        "list_short_elements_per_s_spark": APPENDED * theirs.rows / their_short_s,
-        "list_long_elements_per_s": APPENDED * mine.rows_per_s,
-        "list_long_elements_per_s_spark": APPENDED * theirs.rows_per_s,
+        "list_ratio_vs_before": min(found.vs_before(ours_short), found.vs_before()),
+        "list_short_elements_per_s": APPENDED * found.rows / short_s,
+        "list_short_elements_per_s_spark": APPENDED * found.spark.rows / short_s_spark,
+        "list_long_elements_per_s": APPENDED * found.rows_per_s,
+        "list_long_elements_per_s_spark": APPENDED * found.spark.rows_per_s,
     }
 
 
 def map_(run: Player) -> Figures:
     """Read and update one entry in each of many maps."""
-    mine, theirs = _both(run, "mapping", MAPS)
-    return {
-        "map_ratio": mine.rows_per_s / theirs.rows_per_s,
-        "map_rows_per_s": mine.rows_per_s,
-        "map_rows_per_s_spark": theirs.rows_per_s,
-    }
+    return _rates("map", _compared(run, "mapping", MAPS))
 
 
-def _both(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> tuple[Played, Played]:
-    mine = run(Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version))
-    theirs = run(Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version))
-    return mine, theirs
+def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> Compared:
+    mine = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
+    found = alternately(("riffle", "before"), run.rounds, lambda engine: run(replace(mine, engine=engine)))
+    theirs = Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version)
+    return Compared(found["riffle"], found["before"], run(theirs))
 
 
 def expiry(run: Player) -> Figures:
@@ -127,12 +180,8 @@ CASES: dict[str, Callable[[Player], Figures]] = {
 }
 
 
-def run(names: list[str], engines: list[str], scale: float) -> Figures:
-    """Run the cases in turn on these engines, at a scale, and return their figures together."""
-
-    def player(side: Side) -> Played:
-        return play(side.scaled(scale)) if side.engine in engines else NOT_PLAYED
-
+def run(names: Sequence[str], player: Player) -> Figures:
+    """Run the cases in turn and return their figures together."""
     found: Figures = {}
     for name in names:
         started = time.monotonic()
@@ -141,10 +190,12 @@ def run(names: list[str], engines: list[str], scale: float) -> Figures:
     return {name: round(value, 3) for name, value in found.items() if not math.isnan(value)}
 
 
-def repetitions(names: Iterable[str]) -> dict[str, int]:
-    """Return of how many of our batches, or of Spark's, figures are the medians."""
+def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
+    """Return of how many of our batches, or of Spark's, figures are the medians; a round has them all once."""
     medians = [name for name in names if not name.endswith(("_case_s", "_mb"))]
-    batches = {name: EXPIRED if name.startswith("expiry") else OURS for name in medians}
+    alone = ("expiry", "ten_million")
+    batches = {name: (EXPIRED if name.startswith("expiry") else OURS) for name in medians}
+    batches |= {name: rounds * OURS for name in medians if not name.startswith(alone)}
     return batches | {name: THEIRS for name in medians if name.endswith("_spark")}
 
 
@@ -154,25 +205,30 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
     parser.add_argument("--engines", default="riffle,spark", help="leave a side out (%(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="of keys and rows (%(default)s)")
+    parser.add_argument("--against", metavar="REVISION", help="the commit whose code runs beside ours")
+    parser.add_argument("--rounds", type=int, default=0, help="of ours and the revision's (1, with --against 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        print(json.dumps(play_here(json.loads(options.side))))
+        answer(play_here(json.loads(options.side)))
         return 0
     names = options.only.split(",")
     unknown = sorted(set(names) - set(CASES))
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    rounds = options.rounds or (2 if options.against else 1)
     try:
-        result = run(names, options.engines.split(","), options.scale)
+        with at_revision(options.against) if options.against else nullcontext() as before:
+            result = run(names, Player(options.engines.split(","), options.scale, before, rounds))
+        told: dict[str, object] = {**result, **({"against": before.revision} if before else {})}
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps({**result, "repetitions": repetitions(result)}))
+        print(json.dumps({**told, "repetitions": repetitions(result, rounds)}))
         return 0
-    for name, value in result.items():
+    for name, value in told.items():
         print(f"{name:36} {value!s:>16}  {WANTED.get(name, '')}".rstrip())
     return 0
 

@@ -1,6 +1,9 @@
 """Running count and sum per key: ours, with state committed to an S3 server, against what Spark has built in.
 
-./run bench throughput [--json] [--rows 100000] [--keys 200000] [--batches 10]
+./run bench throughput [--json] [--only rows,million,fixed,keys,python] [--against REVISION [--rounds 2]]
+
+`rows` are 100 000 rows a batch, `million` as many, `fixed` 100; `keys` are 100 000 rows on 10 million keys against one
+million, `python` Spark's Python operators. With a revision the same runs on its code too, in turn with ours.
 """
 
 from __future__ import annotations
@@ -10,177 +13,110 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.streams import in_process, measure, median, peak_memory_mb, session, source
+import boto3
 
-WARM_UP = 3
-SECONDS_A_SIDE = 240.0
+from apps.demo.servers import S3Server
+from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision, in_process
+from benchmarks.totals.engines import play_here
+from benchmarks.totals.figures import CASES, PARTS, Side, figures, repetitions, sides_of
+from riffle_spark.errors import RiffleError
+from riffle_spark.settings import Settings
 
-
-def ours(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Stateful aggregation with riffle, state in S3."""
-    import riffle_spark as riffle
-
-    spark = session(**{"spark.scheduler.mode": "FAIR"})
-    settings = riffle.Settings(
-        root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1", local_dir=str(folder)
-    )
-    compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
-    job = riffle.Stateful("totals", key="key", compute=compute, settings=settings).into(
-        lambda rows, _: rows.write.format("noop").mode("append").save()
-    )
-    seconds = _measured(spec, source(spark, spec["rows"], spec["keys"]).writeStream.foreachBatch(job), folder)
-    reports = [report for report in job.reports if report.decision == "run"][WARM_UP : WARM_UP + len(seconds)]
-    return {
-        "seconds": seconds,
-        "requests": median(sum(report.requests.values()) for report in reports),
-        "upkeep_requests": sum(sum(report.upkeep_requests.values()) for report in reports) / len(reports),
-        "sealed_bytes": median(report.sealed_bytes for report in reports),
-        "phases": {name: median(r.seconds.get(name, 0.0) for r in reports) for name in reports[0].seconds},
-        "slots": {name: median(r.slot_seconds.get(name, 0.0) for r in reports) for name in reports[0].slot_seconds},
-        "peak_memory_mb": peak_memory_mb(),
-    }
-
-
-def builtin(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Spark's own streaming aggregation on RocksDB with changelog checkpointing."""
-    stream = source(session(), spec["rows"], spec["keys"]).groupBy("key").agg({"*": "count", "amount": "sum"})
-    writer = stream.writeStream.outputMode("update").format("noop")
-    return {"seconds": _measured(spec, writer, folder), "peak_memory_mb": peak_memory_mb()}
-
-
-def apply_in_pandas(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same with ``applyInPandasWithState``."""
-    import pandas as pd
-
-    def totals(key: tuple[int], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        count, total = state.get if state.exists else (0, 0)
-        for frame in frames:
-            count, total = count + len(frame), total + int(frame["amount"].sum())
-        state.update((count, total))
-        yield pd.DataFrame({"key": [key[0]], "count": [count], "total": [total]})
-
-    grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")
-    stream = grouped.applyInPandasWithState(
-        totals, "key long, count long, total long", "count long, total long", "update", "NoTimeout"
-    )
-    writer = stream.writeStream.outputMode("update").format("noop")
-    return {"seconds": _measured(spec, writer, folder), "peak_memory_mb": peak_memory_mb()}
-
-
-def transform_with_state(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same with ``transformWithStateInPandas``."""
-    from benchmarks.kit.pandas_totals import PandasTotals
-
-    grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")
-    stream = grouped.transformWithStateInPandas(
-        PandasTotals(), "key long, count long, total long", outputMode="update", timeMode="none"
-    )
-    writer = stream.writeStream.outputMode("update").format("noop")
-    return {"seconds": _measured(spec, writer, folder), "peak_memory_mb": peak_memory_mb()}
-
-
-def _measured(spec: dict[str, Any], writer: Any, folder: Path) -> list[float]:
-    return measure(writer, folder / "checkpoint", spec["batches"], WARM_UP, SECONDS_A_SIDE)
-
-
-SIDES: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
-    "ours": ours,
-    "builtin": builtin,
-    "apply_in_pandas": apply_in_pandas,
-    "transform_with_state": transform_with_state,
+SECONDS_A_SIDE = 1000.0
+WANTED = {
+    "ratio_vs_builtin": ">= 5",
+    "ratio_vs_builtin_million": ">= 5",
+    "rows_per_s_million": ">= 1 000 000 where Flink's RocksDB makes 300 000 to 400 000",
+    "fixed_ratio": "<= 1.0",
+    "totals_ten_million_ratio": "<= 1.3",
+    "totals_keys_held": "10 000 000",
+    "peak_memory_ratio": "<= 1.3",
+    "p95_over_median": "<= 1.5",
+    "batches": ">= 60",
+    "snapshot_key_groups": "= key_groups: each had a snapshot in a measured batch",
 }
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run every side in turn and return the figures."""
-    from apps.demo.servers import S3Server
+def run(names: Sequence[str], options: argparse.Namespace, before: Code | None) -> dict[str, Any]:
+    """Run the parts in turn, the sides of each alternately, and return the figures."""
+    found: dict[Side, list[dict[str, Any]]] = {}
+    codes = {"before": before} if before else {}
+    for name in names:
+        sides = sides_of(name, against=before is not None)
+        found |= alternately(sides, options.rounds, lambda side: _played(side, options, codes.get(side.engine, HERE)))
+    result = figures(found)
+    if result.get("snapshot_key_groups", 0) < result.get("key_groups", 0):
+        print("not every key-group had a snapshot in a measured batch: run more --batches", file=sys.stderr)
+    return {**result, **({"against": before.revision} if before else {}), "repetitions": repetitions(found)}
 
-    plans = [("ours", options.rows), ("builtin", options.rows), ("ours", 100), ("builtin", 100)]
-    if not options.only_builtin:
-        few = options.python_rows
-        plans += [("transform_with_state", 100), ("apply_in_pandas", few), ("transform_with_state", few)]
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+
+def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, Any]:
+    """Run a side in a process, with a folder and an S3 server of its own."""
+    case = CASES[side.case].scaled(options.scale) if side.case != "fixed" else CASES[side.case]
+    print(
+        f"{side.engine}{code.revision and f' ({code.revision})'}, {case.rows} rows a batch, {case.keys} keys ...",
+        file=sys.stderr,
+    )
     with tempfile.TemporaryDirectory(prefix="riffle-bench-") as base, S3Server(Path(base) / "s3") as server:
-        for side, rows in plans:
-            folder, root = f"{base}/{side}-{rows}", f"s3://{server.bucket}/{side}-{rows}"
-            spec = {"side": side, "rows": rows, "keys": options.keys, "batches": options.batches}
-            spec |= {"folder": folder, "root": root, "endpoint": server.endpoint}
-            print(f"{side}, {rows} rows a batch ...", file=sys.stderr)
-            found[side, rows] = in_process("benchmarks.throughput", spec, SECONDS_A_SIDE + 60, server.environment)
-            shutil.rmtree(spec["folder"], ignore_errors=True)
-    return figures(options, found)
+        folder = f"{base}/side"
+        spec = {
+            "engine": side.engine, "rows": case.rows, "keys": case.keys, "filled": case.filled,
+            "batches": options.batches or case.batches, "folder": folder, "root": f"s3://{server.bucket}/state",
+            "endpoint": server.endpoint,
+        }  # fmt: skip
+        found = in_process("benchmarks.throughput", spec, SECONDS_A_SIDE, server.environment, code, samples_memory=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        found["rows"] = case.rows
+        if "versions" in found:
+            found |= {"key_groups": Settings().key_groups, "snapshot_key_groups": _snapshot_key_groups(server, found)}
+        return found
 
 
-def figures(options: argparse.Namespace, found: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures by their JSON names."""
-    mine = found["ours", options.rows]
-
-    def rate(side: str, rows: int) -> float:
-        return rows / median(found[side, rows]["seconds"])
-
-    result: dict[str, Any] = {
-        "rows_per_s": round(rate("ours", options.rows)),
-        "rows_per_s_builtin": round(rate("builtin", options.rows)),
-        "ratio_vs_builtin": round(rate("ours", options.rows) / rate("builtin", options.rows), 2),
-        "batch_ms": round(1000 * median(mine["seconds"])),
-        "batch_ms_builtin": round(1000 * median(found["builtin", options.rows]["seconds"])),
-        "fixed_ms": round(1000 * median(found["ours", 100]["seconds"])),
-        "fixed_ms_builtin": round(1000 * median(found["builtin", 100]["seconds"])),
-        "requests_per_batch": mine["requests"],
-        "upkeep_requests_per_batch": round(mine["upkeep_requests"], 1),
-        "sealed_bytes_per_batch": round(mine["sealed_bytes"]),
-        "peak_memory_mb": round(mine["peak_memory_mb"]),
-        "peak_memory_mb_builtin": round(found["builtin", options.rows]["peak_memory_mb"]),
-        "batches": len(mine["seconds"]),
-        "phases": mine["phases"],
-        "slots": mine["slots"],
-    }
-    for side in ("apply_in_pandas", "transform_with_state"):
-        if (side, options.python_rows) in found:
-            theirs = rate(side, options.python_rows)
-            result[f"batch_ms_{side}"] = round(1000 * options.python_rows / theirs)
-            result[f"rows_per_s_{side}"] = round(theirs)
-            result[f"ratio_vs_{side}" + ("_in_pandas" if side == "transform_with_state" else "")] = round(
-                rate("ours", options.rows) / theirs, 1
-            )
-    if ("transform_with_state", 100) in found:
-        result["fixed_ms_transform_with_state"] = round(1000 * median(found["transform_with_state", 100]["seconds"]))
-    result["repetitions"] = {
-        ("fixed_ms" if rows == 100 else kind) + ("" if side == "ours" else f"_{side}"): len(each["seconds"])
-        for (side, rows), each in found.items()
-        for kind in ("batch_ms", "rows_per_s")
-    }
-    return result
+def _snapshot_key_groups(server: S3Server, found: Mapping[str, Any]) -> int:
+    """Return of how many key-groups a snapshot lies there that is of a measured batch."""
+    with closing(boto3.client("s3", **server.client_arguments)) as client:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=server.bucket, Prefix="state/totals/")
+        names = [each["Key"].split("/") for page in pages for each in page.get("Contents", ())]
+    return len({name[2] for name in names if int(name[-1].split("-")[0]) in found["versions"]})
 
 
-def main() -> None:
+def main() -> int:
     """Parse the command line and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--python-rows", type=int, default=20_000, help="rows a batch for Spark's Python operators")
-    parser.add_argument("--keys", type=int, default=200_000)
-    parser.add_argument("--batches", type=int, default=10)
-    parser.add_argument("--only-builtin", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help="these parts (%(default)s)")
+    parser.add_argument("--batches", type=int, default=0, help="measured a side (0: as many as each part is meant to)")
+    parser.add_argument("--scale", type=float, default=1.0, help="of keys and rows (%(default)s)")
+    parser.add_argument("--against", metavar="REVISION", help="the commit whose code runs beside ours")
+    parser.add_argument("--rounds", type=int, default=0, help="of each part (1, with --against 2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        spec = json.loads(options.side)
-        folder = Path(spec["folder"])
-        folder.mkdir(parents=True)
-        print(json.dumps(SIDES[spec["side"]](spec, folder)))
-        return
-    result = run(options)
+        answer(play_here(json.loads(options.side)))
+        return 0
+    options.rounds = options.rounds or (2 if options.against else 1)
+    names = options.only.split(",")
+    unknown = sorted(set(names) - set(PARTS))
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    try:
+        with at_revision(options.against) if options.against else nullcontext() as before:
+            result = run(names, options, before)
+    except RiffleError as error:
+        print(error, file=sys.stderr)
+        return 1
     if options.json:
         print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:40} {value}")
+        return 0
+    for name, value in result.items():
+        print(f"{name:40} {value!s:>16}  {WANTED.get(name, '')}".rstrip())
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,7 +40,7 @@ class Audit:
         settings = query.settings
         assert settings.root is not None
         self._log = Log(open_store(settings.root, options_of(settings)), settings.root)
-        self._prefix = settings.root.split("/", 3)[3] + "/"
+        self.prefix = settings.root.split("/", 3)[3] + "/"
         self._policy = SnapshotPolicy(
             settings.snapshot_chain_share, settings.snapshot_chain_links, max(2, settings.retained_versions)
         )
@@ -55,7 +55,7 @@ class Audit:
         """Return the size of every object below the root, by its name in the bucket."""
         store = self._query.stage.store
         with closing(boto3.client("s3", **store.client_arguments)) as client:
-            pages = client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket, Prefix=self._prefix)
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket, Prefix=self.prefix)
             return {found["Key"]: found["Size"] for page in pages for found in page.get("Contents", ())}
 
     def rewritten_bytes(self, before: StoreView, after: StoreView, later: StoreView, sealed_bytes: int) -> int:
@@ -65,7 +65,7 @@ class Audit:
         ``later`` is a look some batches after, when the log lists all that was put by then.
         """
         new = {
-            name.removeprefix(self._prefix): size for name, size in after.objects.items() if name not in before.objects
+            name.removeprefix(self.prefix): size for name, size in after.objects.items() if name not in before.objects
         }
         deltas = sum(size for name, size in new.items() if name.startswith("delta/"))
         regular = self._due_snapshots(before, later)

@@ -8,16 +8,18 @@ key and the count with every change: a copy that is behind, or from elsewhere, i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["OUTPUT", "STATE", "Feed", "Size", "advancing", "vectors"]
+__all__ = ["OUTPUT", "STATE", "Feed", "Size", "advancing", "called_last", "vectors"]
 
 Integers = npt.NDArray[np.int64]
 SEED = 20_250_101
@@ -51,13 +53,25 @@ def vectors(keys: Integers, counts: Integers, size: int) -> npt.NDArray[np.uint6
     return made
 
 
-def advancing(size: int) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]]:
+class _Context(Protocol):
+    """What the function is told beside its rows."""
+
+    version: int
+
+
+def advancing(
+    size: int, marks: Path | None = None
+) -> Callable[[pa.Table, pa.Table, _Context], tuple[pa.Table, pa.Table]]:
     """Return the stateful function: rows and state of a key-group in, totals and new state out.
 
-    It raises if a vector is not the one that its key and count must have.
+    It raises if a vector is not the one that its key and count must have. In the folder ``marks``, if there is one, it
+    notes the time of each call.
     """
 
-    def advance(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def advance(rows: pa.Table, state: pa.Table, context: _Context) -> tuple[pa.Table, pa.Table]:
+        if marks is not None:
+            with (marks / str(os.getpid())).open("a") as file:
+                file.write(f"{context.version} {time.time()}\n")
         keys, places = np.unique(rows["key"].to_numpy(), return_inverse=True)
         counts = np.bincount(places, minlength=len(keys)).astype(np.int64)
         totals = np.zeros(len(keys), np.int64)
@@ -72,6 +86,12 @@ def advancing(size: int) -> Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Ta
         return output, output.append_column("vector", _binary(vectors(keys, counts, size)))
 
     return advance
+
+
+def called_last(marks: Path, version: int) -> float:
+    """Return when, in seconds of the wall clock, the function was last called in a batch, in whichever slot."""
+    lines = (line.split() for file in marks.iterdir() for line in file.read_text().splitlines())
+    return max(float(at) for number, at in lines if int(number) == version)
 
 
 def _binary(rows: npt.NDArray[np.uint64]) -> pa.Array:

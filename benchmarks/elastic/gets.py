@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -13,13 +13,15 @@ from botocore.config import Config
 
 from apps.demo.servers import DiskS3Server
 
-__all__ = ["plain_gets"]
+__all__ = ["Span", "pieces", "plain_gets"]
 
 PIECE_BYTES = 8 << 20
 THREADS = (8, 16)
 
 
-class _Range(NamedTuple):
+class Span(NamedTuple):
+    """Bytes of an object: its name in the bucket, where they start and where they end, the end left out."""
+
     name: str
     start: int
     end: int
@@ -30,26 +32,37 @@ class _Share(NamedTuple):
 
     client: Mapping[str, str]
     bucket: str
-    ranges: Sequence[_Range]
+    spans: Sequence[Span]
     threads: int
 
 
-def plain_gets(server: DiskS3Server, objects: Mapping[str, int], processes: int) -> float:
+def plain_gets(server: DiskS3Server, wanted: Iterable[Span], processes: int) -> float:
     """Return the bytes a second that so many processes get at once, with the better of 8 and 16 threads each.
 
-    ``objects`` are names and sizes; each is got once, in ranges of at most 8 MB, and thrown away.
+    What is wanted is got once, in as few ranges of at most 8 MB as there can be, and thrown away.
     """
-    ranges = [
-        _Range(name, start, min(start + PIECE_BYTES, size) - 1)
-        for name, size in sorted(objects.items())
-        for start in range(0, size, PIECE_BYTES)
+    spans = pieces(wanted)
+    return max(_rate(server, spans, processes, threads) for threads in THREADS)
+
+
+def pieces(wanted: Iterable[Span]) -> list[Span]:
+    """Return the same bytes: what adjoins in one range, none longer than a piece."""
+    joined: list[Span] = []
+    for span in sorted(wanted):
+        if joined and joined[-1].name == span.name and joined[-1].end == span.start:
+            joined[-1] = joined[-1]._replace(end=span.end)
+        else:
+            joined.append(span)
+    return [
+        Span(name, at, min(at + PIECE_BYTES, end))
+        for name, start, end in joined
+        for at in range(start, end, PIECE_BYTES)
     ]
-    return max(_rate(server, ranges, processes, threads) for threads in THREADS)
 
 
-def _rate(server: DiskS3Server, ranges: Sequence[_Range], processes: int, threads: int) -> float:
+def _rate(server: DiskS3Server, spans: Sequence[Span], processes: int, threads: int) -> float:
     client = dict(server.client_arguments)
-    shares = [_Share(client, server.bucket, ranges[number::processes], threads) for number in range(processes)]  # type: ignore[arg-type]
+    shares = [_Share(client, server.bucket, spans[number::processes], threads) for number in range(processes)]  # type: ignore[arg-type]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(_warm, shares, chunksize=1)
         done = pool.map(_get, shares, chunksize=1)
@@ -59,18 +72,18 @@ def _rate(server: DiskS3Server, ranges: Sequence[_Range], processes: int, thread
 
 def _warm(share: _Share) -> None:
     """Have a process import everything and connect; the barrier is that all are waited for."""
-    _get(share._replace(ranges=share.ranges[:1]))
+    _get(share._replace(spans=share.spans[:1]))
     time.sleep(0.2)
 
 
 def _get(share: _Share) -> tuple[int, float, float]:
     client = boto3.client("s3", **share.client, config=Config(max_pool_connections=share.threads))  # type: ignore[call-overload]
 
-    def get(wanted: _Range) -> int:
-        answer = client.get_object(Bucket=share.bucket, Key=wanted.name, Range=f"bytes={wanted.start}-{wanted.end}")
+    def get(wanted: Span) -> int:
+        answer = client.get_object(Bucket=share.bucket, Key=wanted.name, Range=f"bytes={wanted.start}-{wanted.end - 1}")
         return len(answer["Body"].read())
 
     started = time.monotonic()
     with ThreadPoolExecutor(share.threads) as pool:
-        size = sum(pool.map(get, share.ranges))
+        size = sum(pool.map(get, share.spans))
     return size, started, time.monotonic()

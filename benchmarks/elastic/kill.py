@@ -1,4 +1,4 @@
-"""An executor dies: with a standby, and without one. Knows the stage and the reports. Does not know how figures are
+"""An executor dies that has a standby. Knows the stage and the reports. Does not know how figures are
 shown.
 """
 
@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.elastic.audit import Audit
 from benchmarks.elastic.data import Feed, Size
-from benchmarks.elastic.gets import plain_gets
 from benchmarks.elastic.query import KEY_GROUPS, Query
 from benchmarks.elastic.signs import CALM, has_standbys, is_calm
 from benchmarks.elastic.stage import Stage
 
-__all__ = ["cold_restore", "standby_kill"]
+__all__ = ["standby_kill"]
 
 STEADY = 12
 EXECUTORS = 3
@@ -54,35 +52,3 @@ def _kill_in_a_batch(stage: Stage, query: Query) -> int:
             stage.cluster.kill_worker(VICTIM)
             return number
     raise TimeoutError(f"in {TRIES} batches no slot was seen to run")
-
-
-def cold_restore(size: Size, folder: Path) -> dict[str, object]:
-    """Three executors, no standbys; a worker dies between two batches, and the next one restores what it held.
-
-    The time of the restore is what its slots took, on average, to have the state at hand (their step ``fold``): what
-    else that batch takes longer than those after it is Spark's, which plans a new layout. The measure is as many
-    processes as there are executors left, getting the root's snapshots and deltas from the same server by ranges.
-    """
-    with Stage(folder, workers=EXECUTORS) as stage:
-        query = Query(stage, Feed(folder / "feed", size))
-        query.start(EXECUTORS)
-        query.fill()
-        query.play_until(is_calm)
-        stage.cluster.kill_worker(VICTIM)
-        stage.await_executors(EXECUTORS - 1)
-        (report, seconds), *others = query.play(1 + STEADY)
-        after = sorted(each for _, each in others)[len(others) // 2]
-        restore_s = report.slot_seconds["fold"] / (EXECUTORS - 1)
-        restored = report.fetched_bytes / restore_s
-        state = {name: each for name, each in Audit(query).objects().items() if "/log/" not in name}
-        plain = plain_gets(stage.store, state, processes=EXECUTORS - 1)
-        return {
-            "cold_state_bytes": size.state_bytes,
-            "cold_restored_bytes": report.fetched_bytes,
-            "cold_restore_s": restore_s,
-            "cold_batch_extra_s": seconds - after,
-            "cold_restore_mb_per_s": restored / 1e6,
-            "plain_gets_mb_per_s": plain / 1e6,
-            "cold_restore_ratio": restored / plain,
-            "cold_wrong_keys": query.difference.wrong_keys,
-        }

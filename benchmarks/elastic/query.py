@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 from pyspark.sql import DataFrame
@@ -15,7 +16,7 @@ import riffle_spark as riffle
 from apps.demo.ledger import Difference, Ledger, compare
 from benchmarks.elastic.data import OUTPUT, STATE, Feed, advancing
 from benchmarks.elastic.stage import POLL_SECONDS, WAIT_SECONDS, Stage, wait_for
-from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark import BatchReport
 
 __all__ = ["KEY_GROUPS", "STORE", "Played", "Query"]
 
@@ -46,10 +47,13 @@ class Query:
     """One query over a feed, with its state below ``s3://<bucket>/<name>`` and its checkpoint in the stage's folder.
 
     A quarter of a key-group's records is the lag that a copy may have and be warm: an empty one never is. The query may
-    be stopped and started again, in the same application or in another one.
+    be stopped and started again, in the same application or in another one. With ``marks``, a folder, its function
+    leaves there when it was called (see ``data.called_last``).
     """
 
-    def __init__(self, stage: Stage, feed: Feed, name: str = "state", **settings: object) -> None:
+    def __init__(
+        self, stage: Stage, feed: Feed, name: str = "state", marks: Path | None = None, **settings: object
+    ) -> None:
         self.stage = stage
         self.feed = feed
         self.settings = riffle.Settings(
@@ -63,6 +67,7 @@ class Query:
             **settings,  # type: ignore[arg-type]
         )
         self.reports: list[BatchReport] = []
+        self._marks = marks
         self._checkpoint = stage.folder / f"checkpoint-{name}"
         self._counted = Ledger(np.zeros_like(feed.counts), np.zeros_like(feed.sums))
         self._query: StreamingQuery | None = None
@@ -72,7 +77,7 @@ class Query:
         """Start it once so many executors are there."""
         spark = self.stage.session()
         self.stage.await_executors(executors)
-        compute = riffle.arrow_function(advancing(self.feed.size.vector_bytes), state=STATE, output=OUTPUT)
+        compute = riffle.arrow_function(advancing(self.feed.size.vector_bytes, self._marks), state=STATE, output=OUTPUT)
         self.job = riffle.Stateful(STORE, "key", compute, settings=self.settings).into(self._take)
         self.job.on_report = self.reports.append
         rows = spark.readStream.schema("key long, amount long").option("maxFilesPerTrigger", 1)

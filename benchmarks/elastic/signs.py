@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark import BatchReport
 
 __all__ = ["CALM", "has_standbys", "is_calm", "is_shared", "is_warming", "owner_moves", "owning"]
 

@@ -4,9 +4,7 @@ Does not know what is compared.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.demo.servers import DiskS3Server
+from benchmarks.kit.side import HERE, Code, in_process
 from benchmarks.kit.streams import median
 from benchmarks.processors.feeds import write
 from benchmarks.processors.loads import LOADS
@@ -33,8 +32,8 @@ SCALED = ("keys", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A load on ``riffle`` or ``spark``: its sizes, how many of its last batches are measured, on which Spark,
-    and how long it may take.
+    """A load on ``riffle``, ``before`` or ``spark``: its sizes, how many of its last batches are measured, on which
+    Spark, and how long it may take.
     """
 
     load: str
@@ -72,16 +71,18 @@ class Played:
 NOT_PLAYED = Played([math.nan], rows=0, worker_peak_mb=math.nan, measured=1)
 
 
-def play(side: Side) -> Played:
-    """Run a side in a process, with a folder and an S3 server of its own."""
-    print(f"{side.load} on {side.engine}, {side.sizes} ...", file=sys.stderr)
+def play(side: Side, code: Code = HERE) -> Played:
+    """Run a side on a product in a process, with a folder and an S3 server of its own."""
+    print(f"{side.load} on {side.engine}{code.revision and f' ({code.revision})'}, {side.sizes} ...", file=sys.stderr)
+    python = _python(side.spark_version)
     with (
         tempfile.TemporaryDirectory(prefix="riffle-processor-", ignore_cleanup_errors=True) as base,
         DiskS3Server(Path(base) / "s3") as server,
     ):
         spec = asdict(side) | {"folder": f"{base}/side"}
         spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
-        found = _in_process(side, spec, server.environment)
+        environment = {**_spark_environment(python), **server.environment}
+        found = in_process("benchmarks.processor", spec, side.limit_s + START_SECONDS, environment, code, python)
     return Played(found["seconds"], found["rows"], found["worker_peak_mb"], side.measured)
 
 
@@ -91,22 +92,9 @@ def play_here(spec: dict[str, Any]) -> dict[str, Any]:
     folder = Path(spec["folder"])
     try:
         files = write(folder / "in", tables)
-        return (run_riffle if spec["engine"] == "riffle" else run_spark)(load, spec, files)
+        return (run_spark if spec["engine"] == "spark" else run_riffle)(load, spec, files)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _in_process(side: Side, spec: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    python = _python(side.spark_version)
-    command = [python, "-m", "benchmarks.processor", "--side", json.dumps(spec)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=side.limit_s + START_SECONDS, check=False,
-        env={**os.environ, **_spark_environment(python), **environment},
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(f"{side} failed:\n{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
 
 
 def _python(spark_version: str) -> str:

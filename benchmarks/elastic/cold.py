@@ -1,0 +1,112 @@
+"""An executor dies that has no standby, again and again. Knows the stage and the reports. Does not know how figures are
+shown.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.elastic.audit import Audit
+from benchmarks.elastic.data import Feed, Size, called_last
+from benchmarks.elastic.gets import Span, plain_gets
+from benchmarks.elastic.query import STORE, Query
+from benchmarks.elastic.signs import is_calm, is_shared
+from benchmarks.elastic.stage import Stage
+from riffle_spark import BatchReport
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Manifest
+
+__all__ = ["cold_restore"]
+
+TIMES = 5
+WARM = 6
+EXECUTORS = 3
+VICTIM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """One cold restore: its bytes by the log and as the batch says that it fetched, how long it took, how much longer
+    its batch, and the bytes that plain gets of the same ranges reach a second.
+    """
+
+    size: int
+    fetched: int
+    seconds: float
+    batch_extra_s: float
+    plain_bytes_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How fast it was, against plain gets."""
+        return self.size / self.seconds / self.plain_bytes_per_s
+
+
+def cold_restore(size: Size, folder: Path) -> dict[str, object]:
+    """Three executors, no standbys; a worker dies between two batches, the next one restores what it held, the worker
+    returns, and all of it once more.
+
+    A restore's time is that from its batch's start to the last call of the user's function, less the same in the
+    batches after it, which have the same layout: whatever is between the store and the function is in it. Copies that
+    the worker's return makes needless go at once, so that the next restore is as cold.
+    """
+    marks = folder / "marks"
+    marks.mkdir()
+    with Stage(folder, workers=EXECUTORS) as stage:
+        query = Query(stage, Feed(folder / "feed", size), marks=marks, state_cleanup_delay=0.0)
+        query.start(EXECUTORS)
+        query.fill()
+        all_of_them = [_restored(stage, query, marks) for _ in range(TIMES)]
+        ratios = [one.ratio for one in all_of_them]
+        return {
+            "cold_state_bytes": size.state_bytes,
+            "cold_restored_bytes": statistics.median(one.size for one in all_of_them),
+            "cold_fetched_over_listed": min(one.fetched / one.size for one in all_of_them),
+            "cold_restore_s": statistics.median(one.seconds for one in all_of_them),
+            "cold_batch_extra_s": statistics.median(one.batch_extra_s for one in all_of_them),
+            "cold_restore_mb_per_s": statistics.median(one.size / one.seconds / 1e6 for one in all_of_them),
+            "plain_gets_mb_per_s": statistics.median(one.plain_bytes_per_s / 1e6 for one in all_of_them),
+            "cold_restore_ratio": statistics.median(ratios),
+            "cold_restore_ratio_least": min(ratios),
+            "cold_wrong_keys": query.difference.wrong_keys,
+            "repetitions": {"cold_restore_ratio": TIMES},
+        }
+
+
+def _restored(stage: Stage, query: Query, marks: Path) -> Restored:
+    query.play_until(lambda reports: is_shared(reports, EXECUTORS) and is_calm(reports))
+    audit = Audit(query)
+    before = audit.look()
+    stage.cluster.kill_worker(VICTIM)
+    stage.await_executors(EXECUTORS - 1)
+    (cold, cold_s), *warm = query.play(1 + WARM)
+    moved = {int(move["key_group"]) for move in cold.moves if move["role"] == "owner"}
+    spans = list(_spans(before.manifest, moved, audit.prefix))
+    restored = Restored(
+        sum(span.end - span.start for span in spans),
+        cold.fetched_bytes,
+        _waited(marks, cold) - statistics.median(_waited(marks, report) for report, _ in warm),
+        cold_s - statistics.median(seconds for _, seconds in warm),
+        plain_gets(stage.store, spans, processes=EXECUTORS - 1),
+    )
+    stage.cluster.return_worker(VICTIM)
+    stage.await_executors(EXECUTORS)
+    return restored
+
+
+def _waited(marks: Path, report: BatchReport) -> float:
+    """Return the seconds from a batch's start to the last call of the function."""
+    return called_last(marks, report.version) - report.started_ms / 1000
+
+
+def _spans(manifest: Manifest, key_groups: Collection[int], prefix: str) -> Iterator[Span]:
+    """Yield what a log lists of some key-groups."""
+    for key_group in key_groups:
+        entry = manifest.entry(STORE, key_group)
+        if entry.snapshot is not None:
+            yield Span(prefix + paths.snapshot(STORE, key_group, entry.snapshot.id), 0, entry.snapshot.length)
+        for link in entry.chain:
+            yield Span(prefix + link.object, link.start, link.start + link.length)

@@ -1,0 +1,130 @@
+"""One side of a comparison in a process of its own, on the product of this tree or of another revision. Knows git and
+processes. Does not know what is compared.
+
+Both are fed and measured by the same code: in the folder of another revision ``riffle_spark`` is that revision's, and
+benchmarks and apps are this tree's. A side that is to run there imports of ``riffle_spark`` only what users may.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.kit.memory import PeakMemory
+from riffle_spark.errors import ConfigError
+
+__all__ = ["HERE", "Code", "alternately", "answer", "at_revision", "in_process"]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+THEIRS = ("riffle_spark", "conf")
+OURS = ("apps", "benchmarks")
+TEXT = 4_000
+Name = TypeVar("Name")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The product that a side runs on: the folder to start in, and the commit that it is of (this tree's: none)."""
+
+    folder: Path
+    revision: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes the Python processes below a side, wherever they are, find it before what is installed."""
+        others = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([str(self.folder), *([others] if others else [])])}
+
+
+HERE = Code(CHECKOUT)
+
+
+@contextmanager
+def at_revision(revision: str) -> Iterator[Code]:
+    """Check a revision out beside this tree, with this tree's benchmarks; all of it is gone afterwards.
+
+    Raises ``ConfigError`` if there is no such revision.
+    """
+    commit = _git("rev-parse", "--short", "--verify", f"{revision}^{{commit}}")
+    with tempfile.TemporaryDirectory(prefix="riffle-revision-") as base:
+        tree, folder = Path(base) / "tree", Path(base) / "code"
+        _git("worktree", "add", "--detach", str(tree), commit)
+        try:
+            folder.mkdir()
+            for name, root in [*((name, tree) for name in THEIRS), *((name, CHECKOUT) for name in OURS)]:
+                (folder / name).symlink_to(root / name)
+            yield Code(folder, commit)
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigError(
+            f"git {arguments[0]} refused: {done.stderr.strip()}", remedy="name a commit of this repository"
+        )
+    return done.stdout.strip()
+
+
+def answer(found: Mapping[str, Any]) -> None:
+    """Print what a side found, and which product it ran, for the process that waits for it."""
+    ran = Path(sys.modules["riffle_spark"].__file__ or "").resolve().parent
+    print(json.dumps({**found, "code": str(ran)}))
+
+
+def in_process(
+    module: str, spec: Mapping[str, Any], seconds: float, environment: Mapping[str, str], code: Code = HERE,
+    python: str = sys.executable, *, samples_memory: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Run ``python -m module --side JSON`` on a product and return the JSON object of its last line.
+
+    With ``samples_memory`` there is ``peak_pss_mb`` in it, of all its processes. Raises ``RuntimeError`` if it fails,
+    or if what answered ran another product.
+    """
+    command = [python, "-m", module, "--side", json.dumps(spec)]
+    with ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=code.folder,
+                env={**os.environ, **code.environment, **environment},
+            )
+        )  # fmt: skip
+        memory = stack.enter_context(PeakMemory(process.pid)) if samples_memory else None
+        printed, complaints = _ended(process, seconds)
+    if process.returncode != 0:
+        raise RuntimeError(f"{spec} failed:\n{complaints[-TEXT:]}")
+    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    _check(found.pop("code"), code)
+    return found if memory is None else {**found, "peak_pss_mb": memory.peak_mb}
+
+
+def _ended(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=seconds)
+    except BaseException:
+        process.kill()
+        raise
+
+
+def _check(ran: str, code: Code) -> None:
+    if Path(ran) != (code.folder / "riffle_spark").resolve():
+        raise RuntimeError(f"the product of {ran} ran, not that of {code.folder}")
+
+
+def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], Found]) -> dict[Name, list[Found]]:
+    """Run sides in turn, round after round, so that all of them have the machine's good and bad hours alike."""
+    found: dict[Name, list[Found]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side in sides:
+            found[side].append(run(side))
+    return found

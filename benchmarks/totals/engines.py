@@ -1,0 +1,158 @@
+"""Running totals on four engines, each run in a process of its own. Knows what each engine wants written. Does not know
+what is compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming import DataStreamWriter
+
+import riffle_spark as riffle
+from benchmarks.kit.streams import measure, median, session, source
+
+__all__ = ["ENGINES", "WARM_UP", "Spec", "play_here"]
+
+WARM_UP = 3
+SECONDS = 300.0
+SMALL_ROWS = 100
+SETTLED = 3
+"""How many batches beside which upkeep had nothing to do make a query count as settled."""
+Spec = dict[str, Any]
+"""What a side is told: ``engine``, ``rows`` a batch, ``keys``, measured ``batches``, ``filled`` (rows a batch that fill
+the state with all keys first, 0: none), ``folder``, and the state's ``root`` at ``endpoint``.
+"""
+
+
+def play_here(spec: Spec) -> dict[str, Any]:
+    """Run what a side's process was told; return its figures."""
+    folder = Path(spec["folder"])
+    folder.mkdir(parents=True)
+    return ENGINES[spec["engine"]](spec, folder)
+
+
+class _Ours:
+    """Stateful aggregation with riffle, state in S3: one query, which stops and goes on with batches of other sizes."""
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        self._spark = session(**{"spark.scheduler.mode": "FAIR"})
+        self._spec = spec
+        self._folder = folder
+        self._settings = riffle.Settings(
+            root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1", local_dir=str(folder)
+        )
+
+    def _job(self) -> riffle.StatefulJob:
+        compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
+        return riffle.Stateful("totals", key="key", compute=compute, settings=self._settings).into(
+            lambda rows, _: rows.write.format("noop").mode("append").save()
+        )
+
+    def fill(self) -> int:
+        """Name every key once, and return how many keys that changed."""
+        rows, keys = self._spec["filled"], self._spec["keys"]
+        job = self._job()
+        measure(self._writer(job, rows), self._folder / "checkpoint", keys // rows, SECONDS)
+        return sum(report.keys for report in _ran(job)[: keys // rows])
+
+    def settle(self) -> None:
+        """Run small batches, with time between them, until upkeep is through with what the filling left to do."""
+        job = self._job()
+        query = self._writer(job, SMALL_ROWS).trigger(processingTime="1 second")
+        running = query.option("checkpointLocation", str(self._folder / "checkpoint")).start()
+        deadline = time.monotonic() + SECONDS
+        while running.isActive and time.monotonic() < deadline and not _is_settled(_ran(job)):
+            time.sleep(1)
+        running.stop()
+
+    def steady(self) -> tuple[list[float], Sequence[Any]]:
+        """Return the seconds of the measured batches, and their reports."""
+        job, batches = self._job(), self._spec["batches"]
+        writer = self._writer(job, self._spec["rows"])
+        seconds = measure(writer, self._folder / "checkpoint", WARM_UP + batches, SECONDS)[WARM_UP:]
+        return seconds, _ran(job)[WARM_UP:][: len(seconds)]
+
+    def _writer(self, job: riffle.StatefulJob, rows: int) -> DataStreamWriter:
+        named_first = self._spec["keys"] if self._spec["filled"] else 0
+        return source(self._spark, rows, self._spec["keys"], named_first).writeStream.foreachBatch(job)
+
+
+def _ran(job: riffle.StatefulJob) -> list[Any]:
+    return [report for report in job.reports if report.decision == "run"]
+
+
+def _is_settled(reports: Sequence[Any]) -> bool:
+    """The first batch orders what is due, and the second may be told of some of it."""
+    last = reports[2:][-SETTLED:]
+    return len(last) == SETTLED and not any(report.snapshots or report.upkeep_requests for report in last)
+
+
+def ours(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Return seconds a batch, and what the reports of these batches say."""
+    query, held = _Ours(spec, folder), 0
+    if spec["filled"]:
+        held = query.fill()
+        query.settle()
+    seconds, reports = query.steady()
+    return {
+        "seconds": seconds,
+        "versions": [report.version for report in reports],
+        "keys_held": held,
+        "snapshots": sum(report.snapshots for report in reports),
+        "requests": median(sum(report.requests.values()) for report in reports),
+        "upkeep_requests": sum(sum(report.upkeep_requests.values()) for report in reports) / len(reports),
+        "sealed_bytes": median(report.sealed_bytes for report in reports),
+        "phases": {name: median(r.seconds.get(name, 0.0) for r in reports) for name in reports[0].seconds},
+        "slots": {name: median(r.slot_seconds.get(name, 0.0) for r in reports) for name in reports[0].slot_seconds},
+    }
+
+
+def builtin(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Spark's own streaming aggregation on RocksDB with changelog checkpointing."""
+    stream = source(session(), spec["rows"], spec["keys"]).groupBy("key").agg({"*": "count", "amount": "sum"})
+    return _theirs(spec, folder, stream.writeStream.outputMode("update").format("noop"))
+
+
+def apply_in_pandas(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The same with ``applyInPandasWithState``."""
+    import pandas as pd
+
+    def totals(key: tuple[int], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        count, total = state.get if state.exists else (0, 0)
+        for frame in frames:
+            count, total = count + len(frame), total + int(frame["amount"].sum())
+        state.update((count, total))
+        yield pd.DataFrame({"key": [key[0]], "count": [count], "total": [total]})
+
+    grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")
+    stream = grouped.applyInPandasWithState(
+        totals, "key long, count long, total long", "count long, total long", "update", "NoTimeout"
+    )
+    return _theirs(spec, folder, stream.writeStream.outputMode("update").format("noop"))
+
+
+def transform_with_state(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The same with ``transformWithStateInPandas``."""
+    from benchmarks.kit.pandas_totals import PandasTotals
+
+    grouped = source(session(), spec["rows"], spec["keys"]).groupBy("key")
+    stream = grouped.transformWithStateInPandas(
+        PandasTotals(), "key long, count long, total long", outputMode="update", timeMode="none"
+    )
+    return _theirs(spec, folder, stream.writeStream.outputMode("update").format("noop"))
+
+
+def _theirs(spec: Spec, folder: Path, writer: DataStreamWriter) -> dict[str, Any]:
+    return {"seconds": measure(writer, folder / "checkpoint", WARM_UP + spec["batches"], SECONDS)[WARM_UP:]}
+
+
+ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
+    "ours": ours,
+    "before": ours,
+    "builtin": builtin,
+    "apply_in_pandas": apply_in_pandas,
+    "transform_with_state": transform_with_state,
+}

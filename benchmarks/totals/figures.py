@@ -1,0 +1,169 @@
+"""What the sides of running totals took, as figures by name. Pure; knows no engine and no process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CASES", "PARTS", "Case", "Side", "figures", "repetitions", "sides_of"]
+
+Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How much a batch is, over how many keys, and how many batches are measured; ``filled``: rows a batch that name
+    all keys first.
+    """
+
+    rows: int
+    keys: int = 200_000
+    batches: int = 10
+    filled: int = 0
+
+    def scaled(self, scale: float) -> Case:
+        """Return it with so many times its rows and keys."""
+        return Case(round(self.rows * scale), round(self.keys * scale), self.batches, round(self.filled * scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine on a case; ``before`` is ours at the revision to compare with."""
+
+    engine: str
+    case: str
+
+
+CASES = {
+    "rows": Case(rows=100_000, batches=60),
+    "million": Case(rows=1_000_000),
+    "fixed": Case(rows=100, batches=30),
+    "one_million_keys": Case(rows=100_000, keys=1_000_000, batches=20, filled=1_000_000),
+    "ten_million_keys": Case(rows=100_000, keys=10_000_000, batches=20, filled=1_000_000),
+    "python": Case(rows=20_000, batches=5),
+    "python_fixed": Case(rows=100),
+}
+PARTS: dict[str, tuple[Side, ...]] = {
+    "rows": (Side("ours", "rows"), Side("builtin", "rows")),
+    "million": (Side("ours", "million"), Side("builtin", "million")),
+    "fixed": (Side("ours", "fixed"), Side("builtin", "fixed")),
+    "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
+    "python": (
+        Side("apply_in_pandas", "python"),
+        Side("transform_with_state", "python"),
+        Side("transform_with_state", "python_fixed"),
+    ),
+}
+"""What can be measured by itself, by name."""
+
+
+def sides_of(part: str, *, against: bool) -> tuple[Side, ...]:
+    """Return the sides of a part, each of ours followed by the same of the other revision if there is one."""
+    sides: list[Side] = []
+    for side in PARTS[part]:
+        sides.append(side)
+        if against and side.engine == "ours":
+            sides.append(Side("before", side.case))
+    return tuple(sides)
+
+
+def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
+    """Return the figures by their names of what each side found, a round each."""
+    seconds = {side: [each for one in rounds for each in one["seconds"]] for side, rounds in found.items()}
+    batch_s = {side: statistics.median(each) for side, each in seconds.items()}
+    result: dict[str, Any] = {}
+    for side, taken in batch_s.items():
+        result |= _alone(side, taken, found[side][0]["rows"])
+    for case, suffix in (("rows", ""), ("million", "_million")):
+        for engine, name in (("builtin", "ratio_vs_builtin"), ("before", "ratio_vs_before")):
+            result |= _over(f"{name}{suffix}", batch_s, Side(engine, case), Side("ours", case))
+    result |= _over("fixed_ratio", batch_s, Side("ours", "fixed"), Side("builtin", "fixed"))
+    result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))
+    for engine, name in (("ours", ""), ("before", "_before")):
+        many, few = Side(engine, "ten_million_keys"), Side(engine, "one_million_keys")
+        result |= _over(f"totals_ten_million_ratio{name}", batch_s, many, few)
+    result |= _against_python(batch_s)
+    if Side("ours", "rows") in found:
+        result |= _in_full(found[Side("ours", "rows")], seconds[Side("ours", "rows")])
+    if Side("ours", "ten_million_keys") in found:
+        result["totals_keys_held"] = min(one["keys_held"] for one in found[Side("ours", "ten_million_keys")])
+    return result | _memory(found)
+
+
+def repetitions(found: Mapping[Side, Sequence[Found]]) -> dict[str, int]:
+    """Return of how many batches figures of one side are the medians."""
+    return {
+        name: sum(len(one["seconds"]) for one in rounds)
+        for side, rounds in found.items()
+        for name in _alone(side, 1.0, 1)
+    }
+
+
+def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
+    """Return what one side took by itself: names end in its engine, but ours."""
+    engine = "" if side.engine == "ours" else f"_{side.engine}"
+    milliseconds = round(1000 * batch_s)
+    if side.case in {"fixed", "python_fixed"}:
+        return {f"fixed_ms{engine}": milliseconds}
+    if side.case.endswith("_keys"):
+        return {f"totals_batch_ms_{side.case}{engine}": milliseconds}
+    case = "_million" if side.case == "million" else ""
+    return {f"rows_per_s{case}{engine}": round(rows / batch_s), f"batch_ms{case}{engine}": milliseconds}
+
+
+def _over(name: str, batch_s: Mapping[Side, float], dividend: Side, divisor: Side) -> dict[str, float]:
+    if dividend not in batch_s or divisor not in batch_s:
+        return {}
+    return {name: round(batch_s[dividend] / batch_s[divisor], 3)}
+
+
+def _against_python(batch_s: Mapping[Side, float]) -> dict[str, float]:
+    """Return rates of ours at its own size over those of Spark's Python operators at theirs."""
+    mine = batch_s.get(Side("ours", "rows"))
+    if mine is None:
+        return {}
+    more = CASES["rows"].rows / CASES["python"].rows
+    names = {"apply_in_pandas": "apply_in_pandas", "transform_with_state": "transform_with_state_in_pandas"}
+    return {
+        f"ratio_vs_{name}": round(more * batch_s[Side(engine, "python")] / mine, 1)
+        for engine, name in names.items()
+        if Side(engine, "python") in batch_s
+    }
+
+
+def _in_full(rounds: Sequence[Found], seconds: Sequence[float]) -> dict[str, Any]:
+    """Return what else is said of our batches: facts of the last round, snapshots of the one with fewest."""
+    last = rounds[-1]
+    return {
+        "p95_over_median": round(_p95(seconds) / statistics.median(seconds), 3),
+        "batches": len(seconds),
+        "snapshots": min(one["snapshots"] for one in rounds),
+        "snapshot_key_groups": min(one["snapshot_key_groups"] for one in rounds),
+        "key_groups": last["key_groups"],
+        "requests_per_batch": last["requests"],
+        "upkeep_requests_per_batch": round(last["upkeep_requests"], 1),
+        "sealed_bytes_per_batch": round(last["sealed_bytes"]),
+        "phases": last["phases"],
+        "slots": last["slots"],
+    }
+
+
+def _p95(values: Sequence[float]) -> float:
+    """Return the least value that at most one in twenty exceeds."""
+    return sorted(values)[max(0, -(-19 * len(values) // 20) - 1)]
+
+
+def _memory(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
+    peaks = {
+        side.engine: statistics.median(one["peak_pss_mb"] for one in rounds)
+        for side, rounds in found.items()
+        if side.case == "rows"
+    }
+    result: dict[str, Any] = {
+        f"peak_pss_mb{'' if engine == 'ours' else f'_{engine}'}": round(peak) for engine, peak in peaks.items()
+    }
+    if "ours" in peaks and "builtin" in peaks:
+        result["peak_memory_ratio"] = round(peaks["ours"] / peaks["builtin"], 3)
+    return result

@@ -1,0 +1,143 @@
+"""From what sides took to figures by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.elastic.data import called_last
+from benchmarks.elastic.gets import PIECE_BYTES, Span, pieces
+from benchmarks.elastic.replay import one_owner, python_ticks
+from benchmarks.processor import Compared, Player, repetitions, row_form
+from benchmarks.processors.play import Played, Side
+from benchmarks.totals import figures as totals
+from riffle_spark.assign.model import AssignSettings, Member
+from tests.kit.assign_views import view
+
+FACTS = {
+    "snapshots": 200, "snapshot_key_groups": 128, "key_groups": 128, "requests": 4, "upkeep_requests": 0.5,
+    "sealed_bytes": 2e6, "phases": {}, "slots": {}, "keys_held": 10_000_000,
+}  # fmt: skip
+
+
+def _took(*seconds: float, rows: int = 100_000, pss_mb: float = 1_000.0) -> dict[str, Any]:
+    return {**FACTS, "seconds": seconds, "rows": rows, "peak_pss_mb": pss_mb}
+
+
+def _figures(**sides: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return totals.figures({totals.Side(*name.split("__")): rounds for name, rounds in sides.items()})
+
+
+def test_ratios_are_of_medians_over_all_rounds() -> None:
+    """Rates are compared by the median batch of all rounds together, with the built-in and with the revision."""
+    found = _figures(
+        ours__rows=[_took(1.0, 1.0), _took(2.0)], before__rows=[_took(3.0)], builtin__rows=[_took(5.0, pss_mb=800.0)]
+    )
+    assert (found["ratio_vs_builtin"], found["ratio_vs_before"]) == (5.0, 3.0)
+    assert (found["rows_per_s"], found["rows_per_s_before"]) == (100_000, 33_333)
+    assert (found["batches"], found["snapshots"], found["snapshot_key_groups"]) == (3, 200, 128)
+    assert found["peak_memory_ratio"] == 1.25
+
+
+def test_each_part_has_figures_of_its_own() -> None:
+    """Large batches, small ones and many keys are compared by themselves; a part that did not run has no figures."""
+    found = _figures(
+        ours__million=[_took(1.0, rows=1_000_000)],
+        builtin__million=[_took(4.0, rows=1_000_000)],
+        ours__fixed=[_took(0.3)],
+        builtin__fixed=[_took(0.4)],
+        ours__one_million_keys=[_took(0.5)],
+        ours__ten_million_keys=[_took(0.6)],
+    )
+    assert (found["ratio_vs_builtin_million"], found["rows_per_s_million"]) == (4.0, 1_000_000)
+    assert (found["fixed_ratio"], found["fixed_ms"], found["fixed_ms_builtin"]) == (0.75, 300, 400)
+    assert (found["totals_ten_million_ratio"], found["totals_keys_held"]) == (1.2, 10_000_000)
+    assert "ratio_vs_builtin" not in found
+    assert "peak_memory_ratio" not in found
+
+
+def test_python_operators_are_compared_by_rate() -> None:
+    """Their batches are smaller, so rows a second are compared, not batches."""
+    found = _figures(
+        ours__rows=[_took(0.5)],
+        apply_in_pandas__python=[_took(10.0, rows=20_000)],
+        transform_with_state__python=[_took(20.0, rows=20_000)],
+        transform_with_state__python_fixed=[_took(0.7, rows=100)],
+    )
+    assert (found["ratio_vs_apply_in_pandas"], found["ratio_vs_transform_with_state_in_pandas"]) == (100.0, 200.0)
+    assert (found["rows_per_s_apply_in_pandas"], found["fixed_ms_transform_with_state"]) == (2_000, 700)
+
+
+def test_one_in_twenty_may_be_slower() -> None:
+    """The 95th percentile of twenty batches is the second slowest."""
+    assert _figures(ours__rows=[_took(*[1.0] * 18, 1.5, 9.0)])["p95_over_median"] == 1.5
+
+
+def test_ours_runs_beside_the_revision_and_nobody_else_does() -> None:
+    """With a revision each of our sides is followed by its own; without one there is none."""
+    with_one = totals.sides_of("keys", against=True)
+    assert [side.engine for side in with_one] == ["ours", "before", "ours", "before"]
+    assert [side.engine for side in totals.sides_of("rows", against=False)] == ["ours", "builtin"]
+    assert [side.engine for side in totals.sides_of("python", against=True)].count("before") == 0
+
+
+def _played(*seconds: float) -> Played:
+    return Played(list(seconds), rows=100, worker_peak_mb=1.0, measured=2)
+
+
+def test_a_revision_is_compared_round_by_round() -> None:
+    """Each round's ratio is of the same hour; the figure is their median."""
+    found = Compared([_played(1, 1), _played(2, 2)], [_played(2, 2), _played(8, 8)], _played(9, 9))
+    assert found.vs_before() == 3.0
+    assert found.batch_s() == 1.5
+    assert found.rows_per_s == pytest.approx(100 / 1.5)
+
+
+def test_engines_that_are_left_out_leave_no_figures() -> None:
+    """Without a revision, and with no engine wanted, every figure of a case is no number, and so is not told."""
+    player = Player([], scale=1.0, before=None, rounds=2)
+    assert math.isnan(player(Side("counting", "before", {}, 1)).median_s())
+    assert all(math.isnan(value) for value in row_form(player).values())
+
+
+def test_rounds_multiply_what_a_median_is_of() -> None:
+    """Figures of ours are of all rounds' batches, Spark's of one run's, timers' of fewer."""
+    names = ["row_form_rows_per_s", "row_form_rows_per_s_spark", "expiry_batch_s", "row_form_case_s"]
+    assert repetitions(names, rounds=2) == {names[0]: 20, names[1]: 3, names[2]: 5}
+
+
+def test_gets_take_what_adjoins_in_one_range() -> None:
+    """Parts of one object that adjoin are got together, in pieces of 8 MB at most; gaps stay gaps."""
+    parts = [Span("a", 10, 20), Span("b", 20, 30), Span("a", 0, 10), Span("a", 21, 22)]
+    assert pieces(parts) == [Span("a", 0, 20), Span("a", 21, 22), Span("b", 20, 30)]
+    assert pieces([Span("c", 5, PIECE_BYTES + 6)]) == [
+        Span("c", 5, PIECE_BYTES + 5),
+        Span("c", PIECE_BYTES + 5, PIECE_BYTES + 6),
+    ]
+
+
+def test_the_last_call_of_a_batch_counts(tmp_path: Path) -> None:
+    """Of all workers' notes those of the batch are looked at, and the latest of them told."""
+    (tmp_path / "1").write_text("7 100.5\n8 300.0\n")
+    (tmp_path / "2").write_text("7 101.5\n7 101.0\n")
+    assert called_last(tmp_path, 7) == 101.5
+
+
+def test_the_time_of_ended_workers_counts() -> None:
+    """A process's own ticks and those of the children it waited for are added up, whatever its name is."""
+    assert python_ticks("12 (py (x) y) S 1 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0") == 127
+
+
+def test_one_member_owns_all_and_another_follows() -> None:
+    """The owner stays who it is when somebody with an earlier name comes."""
+    given = view("b:0-3 c:")
+    assigned = one_owner(given, AssignSettings())
+    assert set(assigned.owners.values()) == {"b"}
+    assert set(assigned.standbys.values()) == {("c",)}
+    assert one_owner(given.__class__((*given.members, Member("a")), given.tasks, given.owners), AssignSettings()) == (
+        type(assigned)(assigned.owners, dict.fromkeys(assigned.owners, ("a",)), target=assigned.target)
+    )
