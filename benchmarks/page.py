@@ -3,6 +3,7 @@
     ./run bench page
 
 A text names figures: `{batch_ms}` stands for value and unit, `{batch_ms:repetitions}` for how often it was measured.
+`{batch_ms:if_measured}` may stand for a figure that no run has yet.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ What the benchmarks measured, against what, how, and how to measure it again. Th
 look at the ratios. Figures have three digits here; the files in [benchmarks/results](../benchmarks/results) have all of
 them.
 """
-PLACE = re.compile(r"\{([a-z][\w.]*)(:repetitions)?\}")
+PLACE = re.compile(r"\{([a-z][\w.]*)(:repetitions|:if_measured)?\}")
+NOT_MEASURED = "not measured yet"
 DIGITS = 3
 SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -48,14 +50,16 @@ def _section(name: str) -> str:
 def filled(text: str, runs: Sequence[Run]) -> str:
     """Return a text with the figures that it names; one that no run has is an error."""
     figures = {name: figure for run in runs for name, figure in run.figures.items()}
-    missing = sorted({found[1] for found in PLACE.finditer(text)} - set(figures))
+    missing = sorted({found[1] for found in PLACE.finditer(text) if found[2] != ":if_measured"} - set(figures))
     if missing:
         raise KeyError(f"the text names figures that no run has: {', '.join(missing)}")
-    return PLACE.sub(lambda found: _shown_as(figures[found[1]], found[2] or ""), text)
+    return PLACE.sub(lambda found: _shown_as(figures.get(found[1]), found[2] or ""), text)
 
 
-def _shown_as(figure: Figure, form: str) -> str:
-    return str(figure.repetitions) if form else shown(figure)
+def _shown_as(figure: Figure | None, form: str) -> str:
+    if figure is None:
+        return NOT_MEASURED
+    return str(figure.repetitions) if form == ":repetitions" else shown(figure)
 
 
 def shown(figure: Figure) -> str:

@@ -105,8 +105,9 @@ def test_a_newer_run_takes_over_what_it_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_text_that_names_an_unknown_figure_is_refused() -> None:
-    """A text is filled with figures and repetitions; one that no run has is named."""
+    """A text is filled with figures and repetitions; one that no run has is named, unless the text allows for it."""
     runs = [_run("a", kill_s=2)]
+    assert filled("{kill_s:if_measured}; {kill_ms:if_measured}", runs) == "2 s; not measured yet"
     assert filled("{kill_s}, {kill_s:repetitions} time", runs) == "2 s, 1 time"
     with pytest.raises(KeyError, match="kill_ms"):
         filled("{kill_s} {kill_ms}", runs)
