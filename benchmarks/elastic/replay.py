@@ -18,7 +18,7 @@ from benchmarks.elastic.data import Feed, Size
 from benchmarks.elastic.query import KEY_GROUPS, Query
 from benchmarks.elastic.signs import has_standbys, is_calm, owning
 from benchmarks.elastic.stage import Stage
-from benchmarks.kit.side import answer
+from benchmarks.kit.side import answer, product
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 
 __all__ = ["one_owner", "python_ticks", "replay"]
@@ -47,6 +47,7 @@ def replay(size: Size, folder: Path) -> dict[str, object]:
             assignor="benchmarks.elastic.replay.one_owner",
         )  # fmt: skip
         query.start(EXECUTORS)
+        _check_executors(stage)
         query.fill()
         query.play_until(lambda reports: has_standbys(reports, KEY_GROUPS) and is_calm(reports))
         (follower,) = query.reports[-1].standbys
@@ -62,6 +63,14 @@ def replay(size: Size, folder: Path) -> dict[str, object]:
             "standby_owning": owning(query.reports[-1]),
             "standby_wrong_keys": query.difference.wrong_keys,
         }
+
+
+def _check_executors(stage: Stage) -> None:
+    """See that executors have the driver's product: they find it by a path of their own."""
+    slices = stage.session().sparkContext.range(EXECUTORS, numSlices=EXECUTORS)
+    found = set(slices.map(lambda _: product()).collect())
+    if found != {product()}:
+        raise RuntimeError(f"executors run {found}, not {product()}")
 
 
 def _python_seconds(executor: int) -> float:

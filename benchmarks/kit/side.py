@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from benchmarks.kit.memory import PeakMemory
 from riffle_spark.errors import ConfigError
 
-__all__ = ["HERE", "Code", "alternately", "answer", "at_revision", "in_process"]
+__all__ = ["HERE", "Code", "alternately", "answer", "at_revision", "in_process", "product"]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 THEIRS = ("riffle_spark", "conf")
@@ -76,10 +76,14 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+def product() -> str:
+    """Return the folder of the product that this process has, links resolved."""
+    return str(Path(sys.modules["riffle_spark"].__file__ or "").resolve().parent)
+
+
 def answer(found: Mapping[str, Any]) -> None:
     """Print what a side found, and which product it ran, for the process that waits for it."""
-    ran = Path(sys.modules["riffle_spark"].__file__ or "").resolve().parent
-    print(json.dumps({**found, "code": str(ran)}))
+    print(json.dumps({**found, "code": product()}))
 
 
 def in_process(
