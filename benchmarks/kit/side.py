@@ -126,9 +126,11 @@ def _check(ran: str, code: Code) -> None:
 
 
 def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], Found]) -> dict[Name, list[Found]]:
-    """Run sides in turn, round after round, so that all of them have the machine's good and bad hours alike."""
+    """Run sides in turn, round after round, every other one backwards: what the machine does meanwhile, and who went
+    first, falls on all of them alike.
+    """
     found: dict[Name, list[Found]] = {side: [] for side in sides}
-    for _ in range(rounds):
-        for side in sides:
+    for number in range(rounds):
+        for side in sides if number % 2 == 0 else reversed(sides):
             found[side].append(run(side))
     return found

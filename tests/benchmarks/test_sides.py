@@ -71,15 +71,15 @@ def test_what_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_sides_take_turns() -> None:
-    """Each round has every side once; what they found is kept by side."""
+    """Each round has every side once, every other one backwards; what they found is kept by side."""
     order: list[str] = []
 
     def run(side: str) -> int:
         order.append(side)
         return len(order)
 
-    assert alternately(("ours", "theirs"), 2, run) == {"ours": [1, 3], "theirs": [2, 4]}
-    assert order == ["ours", "theirs", "ours", "theirs"]
+    assert alternately(("ours", "theirs"), 2, run) == {"ours": [1, 4], "theirs": [2, 3]}
+    assert order == ["ours", "theirs", "theirs", "ours"]
 
 
 def test_memory_is_that_of_all_processes_at_one_time() -> None:
