@@ -57,7 +57,7 @@ def run(names: Sequence[str], options: argparse.Namespace, before: Code | None) 
 
 def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, Any]:
     """Run a side in a process, with a folder and an S3 server of its own."""
-    case = CASES[side.case].scaled(options.scale) if side.case != "fixed" else CASES[side.case]
+    case = CASES[side.case].scaled(options.scale) if "fixed" not in side.case else CASES[side.case]
     print(
         f"{side.engine}{code.revision and f' ({code.revision})'}, {case.rows} rows a batch, {case.keys} keys ...",
         file=sys.stderr,
