@@ -140,9 +140,9 @@ class Work(Protocol):
         """Return how many rows were routed to a store, counted anew and exactly."""
         ...
 
-    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
-        """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts',
-        and where a part of the rows was lost.
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
+        """Give each operator's rows to its sink, once ``check`` has returned, which is called now: no sink is called if
+        it raises. Raises ``StaleRows`` on a row of any attempt but the receipts', and where some of the rows were lost.
         """
         ...
 

@@ -185,8 +185,11 @@ class SimWork:
         """Return how many rows were routed to a store."""
         return self._routed[store]
 
-    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
-        """Give each operator's rows to its sink. Raises ``StaleRows`` on a row of any attempt but the receipts'."""
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
+        """Give each operator's rows to its sink after the check. Raises ``StaleRows`` on a row of any attempt but the
+        receipts'.
+        """
+        check()
         if self._lose_block in self._attempts:
             store, self._lose_block = self._lose_block, None
             self._answers[store][0] = self._perform(self._attempts[store][0])

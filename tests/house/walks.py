@@ -31,7 +31,7 @@ BATCH = (
     Step("protocol.batch.driver:Driver._run_and_deliver", ("work",)),
     Step("protocol.batch.driver:Driver._run_once", ("work",)),
     Step("spark.engine.spark_batch:SparkWork._result", ("batch", "routed", "counted")),
-    Step("spark.engine.routing:routed", ("batch", "rows")),
+    Step("spark.engine.routing:routed", ("batch",)),
     Step("spark.engine.task:_run", ("rows", "result")),
     Step("worker.slot:run_slot", ("rows", "output")),
     Step("worker.slot:_Attempt.run", ("rows", "output")),
@@ -52,8 +52,8 @@ BATCH = (
     Step("worker.slot:_answer", ("rows", "answer")),
     Step("spark.engine.spark_batch:SparkWork.run", ("result",)),
     Step("spark.engine.spark_batch:KeptResult.__init__", ("result",)),
-    Step("spark.engine.spark_batch:SparkWork.deliver", ("result", "rows")),
-    Step("spark.engine.spark_batch:_rows_of", ("result", "marked", "ours")),
+    Step("spark.engine.spark_batch:SparkWork.deliver", ("rows",)),
+    Step("spark.engine.spark_batch:_rows_of", ("result", "marked")),
     Step("spark.engine.spark_batch:SparkWork._give", ("rows",)),
 )
 """A batch of aggregates. What lies beside the rows (keys, state) has names of its own."""

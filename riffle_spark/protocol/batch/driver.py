@@ -244,8 +244,8 @@ class Driver:
         self._reached("after seal")
         if not self._settings.deliver_after_commit:
             with batch.phase("deliver"):
-                self._check_not_fenced()
-                work.deliver(receipts, _delivery(incoming.query_id, self._rollbacks, incoming.version))
+                delivery = _delivery(incoming.query_id, self._rollbacks, incoming.version)
+                work.deliver(receipts, delivery, self._check_not_fenced)
             self._reached("after sink")
         return layout, receipts
 

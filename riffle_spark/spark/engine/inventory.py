@@ -194,7 +194,7 @@ def _running_query(batch: DataFrame) -> Any:
 
 def _execution(spark: SparkSession, query_id: str) -> Any:
     """Return the running query. The batch's session is a clone, so it is looked up where all sessions share it."""
-    uuid = handles.context(spark)._jvm.java.util.UUID.fromString(query_id)
+    uuid = handles.looked_up(handles.context(spark)._jvm, "java.util.UUID", "fromString")(query_id)
     return handles.session(spark).sharedState().activeStreamingQueries().get(uuid)
 
 
@@ -223,7 +223,7 @@ def is_stopping(batch: DataFrame) -> bool:
 
 def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
     log = execution.offsetLog()
-    out = context._jvm.java.io.ByteArrayOutputStream()
+    out = handles.looked_up(context._jvm, "java.io.ByteArrayOutputStream")()
     log.serialize(log.get(batch_id).get(), out)
     return str(out.toString())
 

@@ -2,35 +2,54 @@
 looks that comes from there. With ``inventory`` and ``placed`` all of Spark's that is private: docs/spark-internals.md.
 """
 
+import logging
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+from pyspark.util import PythonEvalType
 
 __all__ = [
     "NoJvm",
     "Py4JJavaError",
+    "cogrouped",
     "context",
+    "counted",
     "frame_of",
     "is_classic",
     "is_interruption",
     "is_same",
     "logical_rdd",
-    "module",
+    "looked_up",
     "observed",
     "release",
     "running_seconds",
     "scala_seq",
+    "selected",
     "session",
     "sized",
 ]
 
 
+_logger = logging.getLogger("riffle_spark")
 _LONG_BYTES = 8
+_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_LOGICAL_RDD = "org.apache.spark.sql.execution.LogicalRDD"
+_NIL = "scala.collection.immutable.Nil$"
+_MODULE = "MODULE$"
+"""Where the one instance of a Scala object is."""
+_COUNT = "count(1) as rows"
 _TASKS = 10_000
 _RUNNING = "RUNNING"
 _INTERRUPTIONS = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
+
+
+_last_known: list[tuple[Any, dict[object, Any]]] = []
+"""The JVM that was asked last, and what stays the same in it."""
 
 
 class NoJvm(Exception):
@@ -63,6 +82,68 @@ def session(spark: SparkSession) -> Any:
     return spark._jsparkSession
 
 
+def selected(frame: DataFrame, texts: Sequence[str]) -> DataFrame:
+    """Return ``frame.selectExpr(*texts)``, in fewer calls."""
+
+    def asked(jvm: Any) -> Any:
+        return frame._jdf.selectExpr(scala_seq(jvm, list(texts)))
+
+    return _shorter(frame.sparkSession, asked, lambda: frame.selectExpr(*texts))
+
+
+def counted(frame: DataFrame, name: str, parts: int, by: str) -> DataFrame:
+    """Return a frame in so many parts by a column, which observes its number of rows under a name."""
+
+    def asked(jvm: Any) -> Any:
+        counting = frame._jdf.observe(name, _column(jvm, _COUNT), looked_up(jvm, _NIL, _MODULE))
+        return counting.repartition(parts, _columns(jvm, by))
+
+    return _shorter(frame.sparkSession, asked, lambda: frame.observe(name, F.expr(_COUNT)).repartition(parts, by))
+
+
+def cogrouped(left: DataFrame, right: DataFrame, by: str, function: Any, answer: StructType) -> DataFrame:
+    """Return ``applyInArrow`` of a function on two frames' rows, grouped by a column that both have, in fewer calls."""
+
+    def asked(jvm: Any) -> Any:
+        kind = PythonEvalType.SQL_COGROUPED_MAP_ARROW_UDF
+        told: Any = F.pandas_udf(function, returnType=answer, functionType=kind)  # type: ignore[call-overload]
+        given = [frame._jdf.apply(name) for frame in (left, right) for name in frame.columns]
+        column, at = told._unwrapped._judf.apply(scala_seq(jvm, given)), _columns(jvm, by)
+        return left._jdf.groupBy(at).flatMapCoGroupsInArrow(right._jdf.groupBy(at), column)
+
+    return _shorter(
+        left.sparkSession, asked, lambda: left.groupBy(by).cogroup(right.groupBy(by)).applyInArrow(function, answer)
+    )
+
+
+def _shorter(spark: SparkSession, asked: Callable[[Any], Any], plainly: Callable[[], DataFrame]) -> DataFrame:
+    """Return the JVM's frame that ``asked`` makes: PySpark's own way takes up to ten calls for a column's name. Without
+    a JVM, or where that is missing in it what was asked for, it is PySpark's way.
+    """
+    if is_classic(spark):
+        try:
+            return DataFrame(asked(context(spark)._jvm), spark)
+        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise; what is wrong either way is raised below
+            _logger.debug("a frame is made in more calls: %s", error)
+    return plainly()
+
+
+def _columns(jvm: Any, name: str) -> Any:
+    """Return a Scala Seq of one column, made once."""
+    known = _known(jvm)
+    if ("columns", name) not in known:
+        known["columns", name] = scala_seq(jvm, [_column(jvm, name)])
+    return known["columns", name]
+
+
+def _column(jvm: Any, text: str) -> Any:
+    """Return a column by its SQL text, made once: whoever takes it parses it anew."""
+    known = _known(jvm)
+    if ("column", text) not in known:
+        known["column", text] = looked_up(jvm, "org.apache.spark.sql.functions", "expr")(text)
+    return known["column", text]
+
+
 def observed(frame: DataFrame, name: str) -> int | None:
     """Return the number that a frame observed under a name while it was computed, or ``None`` if Spark does not tell.
 
@@ -76,54 +157,79 @@ def observed(frame: DataFrame, name: str) -> int | None:
 
 
 def checkpointed(frame: DataFrame) -> Any:
-    """Return the RDD of a local checkpoint."""
-    return frame._jdf.queryExecution().analyzed().rdd()
+    """Return the plan of a local checkpoint, which is an RDD of rows."""
+    return frame._jdf.queryExecution().analyzed()
 
 
 def release(frame: DataFrame) -> None:
     """Drop what a local checkpoint keeps."""
-    checkpointed(frame).unpersist(False)
+    checkpointed(frame).rdd().unpersist(False)
 
 
-def sized(frame: DataFrame) -> DataFrame:
-    """Return a frame of the rows of a local checkpoint whose plan has their size, as Spark's block managers know it."""
-    spark, leaf, rdd = frame.sparkSession, frame._jdf.queryExecution().analyzed(), checkpointed(frame)
-    jvm = context(spark)._jvm
+def sized(frame: DataFrame, column: str, query: str) -> DataFrame:
+    """Return what a query of the form ``select ... from r where ...`` finds in the rows of a local checkpoint and one
+    ``column`` more: one plan, analysed once, whose leaf has the rows' size, as Spark's block managers know it.
+    """
+    spark, leaf = frame.sparkSession, checkpointed(frame)
+    jvm, rdd, output = context(spark)._jvm, leaf.rdd(), leaf.output()
     kept = [info for info in context(spark)._jsc.sc().getRDDStorageInfo() if info.id() == rdd.id()]
     size = sum(info.memSize() + info.diskSize() for info in kept)
     # Statistics take a Scala BigInt, which Py4J turns into an int at once: those of so many longs stand in for them.
-    ranges = module(getattr(jvm.org.apache.spark.sql.catalyst.plans.logical, "Range$"))
-    longs = ranges.apply(0, size // _LONG_BYTES + 1, 1, 1)
-    plan = logical_rdd(jvm, leaf.output(), rdd, leaf.outputPartitioning(), session(spark), longs.stats())
-    return frame_of(spark, plan)
+    longs = looked_up(jvm, f"{_LOGICAL}.Range$", _MODULE).apply(0, size // _LONG_BYTES + 1, 1, 1)
+    plan = logical_rdd(jvm, output, rdd, leaf.outputPartitioning(), session(spark), longs.stats())
+    parser = session(spark).sessionState().sqlParser()
+    project, asked = looked_up(jvm, f"{_LOGICAL}.Project"), parser.parsePlan(query)
+    plan = project(output.appended(parser.parseExpression(column)), plan)
+    plan = looked_up(jvm, f"{_LOGICAL}.Filter")(asked.child().condition(), plan)
+    return frame_of(spark, project(asked.projectList(), plan))
 
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any, stats: Any = None) -> Any:
     """Return a plan that is an RDD of rows; its constructor gained a tenth parameter in Spark 4.3."""
-    none, nil = module(getattr(jvm.scala, "None$")), scala_seq(jvm, [])
-    told = none if stats is None else jvm.scala.Some(stats)
-    made = jvm.org.apache.spark.sql.execution.LogicalRDD
-    arity = jvm.java.lang.Class.forName(made._fqn).getConstructors()[0].getParameterCount()
-    return made(*[output, rdd, partitioning, nil, False, none, session, told, none, False][:arity])
+    none, nil = looked_up(jvm, "scala.None$", _MODULE), looked_up(jvm, _NIL, _MODULE)
+    told = none if stats is None else looked_up(jvm, "scala.Some")(stats)
+    made = looked_up(jvm, _LOGICAL_RDD)
+    return made(*[output, rdd, partitioning, nil, False, none, session, told, none, False][: _arity(jvm)])
+
+
+def _arity(jvm: Any) -> int:
+    known = _known(jvm)
+    if _LOGICAL_RDD not in known:
+        made = looked_up(jvm, "java.lang.Class", "forName")(_LOGICAL_RDD)
+        known[_LOGICAL_RDD] = made.getConstructors()[0].getParameterCount()
+    return int(known[_LOGICAL_RDD])
 
 
 def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
     """Return a logical plan as a DataFrame."""
-    dataset = module(getattr(context(spark)._jvm.org.apache.spark.sql.classic, "Dataset$"))
+    dataset = looked_up(context(spark)._jvm, "org.apache.spark.sql.classic.Dataset$", _MODULE)
     return DataFrame(dataset.ofRows(session(spark), plan), spark)
 
 
-def module(cls: Any) -> Any:
-    """Return the instance of a Scala object."""
-    return getattr(cls, "MODULE$")
+def looked_up(jvm: Any, name: str, member: str = "") -> Any:
+    """Return a class of the JVM or one of its static members, which is looked up once as long as the JVM is the same.
+
+    Py4J asks the JVM anew for each part of a dotted name, and Spark then searches its jars.
+    """
+    known = _known(jvm)
+    if (name, member) not in known:
+        found = getattr(jvm, name)
+        known[name, member] = getattr(found, member) if member else found
+    return known[name, member]
+
+
+def _known(jvm: Any) -> dict[object, Any]:
+    if not _last_known or _last_known[-1][0] is not jvm:
+        _last_known[:] = [(jvm, {})]
+    return _last_known[-1][1]
 
 
 def scala_seq(jvm: Any, items: list[Any]) -> Any:
     """Return a Scala Seq of the items."""
-    java_list = jvm.java.util.ArrayList()
+    java_list = looked_up(jvm, "java.util.ArrayList")()
     for item in items:
         java_list.add(item)
-    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(java_list).toSeq()
+    return looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(java_list).toSeq()
 
 
 def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:

@@ -29,8 +29,8 @@ def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
     jvm = context._jvm
     rdd = _located_rdd(context, jvm, layout)
     schema = jvm.org.apache.spark.sql.types.StructType.fromDDL(f"{SLOT} int")
-    types = getattr(jvm.org.apache.spark.sql.catalyst.types, "DataTypeUtils$")
-    output = handles.module(types).toAttributes(schema)
+    types = handles.looked_up(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils$", "MODULE$")
+    output = types.toAttributes(schema)
     partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning(output, len(layout.slots))
     return handles.frame_of(spark, handles.logical_rdd(jvm, output, rdd, partitioning, handles.session(spark)))
 

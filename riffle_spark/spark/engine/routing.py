@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructType
@@ -17,6 +17,7 @@ from riffle_spark.protocol.input_columns import check_fields, input_of, source_o
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.protocol.shards import Partition, Shards
+from riffle_spark.spark.engine import jvm as handles
 
 __all__ = [
     "arrow_of",
@@ -64,11 +65,13 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence
     if layout.shards is None:
         key_group = keygroups.spark_expression(order.key, order.total)
     else:
-        key_group = _shard(layout.shards, partition_columns(batch, columns))
+        shard = _shard(layout.shards, partition_columns(batch, columns))
+        batch, key_group = batch.selectExpr("*", f"{shard} as {KEY_GROUP}"), KEY_GROUP
     given = [] if order.initial is None else [INITIAL]
-    plain = [F.col(quoted(name)).alias(f"__riffle_{at}") for at, name in enumerate([*order.rows.names, *given])]
-    rows = batch.select(F.expr(f"cast({key_group} as int)").alias(KEY_GROUP), *plain)
-    return rows.select(_slot(order.total, layout).alias(SLOT), "*")
+    plain = [f"{quoted(name)} as __riffle_{at}" for at, name in enumerate([*order.rows.names, *given])]
+    # Texts, in one frame: each frame is analysed anew, and each `Column` costs ten calls to the JVM.
+    slot = f"{_slot(key_group, order.total, layout)} as {SLOT}"
+    return handles.selected(batch, [slot, f"{key_group} as {KEY_GROUP}", *plain])
 
 
 def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
@@ -159,13 +162,15 @@ def _shard(shards: Shards, columns: tuple[str, str]) -> str:
     return f"coalesce({found}, cast(raise_error(concat('{_UNKNOWN}', {named})) as int))"
 
 
-def _slot(total: int, layout: SlotLayout) -> Column:
-    """Return the slot of a key-group: one literal array, folded once a query, so that no call is made per key-group."""
+def _slot(key_group: str, total: int, layout: SlotLayout) -> str:
+    """Return the SQL text of a key-group's slot: one literal array, folded once a query, so that no call is made per
+    key-group.
+    """
     numbers = [0] * total
     for slot in layout.slots:
-        for key_group in slot.key_groups:
-            numbers[key_group] = slot.number
-    return F.element_at(F.from_json(F.lit(json.dumps(numbers)), "array<int>"), F.col(KEY_GROUP) + 1)
+        for each in slot.key_groups:
+            numbers[each] = slot.number
+    return f"element_at(from_json('{json.dumps(numbers)}', 'array<int>'), {key_group} + 1)"
 
 
 def quoted(name: str) -> str:

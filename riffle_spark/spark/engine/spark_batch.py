@@ -4,12 +4,14 @@ protocol's steps.
 
 import inspect
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 
 import pyarrow as pa
-from pyspark import StorageLevel
+from pyspark import Accumulator, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -22,7 +24,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import event_time, inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.placed import PlacedFrames
-from riffle_spark.spark.engine.task import slot_function
+from riffle_spark.spark.engine.task import RunReceipts, Tell, slot_function
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import store_of
@@ -42,6 +44,8 @@ _STALE_SIGNS = {
 }
 _ROWS = "riffle_rows"
 _OURS = "__riffle_ours"
+_FAILS = f"raise_error('{_STALE}')"
+_IS_OURS = f"if({_OURS}, {RECEIPT} is null, {_FAILS})"
 _LINK = "version long, attempt string, start long, length long, checksum string, rows long"
 _logger = logging.getLogger("riffle_spark")
 
@@ -90,22 +94,25 @@ class SparkWork:
         several = len({slot.executor for slot in layout.slots}) > 1
         receipts: list[Receipt] = []
         for order in orders:
-            result = self._results[order.store] = KeptResult(self._result(layout, order), several=several)
-            rows = result.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()
-            result.set_size()
-            receipts += [Receipt.from_json(row[0]) for row in rows]
+            tell = _tell(self._batch.sparkSession)
+            try:
+                result = KeptResult(self._result(layout, order, tell), several=several)
+            finally:
+                told = [] if tell is None else tell[1].value.pop(tell[0], [])
+            self._results[order.store] = result
+            receipts += [Receipt.from_json(text) for text in result.receipts(told, len(order.slots))]
         return receipts
 
-    def _result(self, layout: SlotLayout, order: Order) -> DataFrame:
+    def _result(self, layout: SlotLayout, order: Order, tell: Tell) -> DataFrame:
         store, batch = order.store, self._batch
         if order.initial is not None:
             batch = routing.with_initial(batch, order, self._initial[store])
         routed = self._routed[store] = routing.routed(batch, order, layout, self._settings.dispatch_columns)
-        counted = routed.observe(_ROWS, F.count(F.lit(1)).alias("rows")).repartition(len(layout.slots), F.col(SLOT))
+        counted = handles.counted(routed, _ROWS, len(layout.slots), SLOT)
         assignment = self._frames.frame(self._batch.sparkSession, layout)
         answer = routing.spark_schema(result_schema(order.output))
-        function = slot_function(order, self._operators[store].compute, routing.arrow_of(answer))
-        return assignment.groupBy(SLOT).cogroup(counted.groupBy(SLOT)).applyInArrow(function, answer)
+        function = slot_function(order, self._operators[store].compute, routing.arrow_of(answer), tell)
+        return handles.cogrouped(assignment, counted, SLOT, function, answer)
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""
@@ -116,13 +123,19 @@ class SparkWork:
         """Return how many rows are routed to a store, by reading the input again."""
         return self._routed[store].count()
 
-    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery) -> None:
-        """Give each operator's rows to its sink."""
-        for store, result in self._results.items():
-            attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
-            rows = _rows_of(result.frame, attempts, self._operators[store].declared.output)
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
+        """Give each operator's rows to its sink, once the check, which runs while their frames are made, has ended."""
+        with ThreadPoolExecutor(1, "riffle-check") as beside:
+            checking = beside.submit(check)
+            frames = {store: self._rows(store, receipts) for store in self._results}
+            checking.result()
+        for store, rows in frames.items():
             with _raising_stale_rows():
                 self._give(store, rows, delivery)
+
+    def _rows(self, store: str, receipts: Sequence[Receipt]) -> DataFrame:
+        attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
+        return self._results[store].rows(attempts, self._operators[store].declared.output)
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""
@@ -165,12 +178,17 @@ def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> D
     Each column fails, too: where a sink asks for ``total > 1``, Spark may first ask whether ``total`` is there, and the
     filter never sees what that takes away.
     """
+    marked = result.selectExpr("*", _mark(attempts))
+    return marked.where(_IS_OURS).selectExpr(*_columns(output))
+
+
+def _mark(attempts: Sequence[str]) -> str:
     known = ", ".join(f"'{attempt}'" for attempt in attempts)
-    fails = f"raise_error('{_STALE}')"
-    marked = result.withColumn(_OURS, F.expr(f"{ATTEMPT} in ({known})"))
-    ours = marked.where(f"if({_OURS}, {RECEIPT} is null, {fails})")
-    names = [routing.quoted(name) for name in output.names]
-    return ours.selectExpr(*[f"if({_OURS}, {name}, {fails}) as {name}" for name in names])
+    return f"{ATTEMPT} in ({known}) as {_OURS}"
+
+
+def _columns(output: pa.Schema) -> list[str]:
+    return [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in map(routing.quoted, output.names)]
 
 
 def arity(sink: Sink) -> int:
@@ -220,25 +238,50 @@ def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
             yield from reader.links([link])[link].cast(schema).to_batches()
 
 
+_accumulators: list[Accumulator[dict[str, list[str]]]] = []
+"""The one in which all runs' slots tell their receipts: PySpark never forgets one."""
+
+
+def _tell(spark: SparkSession) -> Tell:
+    """Return where the slots of a new run tell their receipts. Spark Connect has no such thing."""
+    if not handles.is_classic(spark):
+        return None
+    if not _accumulators:
+        _accumulators.append(handles.context(spark).accumulator({}, RunReceipts()))
+    return uuid.uuid4().hex, _accumulators[0]
+
+
 class KeptResult:
-    """A frame whose first action computes it and keeps it, on two executors if there are ``several``."""
+    """A frame that was computed and is kept, on two executors if there are ``several``. With Spark Connect the first
+    action computes it.
+    """
 
     def __init__(self, result: DataFrame, *, several: bool) -> None:
         self._result = result
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
-        # Not eager: the first action computes what it reads, and so one job is enough.
-        self.frame = result.localCheckpoint(eager=False, storageLevel=level)
+        eager = handles.is_classic(result.sparkSession)
+        self.frame = result.localCheckpoint(eager=eager, storageLevel=level)
 
-    def set_size(self) -> None:
-        """Let plans know how large the frame is, once an action is through: of unknown size, it is never broadcast.
+    def receipts(self, told: list[str], slots: int) -> list[str]:
+        """Return what was told beside the rows, if it is the receipts of so many slots, else those among the rows.
 
-        Spark Connect has no way to say so.
+        A task that finds its part computed, by another that failed afterwards, tells nothing.
+        """
+        if len(told) == slots:
+            return told
+        return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
+
+    def rows(self, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
+        """Return the output rows, of these attempts alone, in a frame that lets plans know how large it is: of unknown
+        size, it is never broadcast. Spark Connect has no way to say so.
         """
         if handles.is_classic(self.frame.sparkSession):
+            query = " ".join(["select", ", ".join(_columns(output)), "from r where", _IS_OURS])
             try:
-                self.frame = handles.sized(self.frame)
+                return handles.sized(self.frame, _mark(attempts), query)
             except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans are only slower without it
                 _logger.debug("sinks' frames have no size: %s", error)
+        return _rows_of(self.frame, attempts, output)
 
     def observed(self, name: str) -> int | None:
         """Return the number that was observed under a name, once an action is through, or ``None``."""

@@ -5,8 +5,9 @@ import zipimport
 from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
+from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Home, Order
+from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, RECEIPT, SLOT, Home, Order
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.worker.census import take_census
@@ -14,25 +15,47 @@ from riffle_spark.worker.member_folders import executor_id, store_of
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
 
-__all__ = ["Answering", "census_function", "slot_function", "upkeep_function", "warm_function"]
+__all__ = ["Answering", "RunReceipts", "Tell", "census_function", "slot_function", "upkeep_function", "warm_function"]
 
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
+Tell = tuple[str, Accumulator[dict[str, list[str]]]] | None
+"""The run that a task tells something of, and where it tells it."""
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def slot_function(order: Order, given: Computation, answer: pa.Schema) -> SlotFunction:
-    """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer.
+class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
+    """Gathers the receipts that tasks tell, by the run that they are of."""
+
+    def zero(self, value: dict[str, list[str]]) -> dict[str, list[str]]:  # noqa: ARG002 - as pyspark calls it
+        """Return what a task begins with."""
+        return {}
+
+    def addInPlace(  # noqa: N802 - as pyspark calls it
+        self, value1: dict[str, list[str]], value2: dict[str, list[str]]
+    ) -> dict[str, list[str]]:
+        """Add what a task told."""
+        for run, texts in value2.items():
+            value1.setdefault(run, []).extend(texts)
+        return value1
+
+
+def slot_function(order: Order, given: Computation, answer: pa.Schema, tell: Tell = None) -> SlotFunction:
+    """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer,
+    whose receipt is told by ``tell`` as well.
 
     Spark pickles it: the order goes as text, and functions of ours by their names.
     """
     text = order.to_json()
-    return lambda key, _, rows: _run(text, given, answer, key[0].as_py(), rows)
+    return lambda key, _, rows: _run(text, given, answer, tell, key[0].as_py(), rows)
 
 
-def _run(text: str, given: Computation, answer: pa.Schema, slot: int, rows: pa.Table) -> pa.Table:
+def _run(text: str, given: Computation, answer: pa.Schema, tell: Tell, slot: int, rows: pa.Table) -> pa.Table:
     order = Order.from_json(text, slot)
     names = [SLOT, KEY_GROUP, *order.rows.names, *([] if order.initial is None else [INITIAL])]
     result = run_slot(order, given, slot, executor_id(), rows.rename_columns(names)).cast(answer)
+    if tell is not None:
+        run, told = tell
+        told.add({run: result[RECEIPT].drop_null().to_pylist()})
     _forget_zip_directories()
     return result
 

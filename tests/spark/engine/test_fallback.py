@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_
 from riffle_spark.spark.engine import jvm
+from riffle_spark.spark.engine.task import RunReceipts
 from tests.kit.folders import APPS
 from tests.kit.streams.streaming import Feed, Kept, rest, run_to_end, settings_in
 
@@ -65,13 +66,16 @@ def test_snapshots_are_taken_where_nothing_can_be_placed(
 def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows are counted anew, plans have no size, and what is kept goes later, with a warning."""
+    """Rows are counted anew, receipts read from the result, plans have no size and take more calls, and what is kept
+    goes later, with a warning.
+    """
 
     def no_such(*_: object) -> None:
         raise AttributeError("no such method")
 
-    monkeypatch.setattr(jvm, "observed", no_such)
-    monkeypatch.setattr(jvm, "checkpointed", no_such)
+    for name in ("observed", "checkpointed", "_columns"):
+        monkeypatch.setattr(jvm, name, no_such)
+    monkeypatch.setattr(RunReceipts, "addInPlace", lambda *known: known[1])
     rows = Kept()
     job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(rows)
     with caplog.at_level(logging.WARNING, logger="riffle_spark"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count
+from riffle_spark.errors import FencedError
 from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.members import LiveMember
@@ -137,10 +139,27 @@ def test_rows_of_another_attempt_are_never_delivered(
     first, *others = work.run(layout, [slots.order(layout, 0)])
     assert failed([first, *others]) == []
     with pytest.raises(StaleRows):
-        work.deliver([replace(first, attempt="1-lost"), *others], Delivery(0, "d"))
+        work.deliver([replace(first, attempt="1-lost"), *others], Delivery(0, "d"), lambda: None)
     assert slots.kept.deliveries == {}
-    work.deliver([first, *others], Delivery(0, "d"))
+    work.deliver([first, *others], Delivery(0, "d"), lambda: None)
     assert len(slots.kept.deliveries["d"]) == ROWS
+
+
+def test_a_driver_that_is_fenced_calls_no_sink(
+    spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path
+) -> None:
+    """The check before a sink runs while its frame is made, and the sink waits for what it says."""
+    slots, layout = Slots(spark, executors, tmp_path), random_layout(random.Random(6), executors)
+    work = slots.work(rows(spark))
+    receipts = work.run(layout, [slots.order(layout, 0)])
+
+    def fenced() -> None:
+        time.sleep(1)
+        raise FencedError("another driver has appended")
+
+    with pytest.raises(FencedError):
+        work.deliver(receipts, Delivery(0, "d"), fenced)
+    assert slots.kept.deliveries == {}
 
 
 def test_a_job_follows_its_executors(
