@@ -1,0 +1,93 @@
+"""What a batch costs on the driver, counted: calls to the JVM, Spark's jobs, plans that are analysed and optimised."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_, together
+from tests.kit.streams.streaming import Feed, rest, run_to_end, settings_in
+
+pytestmark = pytest.mark.spark  # Not on newer ones: their counts are others.
+
+BATCHES = 4
+SETTLED = 2
+"""From this batch on nothing is done for the first time."""
+ANALYSED = "org.apache.spark.sql.catalyst.analysis.UpdateOuterReferences"
+OPTIMISED = "org.apache.spark.sql.catalyst.optimizer.InferFiltersFromConstraints"
+"""Rules that Spark runs once a plan that it analyses, and once a plan that it optimises."""
+Costs = dict[str, int]
+
+
+class Counted:
+    """Runs a job's batches with nothing beside them, and counts what each costs, the sink included."""
+
+    def __init__(self, job: StatefulJob, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.costs: list[Costs] = []
+        self._job = job
+        self._jvm: Any = spark.sparkContext._jvm
+        self._status: Any = spark.sparkContext.statusTracker()
+        self._thread: int | None = None
+        self._calls = 0
+        client: Any = type(getattr(self._jvm, "_gateway_client"))  # noqa: B009 - it may be none to mypy
+        send = client.send_command
+
+        def counting(gateway: Any, *args: Any, **options: Any) -> Any:
+            self._calls += threading.get_ident() == self._thread
+            return send(gateway, *args, **options)
+
+        monkeypatch.setattr(client, "send_command", counting)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Run one batch."""
+        if batch_id > 0:
+            rest(self._job)
+        run_id = str(batch.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id"))
+        before = self._so_far(run_id)
+        self._thread, self._calls = threading.get_ident(), 0
+        try:
+            self._job(batch, batch_id)
+        finally:
+            self._thread = None
+        after = self._so_far(run_id)
+        self.costs.append({"calls": self._calls, **{name: after[name] - before[name] for name in after}})
+
+    def _so_far(self, run_id: str) -> Costs:
+        rules = self._jvm.org.apache.spark.sql.catalyst.rules.RuleExecutor.dumpTimeSpent()
+        jobs = self._status.getJobIdsForGroup(run_id)
+        ran = {name: int(runs) for name, runs in re.findall(r"(org\.\S+) .* / (\d+) *$", rules, re.MULTILINE)}
+        return {"jobs": len(jobs), "analysed": ran.get(ANALYSED, 0), "optimised": ran.get(OPTIMISED, 0)}
+
+
+def noop(rows: DataFrame, batch_id: int) -> None:
+    """A sink of one action."""
+    rows.write.format("noop").mode("append").save()
+
+
+@pytest.mark.parametrize(
+    ("stores", "most"),
+    [
+        (["totals"], {"calls": 113, "jobs": 2, "analysed": 9, "optimised": 2}),
+        (["a", "b"], {"calls": 214, "jobs": 4, "analysed": 18, "optimised": 4}),
+    ],
+    ids=["one operator", "two together"],
+)
+def test_a_batch_costs_no_more_than_it_did(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: list[str], most: Costs
+) -> None:
+    """Once the first batches are through, all cost the same."""
+    feed = Feed(tmp_path / "in", "k long, v long")
+    for number in range(BATCHES):
+        feed.add([{"k": k, "v": number} for k in range(30)])
+    compute = aggregate(rows=count(), total=sum_("v"))
+    job = together(*[Stateful(store, "k", compute).into(noop) for store in stores], settings=settings_in(tmp_path))
+    counted = Counted(job, spark, monkeypatch)
+    run_to_end(feed.stream(spark), counted, tmp_path / "checkpoint")
+    print(f"{' and '.join(stores)}: {counted.costs}")
+    settled = {kind: {costs[kind] for costs in counted.costs[SETTLED:]} for kind in most}
+    assert {kind: max(found) for kind, found in settled.items() if max(found) > most[kind]} == {}
