@@ -1,4 +1,6 @@
-"""The Kafka broker's and connector's jars: fetched once, kept, always checked. Knows Ivy. Does not know Kafka."""
+"""Jars that are fetched once, kept and always checked: the Kafka broker's and connector's, and other lists of them.
+Knows Ivy. Does not know Kafka.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from apps.demo.cache import cache_folder, one_at_a_time
 from riffle_spark.errors import ConfigError, UnavailableError
 
-__all__ = ["broker_jars", "connector_jars", "ensure_jars", "java_command", "spark_home"]
+__all__ = ["JarList", "broker_jars", "connector_jars", "ensure_jars", "java_command", "spark_home"]
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 FETCH_TIMEOUT_SECONDS = 900
@@ -37,34 +40,67 @@ def java_command() -> str:
     return str(Path(home) / "bin" / "java") if home else "java"
 
 
+@dataclass(frozen=True, slots=True)
+class JarList:
+    """Jars that ``ivy.xml`` in a folder asks for and ``jars.sha256`` beside it lists, by Ivy's configurations."""
+
+    what: str
+    lists: Path
+    name: str
+    megabytes: int
+
+    def jars_of(self, configuration: str) -> list[Path]:
+        """Return the jars of a configuration: a class path, checked."""
+        folder = self.ensure()
+        return [folder / name for name in self._expected() if name.startswith(f"{configuration}/")]
+
+    def ensure(self) -> Path:
+        """Fetch what is missing or altered, and return the folder that holds the jars."""
+        folder = cache_folder() / self.name
+        with one_at_a_time(folder):
+            if _broken(folder, self._expected()):
+                self._fetch_into(folder)
+        return folder
+
+    def _expected(self) -> Mapping[str, str]:
+        lines = (self.lists / "jars.sha256").read_text().splitlines()
+        return {name: digest for digest, name in (line.split() for line in lines)}
+
+    def _fetch_into(self, folder: Path) -> None:
+        """Let Ivy retrieve into a fresh folder, and move in only what is as listed."""
+        print(f"Fetching {self.what} into {folder} ({self.megabytes} MB, once)", file=sys.stderr)
+        expected = self._expected()
+        with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as fresh:
+            output = _run_ivy(self.lists / "ivy.xml", Path(fresh), len(expected))
+            broken = _broken(Path(fresh), expected)
+            if broken:
+                raise UnavailableError(
+                    f"{len(broken)} of {len(expected)} jars could not be fetched or are not what is listed: "
+                    f"{broken[:3]}\n{output[-2000:]}",
+                    remedy="check that a Maven repository can be reached (JAVA_TOOL_OPTIONS takes a proxy), run again",
+                    where=str(folder),
+                )
+            for name in expected:
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.move(Path(fresh) / name, folder / name)
+
+
+_SERVERS = JarList("the Kafka jars", REQUIREMENTS, "jars", 50)
+
+
 def broker_jars() -> list[Path]:
     """The class path of a Kafka broker, checked."""
-    return _jars_of("broker")
+    return _SERVERS.jars_of("broker")
 
 
 def connector_jars() -> list[Path]:
     """What ``spark-submit --jars`` needs to read and write Kafka, checked."""
-    return _jars_of("connector")
+    return _SERVERS.jars_of("connector")
 
 
 def ensure_jars() -> Path:
-    """Fetch what is missing or altered, and return the folder that holds the jars."""
-    folder = cache_folder() / "jars"
-    with one_at_a_time(folder):
-        broken = _broken(folder, _expected())
-        if broken:
-            _fetch_into(folder)
-    return folder
-
-
-def _jars_of(configuration: str) -> list[Path]:
-    folder = ensure_jars()
-    return [folder / name for name in _expected() if name.startswith(f"{configuration}/")]
-
-
-def _expected() -> Mapping[str, str]:
-    lines = (REQUIREMENTS / "jars.sha256").read_text().splitlines()
-    return {name: digest for digest, name in (line.split() for line in lines)}
+    """Fetch what is missing or altered of both, and return the folder that holds the jars."""
+    return _SERVERS.ensure()
 
 
 def _broken(folder: Path, expected: Mapping[str, str]) -> list[str]:
@@ -75,31 +111,12 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _fetch_into(folder: Path) -> None:
-    """Let Ivy retrieve into a fresh folder, and move in only what is as listed."""
-    print(f"Fetching the Kafka jars into {folder} (50 MB, once)", file=sys.stderr)
-    expected = _expected()
-    with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as fresh:
-        output = _run_ivy(Path(fresh), len(expected))
-        broken = _broken(Path(fresh), expected)
-        if broken:
-            raise UnavailableError(
-                f"{len(broken)} of {len(expected)} jars could not be fetched or are not what is listed: {broken[:3]}\n"
-                f"{output[-2000:]}",
-                remedy="check that a Maven repository can be reached (JAVA_TOOL_OPTIONS takes a proxy), run again",
-                where=str(folder),
-            )
-        for name in expected:
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.move(Path(fresh) / name, folder / name)
-
-
-def _run_ivy(target: Path, wanted: int) -> str:
+def _run_ivy(asked: Path, target: Path, wanted: int) -> str:
     """Return what Ivy says, and tell meanwhile which jars have come."""
     pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
     # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
     command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]
-    command += ["-ivy", str(REQUIREMENTS / "ivy.xml"), "-retrieve", pattern, "-types", "jar", "bundle"]
+    command += ["-ivy", str(asked), "-retrieve", pattern, "-types", "jar", "bundle"]
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         deadline = threading.Timer(FETCH_TIMEOUT_SECONDS, ivy.kill)
