@@ -1,0 +1,155 @@
+"""Ours against what users would pick instead: Flink and Kafka Streams on the same work, machine and run.
+
+    ./run bench peers [--json] [--only generator,kafka,latency,kill_standby,kill_cold,scale_out] [--engines riffle,...]
+
+Count and sum of 200 000 keys, or of as many as make the state large for what happens to members. Flink gives a result
+for every row, ours one for every key of a batch, Kafka Streams one for every key that leaves its cache. Flink, Kafka
+Streams and a compiler are fetched from a Maven repository on first use (350 MB); servers for large state are built with
+Go. What cannot be measured is named and left out. All of it takes about 20 minutes, with --seconds 12 about 15.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.peers.comparison import table, with_ratios
+from benchmarks.peers.ground import BACKENDS, ENGINES, OURS, Ground
+from riffle_spark.errors import RiffleError
+
+GROUPS = ("riffle", "flink_rocksdb", "kafka_streams")
+STANDING = ("riffle", "kafka_streams")
+"""Those that keep standbys."""
+FILLED = "filled"
+GUARANTEES = {"flink_rocksdb": {"": "AT_LEAST_ONCE", "_exactly_once": "EXACTLY_ONCE"}}
+"""Flink's results can be read as they are made, or once a checkpoint has them. Ours are delivered before the commit."""
+Found = dict[str, float]
+
+
+class Run:
+    """A run: what it has found, by engine, and what it could not measure."""
+
+    def __init__(self, options: argparse.Namespace, ground: Ground) -> None:
+        self._ground = ground
+        self._engines: list[str] = options.engines.split(",")
+        self._seconds: float = options.seconds
+        self._state_mb: int = options.state_mb
+        self.found: dict[str, Found] = {}
+        self.missing: list[str] = []
+        self.repetitions: dict[str, int] = {}
+
+    def side(self, name: str) -> None:
+        """Measure a side of each engine that has it, one after the other."""
+        if name == "generator":
+            self._each(name, [*OURS, *BACKENDS], partial(self._rate, "", "rows_per_s"))
+        elif name == "kafka":
+            if self._tried(name, self._fill):
+                self._each(name, ENGINES, partial(self._rate, FILLED, "rows_per_s_from_kafka"))
+        elif name == "latency":
+            self._each(name, GROUPS, self._ages)
+        else:
+            self._each(name, GROUPS, partial(self._stood, name))
+            self._same_without_standbys()
+
+    def _each(self, side: str, engines: Iterable[str], measure: Callable[[str], Found]) -> None:
+        """Measure each that was asked for."""
+        for engine in engines:
+            if engine in self._engines and (engine in STANDING or side != "kill_standby"):
+                figures = self._tried(f"{side}.{engine}", partial(measure, engine))
+                self.found.setdefault(engine, {}).update(figures)
+
+    def _tried(self, what: str, measure: Callable[[], Found]) -> Found:
+        """Return what is found, or say why nothing is, and return that."""
+        print(f"{what} ...", file=sys.stderr, flush=True)
+        try:
+            found = measure()
+        except Exception as error:  # noqa: BLE001 - one engine's failure must not cost the figures of the others
+            self.missing.append(what)
+            print(f"  not measured: {error}", file=sys.stderr, flush=True)
+            return {}
+        print(f"  {found}", file=sys.stderr, flush=True)
+        return found
+
+    def _fill(self) -> Found:
+        return {"rows": self._ground.fill(FILLED, self._seconds)}
+
+    def _rate(self, topic: str, name: str, engine: str) -> Found:
+        rate, checkpoints = self._ground.rate(engine, topic, self._seconds)
+        self.repetitions[f"{engine}.{name}"] = len(rate.intervals)
+        of = name.removeprefix("rows_per_s")
+        made = {f"checkpoints_{how}{of}": float(count) for how, count in checkpoints.items()}
+        return {name: round(rate.rows_per_s), f"{name}_least": round(min(rate.intervals)), **made}
+
+    def _ages(self, engine: str) -> Found:
+        found: Found = {}
+        for form, guarantee in GUARANTEES.get(engine, {"": ""}).items():
+            ages = self._ground.latency(engine, self._seconds, guarantee)
+            p50, p99 = np.percentile(ages, [50, 99])
+            found |= {f"latency{form}_p50_ms": round(float(p50), 1), f"latency{form}_p99_ms": round(float(p99), 1)}
+            self.repetitions |= {f"{engine}.{name}": len(ages) for name in found}
+        return found
+
+    def _stood(self, case: str, engine: str) -> Found:
+        stood = self._ground.stood(engine, case, self._state_mb, self._seconds)
+        return {f"{case}_s": round(stood.mean, 2), f"{case}_worst_s": round(stood.worst, 2)}
+
+    def _same_without_standbys(self) -> None:
+        """Flink keeps no standbys: a death is the same there with and without."""
+        for figures in (self.found.get(name, {}) for name in BACKENDS):
+            figures |= {
+                name.replace("cold", "standby"): each for name, each in figures.items() if name.startswith("kill_cold")
+            }
+
+
+SIDES = ("generator", "kafka", "latency", "kill_standby", "kill_cold", "scale_out")
+
+
+def main() -> int:
+    """Parse the command line and print the figures."""
+    options = _parser().parse_args()
+    wrong = sorted({*options.only.split(",")} - {*SIDES}) + sorted({*options.engines.split(",")} - {*ENGINES})
+    if wrong:
+        print(f"not known: {', '.join(wrong)}; there are {', '.join((*SIDES, *ENGINES))}", file=sys.stderr)
+        return 1
+    try:
+        run = _run(options)
+    except RiffleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    figures = with_ratios({engine: found for engine, found in run.found.items() if found})
+    more = {"not_measured": run.missing, "repetitions": run.repetitions}
+    print(json.dumps({**figures, **more}) if options.json else table(figures))
+    return 0 if figures else 1
+
+
+def _run(options: argparse.Namespace) -> Run:
+    with tempfile.TemporaryDirectory(prefix="riffle-peers-", ignore_cleanup_errors=True) as base:
+        folder = Path(options.keep or base)
+        folder.mkdir(parents=True, exist_ok=True)
+        with Ground(folder) as ground:
+            run = Run(options, ground)
+            for side in options.only.split(","):
+                run.side(side)
+    return run
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(SIDES), help="these sides (%(default)s)")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="these engines (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=18.0, help="a side of an engine is measured for (%(default)s)")
+    parser.add_argument("--state-mb", type=int, default=1000, help="state where members die or come (%(default)s)")
+    parser.add_argument("--keep", help="a folder for logs and states, which stays")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What was found of each engine, side by side: their ratios, and the table that is printed. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+__all__ = ["Figures", "table", "with_ratios"]
+
+Figures = Mapping[str, Mapping[str, float]]
+"""By engine, by name."""
+PLACES = (
+    "rows_per_s",
+    "rows_per_s_from_kafka",
+    "flink_rocksdb_ratio",
+    "flink_heap_ratio",
+    "kafka_streams_ratio",
+    "latency_p50_ms",
+    "latency_p99_ms",
+    "kill_standby_s",
+    "kill_cold_s",
+    "scale_out_s",
+)
+AGAINST = {
+    "flink_rocksdb_ratio": ("flink_rocksdb", "rows_per_s"),
+    "flink_heap_ratio": ("flink_heap", "rows_per_s"),
+    "kafka_streams_ratio": ("kafka_streams", "rows_per_s_from_kafka"),
+}
+"""Each ratio's divisor. Kafka Streams reads Kafka alone: there it is compared from Kafka."""
+
+
+def with_ratios(found: Figures) -> dict[str, dict[str, float]]:
+    """Return the figures with those that say how many times as fast as another an engine is, where both are known.
+
+    Kafka Streams has no other rows a second than those from Kafka.
+    """
+    every = {name: dict(figures) for name, figures in found.items()}
+    for figures in every.values():
+        if "rows_per_s_from_kafka" in figures:
+            figures.setdefault("rows_per_s", figures["rows_per_s_from_kafka"])
+    return {name: {**figures, **_ratios(figures, every)} for name, figures in every.items()}
+
+
+def _ratios(figures: Mapping[str, float], every: Figures) -> dict[str, float]:
+    pairs = {
+        ratio: (figures.get(name, math.nan), every.get(other, {}).get(name, math.nan))
+        for ratio, (other, name) in AGAINST.items()
+    }
+    return {ratio: round(ours / other, 3) for ratio, (ours, other) in pairs.items() if math.isfinite(ours / other)}
+
+
+def table(figures: Figures) -> str:
+    """Return a line a figure, a column an engine; what was not measured is a dash."""
+    rest = sorted({name for each in figures.values() for name in each} - set(PLACES))
+    head = f"{'':40}" + "".join(f"{engine:>16}" for engine in figures)
+    return "\n".join([head, *(f"{name:40}" + _cells(figures, name) for name in (*PLACES, *rest))])
+
+
+def _cells(figures: Figures, name: str) -> str:
+    return "".join(f"{each[name]:>16,.6g}" if name in each else f"{'-':>16}" for each in figures.values())

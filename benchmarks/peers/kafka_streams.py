@@ -1,0 +1,88 @@
+"""Kafka Streams: instances that share a topic. Knows its settings. Does not know what is measured."""
+
+from __future__ import annotations
+
+from apps.demo.servers import Child
+from benchmarks.peers.programs import Programs, words_of
+from benchmarks.peers.readings import marks_in
+from benchmarks.peers.work import Group, Work
+
+__all__ = ["StreamsGroup", "alone", "copies_in"]
+
+CACHE_BYTES = 64 << 20
+LAG = 10_000
+"""Records that copies may lack all together and count as caught up: what the load brings between two commits."""
+PATIENCE: dict[str, object] = {
+    "session.timeout.ms": 10_000,
+    "heartbeat.interval.ms": 2_000,
+    "probing.rebalance.interval.ms": 60_000,
+    "max.warmup.replicas": 4,
+}
+"""A death is noticed after 10 s (45 s by default); warm-ups are looked after as often as is allowed (10 min)."""
+
+
+def alone(programs: Programs, work: Work) -> Child:
+    """Start an instance with two threads: exactly once, with the larger cache that such a load is tuned to."""
+    settings = {"num.stream.threads": 2, "statestore.cache.max.bytes": CACHE_BYTES, **_settings(work)}
+    return programs.start(work.name, "StreamsTotals", words_of(work.told, settings), "streams", 2048)
+
+
+def _settings(work: Work) -> dict[str, object]:
+    return {"processing.guarantee": "exactly_once_v2", "commit.interval.ms": work.each_ms}
+
+
+class StreamsGroup(Group):
+    """Instances of a thread each."""
+
+    def __init__(self, programs: Programs, work: Work) -> None:
+        self._programs = programs
+        self._work = work
+        self._instances: list[Child] = []
+
+    def start(self, members: int) -> None:
+        """Start the first instances."""
+        for _ in range(members):
+            self.add()
+
+    def add(self) -> None:
+        """Start an instance with a folder of its own."""
+        number = len(self._instances)
+        told = {**self._work.told, "folder": self._work.folder / str(number)}
+        own = {"client.id": f"i{number}", "num.standby.replicas": self._work.standbys, "num.stream.threads": 1}
+        words = words_of(told, {**_settings(self._work), **own, **PATIENCE})
+        self._instances.append(
+            self._programs.start(f"{self._work.name}-{number}", "StreamsTotals", words, "streams", 700)
+        )
+
+    def rows(self) -> int:
+        """What the instances say, together."""
+        marks = (marks_in(child.log_tail()) for child in self._instances)
+        return sum(each[-1].rows for each in marks if each)
+
+    def is_ready(self) -> bool:
+        """Whether every partition has as many copies as it should, and they lack next to nothing."""
+        told = [copies_in(child.log_tail()) for child in self._instances]
+        wanted = self._work.partitions * (1 + self._work.standbys)
+        return sum(count for count, _ in told) == wanted and sum(lag for _, lag in told) <= LAG
+
+    def kill(self) -> None:
+        """SIGKILL to the last instance."""
+        self._instances.pop().kill()
+
+    def stop(self) -> None:
+        """End all instances, side by side."""
+        for child in self._instances:
+            child.ask_to_stop()
+        for child in self._instances:
+            child.stop()
+
+    def check(self) -> None:
+        """Look at each instance."""
+        for child in self._instances:
+            child.check_alive()
+
+
+def copies_in(log: str) -> tuple[int, int]:
+    """Return how many partitions an instance has copies of, as it said last, and how many records these lack."""
+    told = [line.split() for line in log.split("\n")[:-1] if line.startswith("copies ") and len(line.split()) == 3]
+    return (int(told[-1][1]), int(told[-1][2])) if told else (0, 0)

@@ -1,0 +1,121 @@
+"""A member dies, or two come, under a steady load: how long partitions stand still. Knows groups, producer and watcher.
+Does not know engines.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from apps.demo.servers import Child, KafkaBroker
+from benchmarks.peers.programs import Programs
+from benchmarks.peers.readings import Result, StandStill, results_in, stand_still
+from benchmarks.peers.work import Group, Work
+from riffle_spark.errors import UnavailableError
+
+__all__ = ["Play", "Watching"]
+
+MEMBERS = 2
+ROWS_PER_S = 2_000
+FILL_SECONDS = 300.0
+READY_SECONDS = 90.0
+START_SECONDS = 180.0
+LOAD_SECONDS = 900
+POLL_SECONDS = 0.3
+
+
+class Watching:
+    """The topics of a work: rows that are put into one, and results that are read from the other."""
+
+    def __init__(self, programs: Programs, broker: KafkaBroker, work: Work, stack: ExitStack) -> None:
+        self._programs = programs
+        self._stack = stack
+        self._watch: Child | None = None
+        self.work = work
+        for topic in filter(None, (work.topic, work.out)):
+            broker.create_topic(topic, work.partitions)
+
+    def fill(self, told: dict[str, object]) -> None:
+        """Put rows as fast as they go, to the last."""
+        self._client("Produce", {"topic": self.work.topic, **told}).wait(FILL_SECONDS)
+
+    def load(self, rows_per_s: int, check: Callable[[], None]) -> None:
+        """Begin to put rows at a steady rate and to read results; return when there are some.
+
+        What is checked meanwhile raises if whoever makes the results has ended.
+        """
+        watch = self._watch = self._client("Watch", {"topic": self.work.out})
+        watch.wait_until(lambda: "watching" in watch.log_tail(), START_SECONDS)
+        told = {"topic": self.work.topic, "rows": rows_per_s * LOAD_SECONDS, "rate": rows_per_s, "stamped": "true"}
+        self._client("Produce", told)
+
+        def has_some() -> bool:
+            check()
+            return "result" in watch.log_tail()
+
+        watch.wait_until(has_some, START_SECONDS)
+
+    def results(self) -> list[Result]:
+        """Return all that was read so far."""
+        assert self._watch is not None, "load it first"
+        self._watch.check_alive()
+        return results_in(self._watch.log.read_text(errors="replace"))
+
+    def _client(self, main: str, told: dict[str, object]) -> Child:
+        work = self.work
+        common = {"bootstrap": work.bootstrap, "partitions": work.partitions, "keys": work.keys}
+        kind = "load" if "rate" in told else main.lower()
+        child = self._programs.client(f"{work.name}-{kind}", main, {**common, **told})
+        self._stack.callback(child.stop)
+        return child
+
+
+class Play:
+    """One group's play: it is filled with state, loaded, something happens to it, and its results are watched."""
+
+    def __init__(self, watching: Watching, group: Group) -> None:
+        self._watching = watching
+        self._group = group
+
+    def stood(self, grows: bool, before_s: float, after_s: float) -> StandStill:
+        """Play it to the end, and return how long partitions stood still while it grew, or else lost a member."""
+        try:
+            self._fill()
+            self._watching.load(ROWS_PER_S, self._group.check)
+            self._wait("copies", self._group.is_ready, READY_SECONDS, must=False)
+            time.sleep(before_s)
+            self._group.check()
+            event = time.time()
+            self._happens(grows)
+            time.sleep(max(0.0, event + after_s - time.time()))
+            results = self._watching.results()
+        finally:
+            self._group.stop()
+        return stand_still(results, event, event + after_s)
+
+    def _happens(self, grows: bool) -> None:
+        if not grows:
+            self._group.kill()
+        for _ in range(MEMBERS if grows else 0):
+            self._group.add()
+
+    def _fill(self) -> None:
+        """Put every key once, and wait until all of them have been added up."""
+        keys = self._watching.work.keys
+        self._watching.fill({"rows": keys, "order": "each"})
+        self._group.start(MEMBERS)
+        self._wait("rows", lambda: self._group.rows() >= keys, FILL_SECONDS)
+
+    def _wait(self, what: str, is_so: Callable[[], bool], seconds: float, must: bool = True) -> None:
+        end = time.monotonic() + seconds
+        while not is_so():
+            self._group.check()
+            if time.monotonic() > end:
+                text = f"{self._watching.work.name}: {what} not there after {seconds:g} s, {self._group.rows()} rows"
+                if must:
+                    raise UnavailableError(text, remedy="take a smaller --state-mb, or look at the logs")
+                print(f"  {text}; going on", file=sys.stderr, flush=True)
+                return
+            time.sleep(POLL_SECONDS)

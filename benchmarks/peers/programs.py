@@ -1,0 +1,62 @@
+"""The small Java programs: compiled for a run, started as processes with a log. Knows class paths. Does not know what
+the programs do.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from apps.demo.jars import JarList, java_command
+from apps.demo.servers import Child, Launch
+from riffle_spark.errors import UnavailableError
+
+__all__ = ["Programs", "words_of"]
+
+ROOM = Path(__file__).parent
+JARS = JarList("Flink, Kafka Streams and a compiler", ROOM, "peers", 350)
+COMPILE_SECONDS = 120
+# What Flink's own scripts open to it.
+OPENED = ("util", "lang", "net", "io", "nio", "lang.reflect", "text", "time", "util.concurrent")
+OPENS = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in OPENED]
+LOGGING = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+
+
+class Programs:
+    """The programs of ``jobs``, compiled into a folder; each process has its log there.
+
+    They are compiled by Eclipse's compiler, which is a jar as the others: a Java runtime is enough.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._classes = folder / "classes"
+        (compiler,) = JARS.jars_of("compiler")
+        self._libraries = {name: JARS.jars_of(name) for name in ("flink", "streams")}
+        every = [jar for jars in self._libraries.values() for jar in jars]
+        command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-proc:none", "-d", str(self._classes)]
+        command += ["-cp", _path(every), str(ROOM / "jobs")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+        if done.returncode != 0:
+            raise UnavailableError(f"the Java programs cannot be compiled:\n{done.stderr[-2000:]}", where=str(ROOM))
+
+    def start(self, name: str, main: str, words: Sequence[str], library: str, heap_mb: int) -> Child:
+        """Start a program, or a main class of a library."""
+        command = [java_command(), f"-Xms{heap_mb}m", f"-Xmx{heap_mb}m", *OPENS, LOGGING]
+        command += ["-cp", _path([self._classes, *self._libraries[library]]), main, *words]
+        return Child(Launch(name, command, self._folder / f"{name}.log", grace_seconds=2))
+
+    def client(self, name: str, main: str, told: Mapping[str, object]) -> Child:
+        """Start one of those that put rows or read results."""
+        return self.start(name, main, words_of(told), "streams", 256)
+
+
+def words_of(told: Mapping[str, object], settings: Mapping[str, object] | None = None) -> list[str]:
+    """Return what a program of ours is told, as its words, with the engine's own settings."""
+    words = [f"{name}={value}" for name, value in told.items()]
+    return [*words, *(f"set.{name}={value}" for name, value in (settings or {}).items())]
+
+
+def _path(jars: Sequence[Path]) -> str:
+    return ":".join(map(str, jars))

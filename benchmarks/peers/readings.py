@@ -1,0 +1,107 @@
+"""What is read from the logs of a run: rows a second, ages of results, how long partitions stood still. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Mark", "Result", "StandStill", "ages_ms", "interval_rates", "marks_in", "results_in", "stand_still"]
+
+ARRIVAL_S = 0.2
+"""Results that come within this of the first of an arrival are of that arrival: who writes a batch writes it so."""
+
+
+class Mark(NamedTuple):
+    """How many rows had been added up at a time."""
+
+    at: float
+    rows: int
+
+
+class Result(NamedTuple):
+    """When a result could be read, the partition of its key, and when the newest row in it was put."""
+
+    at: float
+    partition: int
+    put_at: float
+
+
+class StandStill(NamedTuple):
+    """Seconds that partitions stood still: the worst of them, and the mean by rows."""
+
+    worst: float
+    mean: float
+
+
+def marks_in(log: str) -> list[Mark]:
+    """Return what lines ``rows MILLISECONDS TOTAL`` say; a line that is cut off is left out."""
+    words = (line.split() for line in _whole_lines(log) if line.startswith("rows "))
+    return [Mark(int(at) / 1e3, int(rows)) for _, at, rows in words]
+
+
+def results_in(log: str) -> list[Result]:
+    """Return what lines ``result ARRIVED PARTITION LAST`` say, times in microseconds."""
+    words = (line.split() for line in _whole_lines(log) if line.startswith("result "))
+    return [Result(int(at) / 1e6, int(partition), int(last) / 1e6) for _, at, partition, last in words]
+
+
+def _whole_lines(log: str) -> list[str]:
+    return log.split("\n")[:-1]
+
+
+def interval_rates(marks: Sequence[Mark], seconds: float, intervals: int) -> list[float]:
+    """Return the rows a second of each interval from the first row on, of those whose end the marks reach.
+
+    Between two marks rows count as evenly spread: those of a batch over the time since the batch before.
+    """
+    first = next((before for before, mark in pairwise(marks) if mark.rows > before.rows), None)
+    if first is None:
+        return []
+    grown = [first, *(now for before, now in pairwise(marks) if now.rows > before.rows)]
+    ends = [at for number in range(intervals + 1) if (at := first.at + seconds * number) <= grown[-1].at]
+    rows = np.interp(ends, [mark.at for mark in grown], [mark.rows for mark in grown])
+    return [float(each) for each in np.diff(rows) / seconds]
+
+
+def ages_ms(results: Iterable[Result], since: float, until: float) -> list[float]:
+    """Return how old the newest row of each result was when it could be read, of rows put between two times."""
+    return [1000 * (result.at - result.put_at) for result in results if since <= result.put_at < until]
+
+
+def stand_still(results: Iterable[Result], event: float, until: float) -> StandStill:
+    """Return how long partitions stood still around an event: the longest time between two arrivals that ends after it,
+    less the median gap before it. A result that is not newer than those before it, as after a restart, is none.
+    """
+    arrivals, rows = _arrivals(results)
+    if not arrivals:
+        raise ValueError("there are no results")
+    stood = {partition: _stood(times, event, until) for partition, times in arrivals.items()}
+    mean = sum(stood[partition] * rows[partition] for partition in stood) / sum(rows.values())
+    return StandStill(max(stood.values()), mean)
+
+
+def _arrivals(results: Iterable[Result]) -> tuple[dict[int, list[float]], dict[int, int]]:
+    newest: dict[int, float] = {}
+    times: dict[int, list[float]] = {}
+    rows: dict[int, int] = {}
+    for at, partition, put_at in sorted(results):
+        if put_at > newest.get(partition, -math.inf):
+            newest[partition] = put_at
+            rows[partition] = rows.get(partition, 0) + 1
+            known = times.setdefault(partition, [])
+            if not known or at - known[-1] >= ARRIVAL_S:
+                known.append(at)
+    return times, rows
+
+
+def _stood(times: Sequence[float], event: float, until: float) -> float:
+    before = [now - last for last, now in pairwise(times) if now <= event]
+    if not before:
+        raise ValueError("a partition has no two results before the event")
+    longest = max((now - last for last, now in pairwise([*times, until]) if now > event), default=0.0)
+    return max(0.0, longest - statistics.median(before))

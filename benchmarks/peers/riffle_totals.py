@@ -1,0 +1,139 @@
+"""The driver of ours: count and sum per key with riffle_spark, through its public API, told what to do as JSON.
+
+    python -m benchmarks.peers.riffle_totals JSON
+
+It says in its log, after each batch, `rows MILLISECONDS TOTAL`, and `ready` where no copy is on its way.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark as riffle
+from apps.demo.jars import connector_jars
+from benchmarks.elastic.data import vectors
+from benchmarks.elastic.signs import has_standbys, is_calm
+from benchmarks.kit.streams import session, source
+from riffle_spark.protocol.batch.batch_report import BatchReport
+
+STATE = pa.schema([("count", pa.int64()), ("total", pa.int64()), ("noise", pa.binary())])
+OUTPUT = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("total", pa.int64()), ("last", pa.int64())])
+KEY_GROUPS = 128
+
+
+def main(told: dict[str, Any]) -> None:
+    """Run the query until this process is ended."""
+    spark = session(told.get("master", "local[2]"), **_conf(told))
+    compute = _with_noise(told["payload"]) if "payload" in told else _sums(told)
+    job = riffle.Stateful("totals", "key", compute, settings=_settings(told)).into(_sink(told))
+    job.on_report = _Teller(told)
+    writer = _rows(spark, told).writeStream.foreachBatch(job)
+    writer = writer.option("checkpointLocation", f"{told['folder']}/checkpoint")
+    writer.trigger(processingTime=f"{told.get('trigger_ms', 0)} milliseconds").start().awaitTermination()
+
+
+def _conf(told: dict[str, Any]) -> dict[str, str]:
+    jars = {"spark.jars": ",".join(map(str, connector_jars()))} if "topic" in told else {}
+    return {"spark.scheduler.mode": "FAIR", "spark.ui.showConsoleProgress": "false", **jars, **told.get("conf", {})}
+
+
+def _settings(told: dict[str, Any]) -> riffle.Settings:
+    return riffle.Settings(
+        root=told["root"],
+        s3_endpoint=told["endpoint"],
+        s3_region="us-east-1",
+        local_dir=f"{told['folder']}/copies",
+        num_standbys=told.get("standbys", 0),
+        key_groups=KEY_GROUPS,
+        # A quarter of a key-group's keys, so that an empty copy never counts as caught up; and half of the tasks.
+        acceptable_recovery_lag=max(told["keys"] // KEY_GROUPS // 4, 1),
+        max_warmup_replicas=KEY_GROUPS // 2,
+        probing_rebalance_interval=60.0,
+        expected_executors=told.get("members", 0),
+    )
+
+
+def _rows(spark: SparkSession, told: dict[str, Any]) -> DataFrame:
+    if "topic" not in told:
+        return source(spark, told["batch_rows"], told["keys"])
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", told["bootstrap"])
+    reader = reader.option("subscribe", told["topic"]).option("startingOffsets", "earliest")
+    rows = reader.option("maxOffsetsPerTrigger", told["batch_rows"]).load()
+    return rows.select(*(F.col(there).cast("string").cast("long").alias(name) for there, name in _COLUMNS))
+
+
+_COLUMNS = (("key", "key"), ("value", "amount"))
+
+
+def _sums(told: dict[str, Any]) -> Any:
+    sums = {"count": riffle.count(), "total": riffle.sum_("amount")}
+    return riffle.aggregate(**sums, last=riffle.max_("amount")) if "out" in told else riffle.aggregate(**sums)
+
+
+def _with_noise(size: int) -> Any:
+    """Return the function for state of a wanted size: noise that is made anew with every change of a key."""
+
+    def advance(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        amounts = rows["amount"].to_numpy()
+        keys, places = np.unique(rows["key"].to_numpy(), return_inverse=True)
+        counts = np.bincount(places, minlength=len(keys)).astype(np.int64)
+        totals, newest = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        np.add.at(totals, places, amounts)
+        np.maximum.at(newest, places, amounts)
+        if state.num_rows:
+            at = np.searchsorted(keys, state["key"].to_numpy())
+            counts[at] += state["count"].to_numpy()
+            totals[at] += state["total"].to_numpy()
+        noise = [row.tobytes() for row in vectors(keys, counts, size)]
+        kept = pa.table([keys, counts, totals, pa.array(noise, pa.binary())], names=["key", *STATE.names])
+        return pa.table([keys, counts, totals, newest], schema=OUTPUT), kept
+
+    return riffle.arrow_function(advance, state=STATE, output=OUTPUT)
+
+
+def _sink(told: dict[str, Any]) -> Callable[[DataFrame, int], None]:
+    def put(rows: DataFrame, _: int) -> None:
+        if "out" not in told:
+            rows.write.format("noop").mode("append").save()
+            return
+        value = F.concat_ws(" ", "count", "total", "last")
+        results = rows.select(F.col("key").cast("string").alias("key"), value.alias("value"))
+        kafka = results.write.format("kafka").option("kafka.bootstrap.servers", told["bootstrap"])
+        kafka.option("topic", told["out"]).save()
+
+    return put
+
+
+class _Teller:
+    """Tells what has been added up, and whether copies are where they should be."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._standbys = KEY_GROUPS * told.get("standbys", 0)
+        self._reports: list[BatchReport] = []
+        self._rows = 0
+
+    def __call__(self, report: BatchReport) -> None:
+        if report.decision == "run":
+            self._rows += report.rows
+            self._reports.append(report)
+            self._tell()
+
+    def _tell(self) -> None:
+        print(f"rows {time.time_ns() // 1_000_000} {self._rows}")
+        reports = self._reports
+        settled = is_calm(reports) and (not self._standbys or has_standbys(reports, self._standbys))
+        owners = sum(count > 0 for count in reports[-1].owners.values()) if reports else 0
+        print(f"{'ready' if settled else 'moving'} {owners}", flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
