@@ -27,6 +27,7 @@ __all__ = [
     "murmur3_int",
     "slot_numbers",
     "spark_expression",
+    "spark_hash",
 ]
 
 SEED = 42
@@ -97,13 +98,17 @@ def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words
     return hash_bytes(digits.reshape(-1), np.arange(len(digits)) * 16 + lead, 16 - lead, seeds)
 
 
+def spark_hash(columns: Sequence[str]) -> str:
+    """Return the SQL text by which Spark computes the same hash, as a long."""
+    if not columns:
+        raise ConfigError("a key needs at least one column", remedy="name the key columns")
+    return "xxhash64(" + ", ".join("`" + name.replace("`", "``") + "`" for name in columns) + ")"
+
+
 def spark_expression(columns: Sequence[str], total: int) -> str:
     """Return the SQL text by which Spark computes the same key-group, as an int."""
     check_total(total)
-    if not columns:
-        raise ConfigError("a key needs at least one column", remedy="name the key columns")
-    quoted = ", ".join("`" + name.replace("`", "``") + "`" for name in columns)
-    return f"cast(pmod(xxhash64({quoted}), {total}L) as int)"
+    return f"cast(pmod({spark_hash(columns)}, {total}L) as int)"
 
 
 def check_total(total: int) -> None:

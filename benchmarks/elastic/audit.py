@@ -13,7 +13,7 @@ import boto3
 
 from benchmarks.elastic.query import STORE, Query
 from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due
-from riffle_spark.state.copies.copy import Copy
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
@@ -102,14 +102,12 @@ def missing_bytes(folders: Iterable[Path], manifest: Manifest) -> int:
 def _missing_in(member: Path, manifest: Manifest) -> int:
     sealed = {path.name.split("-", 1)[1] for path in (member / "sealed").glob("*")}
     missing = 0
-    for link in (member / "copies" / STORE).glob("*"):
-        if link.name.isdigit():
-            entry = manifest.entry(STORE, int(link.name))
-            with Copy(link.resolve()) as copy:
-                head = copy.head()
-            rest = None if head is None else entry.after(head)
-            if rest is None:
-                missing += (entry.snapshot.length if entry.snapshot else 0) + entry.chain_bytes
-            else:
-                missing += sum(part.length for part in rest if part.head.attempt not in sealed)
+    stacks = Folder(member, "").stacks(STORE)
+    for key_group in stacks.key_groups():
+        entry, stack = manifest.entry(STORE, key_group), stacks.read(key_group)
+        rest = None if stack is None else entry.after(stack.head)
+        if rest is None:
+            missing += (entry.snapshot.length if entry.snapshot else 0) + entry.chain_bytes
+        else:
+            missing += sum(part.length for part in rest if part.head.attempt not in sealed)
     return missing

@@ -17,6 +17,7 @@ from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = [
     "ATTEMPT",
+    "HASH",
     "INITIAL",
     "KEY_GROUP",
     "RECEIPT",
@@ -35,6 +36,7 @@ __all__ = [
 INITIAL = "__riffle_initial"
 SLOT = "__riffle_slot"
 KEY_GROUP = "__riffle_key_group"
+HASH = "__riffle_hash"
 ATTEMPT = "__riffle_attempt"
 RECEIPT = "__riffle_receipt"
 USUAL_INITIAL = "initial"

@@ -21,7 +21,7 @@ from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.log.manifest import Entry
-from riffle_spark.state.restore.bring import restored
+from riffle_spark.state.restore.keepers import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
@@ -74,9 +74,8 @@ def _placed(schema: StoreSchema, state: pa.Table, source: int, shards_of: Shards
 
 
 def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
-    """Return the rows as a local copy lists them; all rows of a key must be of one source."""
-    state = rows.select(schema.part_schema().names)
-    order = pc.sort_indices(schema.stored_keys(state))
+    """Return the rows as a snapshot has them; all rows of a key must be of one source."""
+    order = pc.sort_indices(schema.encoded(rows))
     rows, keys = rows.take(order), schema.encoded(rows).take(order)
     sources = rows.column(_SOURCE).combine_chunks()
     shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
@@ -85,7 +84,7 @@ def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
         first, second = rows.slice(twice[0].as_py(), 2).to_pylist()
         key = ", ".join(f"{name} = {first[name]!r}" for name in schema.key.names)
         raise SharedKey(key, (first[_SOURCE], second[_SOURCE]), schema.store)
-    return rows.select(state.column_names)
+    return schema.sealed(rows.select(schema.part_schema().names).combine_chunks())
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.store_schema import StoreSchema
-from riffle_spark.state.schemas.variables import schema_of_text
+from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 
 __all__ = ["PartitionOf", "switch_dispatch"]
 

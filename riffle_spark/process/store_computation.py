@@ -30,7 +30,7 @@ class SlotState(Protocol[Result_co]):
         """Read the state of all touched keys, then call once with it or, if that was declared, once a key-group."""
         ...
 
-    def over_readings(self, processing: Callable[[Times, str], Processing]) -> Result_co:
+    def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> Result_co:
         """Process key-group by key-group, those with something due too, each with its copy open to be read."""
         ...
 
@@ -73,7 +73,8 @@ class _Processor:
         return VariableColumns(store, key, declared.variables or (), indexed=declared.time_mode != "None")
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        return slot.over_readings(partial(self.given.processing, VariableColumns.of_text(store, schema)))
+        columns = VariableColumns.of_text(store, schema)
+        return slot.over_readings(columns, partial(self.given.processing, columns))
 
 
 def on_store(given: Computation, store: str) -> StoreComputation:

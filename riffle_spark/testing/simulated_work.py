@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import ATTEMPT, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
+from riffle_spark.messages.slot_orders import ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, Order, Receipt
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
@@ -84,8 +84,9 @@ def routed(
     needed = rows.select(order.rows.names)
     if order.initial is not None and initial is not None:
         needed = _with_initial(order, needed, initial)
+    hashes = keygroups.key_hashes([needed.column(name) for name in order.key]).view(np.int64)
     if shards is None:
-        groups = keygroups.key_groups([needed.column(name) for name in order.key], order.total)
+        groups = (hashes % order.total).astype(np.int32)
     else:
         groups = shards.of(rows.column("topic"), rows.column("partition"))
         assert groups.min(initial=0) >= 0, "a row of a partition that is not registered"
@@ -93,7 +94,8 @@ def routed(
     for slot, owned in order.slots.items():
         slot_of[list(owned)] = slot
     numbers = pa.array(slot_of[groups], pa.int32())
-    table = pa.table([numbers, pa.array(groups, pa.int32()), *needed.columns], [SLOT, KEY_GROUP, *needed.column_names])
+    routing = [numbers, pa.array(groups, pa.int32()), pa.array(hashes)]
+    table = pa.table([*routing, *needed.columns], [SLOT, KEY_GROUP, HASH, *needed.column_names])
     return {slot: table.filter(pc.equal(numbers, slot)) for slot in order.slots}
 
 

@@ -2,7 +2,7 @@
 NumPy. Does not know copies or users.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,47 +11,78 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark import keygroups
-from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, Order
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.copy import Copy, DamagedCopy
-from riffle_spark.state.log.manifest import Entry
-from riffle_spark.state.schemas.plain_columns import PlainColumns, shortened
-from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.copies.run import Hashes, WantedKeys, differing, look_up
+from riffle_spark.state.formats.key_codec import encode_keys
+from riffle_spark.state.restore.stack_keeper import OpenStack
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = ["TouchedKeys", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch"]
 
 _CHECKED_KEYS = 256
+_GROUP_BITS = 15
+"""There are at most 32 768 key-groups."""
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number: one key in several shards gets marks far apart."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TouchedKeys:
-    """Distinct keys in key-group order. ``spans`` holds (key-group, first key, end) and ``codes`` each row's key."""
+    """Distinct keys by key-group and hash. ``spans`` holds (key-group, first key, end) and ``codes`` each row's key."""
 
     keys: pa.Table
-    local_keys: list[bytes]
+    hashes: Hashes
     key_groups: npt.NDArray[np.int32]
     codes: npt.NDArray[np.int64]
     spans: tuple[tuple[int, int, int], ...]
 
 
-def touch(order: Order, schema: StoreSchema, slot: int, rows: pa.Table) -> TouchedKeys:
+def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     """Return what ``rows`` touch. Raises ``ConfigError`` if a row is of a key-group that is not this slot's."""
     of_row = rows.column(KEY_GROUP).to_numpy()
     _check_own(order, slot, of_row)
-    encoded = schema.encoded(rows)
-    codes, first = group_keys(encoded)
-    of_key = of_row[first]
-    by_group = np.argsort(of_key, kind="stable")
-    place = np.empty_like(by_group)
-    place[by_group] = np.arange(len(by_group))
-    first, of_key = first[by_group], of_key[by_group]
-    keys = rows.select(order.key).take(first)
+    keys = rows.select(order.key).combine_chunks()
+    hashes = rows.column(HASH).to_numpy().view(np.uint64)
+    codes, first = _grouped(keys, hashes, of_row)
+    by_hash = _order(hashes[first], of_row[first])
+    place = np.empty_like(by_hash)
+    place[by_hash] = np.arange(len(by_hash))
+    first = first[by_hash]
     if order.by_key:
-        _check_hash(order, keys, of_key)
-    return TouchedKeys(keys, shortened(encoded.take(first))[0], of_key, place[codes], spans_of(of_key))
+        _check_hash(order, keys.take(pa.array(first[:_CHECKED_KEYS])), hashes[first[:_CHECKED_KEYS]], of_row[first])
+    return TouchedKeys(keys.take(pa.array(first)), hashes[first], of_row[first], place[codes], spans_of(of_row[first]))
+
+
+def _order(hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Return the order by key-group and hash: by both in one word where that tells all apart."""
+    words = (key_groups.astype(np.uint64) << np.uint64(64 - _GROUP_BITS)) | (hashes >> np.uint64(_GROUP_BITS))
+    order = np.argsort(words)
+    if np.any(np.diff(words[order]) == 0):
+        return np.lexsort((hashes, key_groups))
+    return order
+
+
+def _grouped(
+    keys: pa.Table, hashes: Hashes, key_groups: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the number of each row's key in its key-group, and each key's first row.
+
+    Rows of one hash are of one key nearly always. Where they are not, bytes of keys tell them apart.
+    """
+    marks = hashes + key_groups.astype(np.uint64) * _SPREAD
+    codes, first = group_keys(pa.array(marks))
+    same_group = bool(np.all(key_groups == key_groups[first][codes]))
+    if same_group and not len(differing(keys, keys.take(pa.array(first[codes])))):
+        return codes, first
+    whole = pc.binary_join_element_wise(
+        pa.array(key_groups).cast(pa.string()).cast(pa.large_binary()), encode_keys(keys.columns),
+        pa.scalar(b"/", pa.large_binary()),
+    )  # fmt: skip
+    return group_keys(whole)
 
 
 def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ...]:
@@ -74,11 +105,10 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
         )
 
 
-def _check_hash(order: Order, keys: pa.Table, of_key: npt.NDArray[np.int32]) -> None:
+def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> None:
     """Compare a sample with Python's own hash: routing and every tool that reads state must agree on it."""
-    sample = keys.slice(0, _CHECKED_KEYS)
-    expected = keygroups.key_groups(sample.columns, order.total)
-    if not np.array_equal(expected, of_key[: len(expected)]):
+    own = keygroups.key_hashes(keys.columns)
+    if not (np.array_equal(own, hashes) and np.array_equal(own.view(np.int64) % order.total, key_groups[: len(own)])):
         raise ConfigError(
             "Spark and riffle hash these keys differently",
             remedy="cast the key columns to a plain string, binary, number, date or timestamp (no collation)",
@@ -87,31 +117,12 @@ def _check_hash(order: Order, keys: pa.Table, of_key: npt.NDArray[np.int32]) -> 
 
 
 def read_state(
-    schema: PlainColumns, touched: TouchedKeys, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
+    schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Return the touched keys' state, row for row (nulls where there is none), and which keys have any."""
-    found = np.zeros(len(touched.local_keys), dtype=bool)
-    values: list[bytes] = []
-    for key_group, start, end in touched.spans:
-        if key_group in copies:
-            pairs = copies[key_group].get(touched.local_keys[start:end], entries[key_group].head)
-            found[start:end] = list(_are_found(touched.local_keys[start:end], pairs))
-            values += [value for _, value in pairs]
-    try:
-        state = schema.codec.decode(values)
-    except CorruptStateError as error:
-        raise DamagedCopy(error.problem, remedy=error.remedy, where=schema.store) from error
-    if found.all():
-        return state, found
-    index = np.cumsum(found) - 1
-    return state.take(pa.array(index, mask=~found)), found
-
-
-def _are_found(keys: list[bytes], pairs: list[tuple[bytes, bytes]]) -> Iterator[bool]:
-    if len(pairs) == len(keys):
-        return (True for _ in keys)
-    present = {key for key, _ in pairs}
-    return (key in present for key in keys)
+    wanted = [WantedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
+    rows, found = look_up(wanted, touched.hashes, touched.keys, schema.row_schema)
+    return rows.select(schema.state.names), found
 
 
 def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:

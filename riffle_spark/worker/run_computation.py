@@ -11,12 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.batch_times import Times
-from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Order
+from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order
 from riffle_spark.process.blocks.block import Batch, BoolArray, Update
 from riffle_spark.process.processors.processing import Outcome, Processing
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.reading import EMPTY_READING
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import EMPTY, Entry
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
@@ -49,7 +50,7 @@ class CallResult:
 
 def as_declared(order: Order, rows: pa.Table) -> pa.Table:
     """Return the rows with the declared types: Spark names a time zone of the session and may widen strings."""
-    routing = [rows.schema.field(SLOT), rows.schema.field(KEY_GROUP)]
+    routing = [rows.schema.field(name) for name in (SLOT, KEY_GROUP, HASH)]
     initial = [] if order.initial is None else [pa.field(INITIAL, pa.struct(list(order.initial)))]
     wanted = pa.schema([*routing, *order.rows, *initial])
     return rows if rows.schema.equals(wanted) else rows.cast(wanted)
@@ -68,7 +69,7 @@ def run_on_blocks(
     found: BoolArray,
 ) -> CallResult:  # fmt: skip
     """Call what the user computes once, or once a key-group if it asks for that, and join what it returns."""
-    rows = rows.drop_columns([SLOT, KEY_GROUP])
+    rows = rows.drop_columns([SLOT, KEY_GROUP, HASH])
     calls = (
         _by_key_group(order, rows, touched, state, found)
         if order.per_key_group
@@ -132,9 +133,9 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
         indices, mark = indices[sort], mark[sort]
         state = state.take(sort)
     keys = touched.keys if len(indices) == touched.keys.num_rows else touched.keys.take(indices)
-    columns = [*keys.columns, *state.columns, pa.array(mark)]
-    table = pa.table(columns, schema=schema.part_schema(delta=True)).combine_chunks()
-    return StateChanges(table, touched.key_groups[indices])
+    columns = [pa.array(touched.hashes[indices]), *keys.columns, *state.columns, pa.array(mark)]
+    sealed = pa.schema([pa.field(part_codec.HASH, pa.uint64()), *schema.part_schema(delta=True)])
+    return StateChanges(pa.table(columns, schema=sealed).combine_chunks(), touched.key_groups[indices])
 
 
 def run_by_key(

@@ -26,10 +26,14 @@ from riffle_spark.state.copies import disk
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
-from riffle_spark.state.restore.bring import CopyKeeper, begin_caches
+from riffle_spark.state.restore.bring import CopyKeeper
+from riffle_spark.state.restore.keepers import keeper_of
+from riffle_spark.state.restore.keeping import Brought
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.variables import schema_of_text
+from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker import run_computation
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
@@ -37,7 +41,8 @@ from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["run_slot"]
 
-_FORGET_EVERY = 8
+_VERSIONS_KEPT = 1
+"""What the batch before sealed may still be wanted, and a late attempt of it is at work."""
 
 
 def run_slot(
@@ -92,7 +97,7 @@ class _Attempt:
         with self.step("touch"):
             rows, timed = on_time(order, run_computation.as_declared(order, rows))
             rows = run_computation.in_declared_order(order, rows)
-            touched = touch(order, self.schema, slot, rows)
+            touched = touch(order, slot, rows)
         self.facts.update(timed)
         if order.read_by is not None:
             self.facts["read"] = counted(rows, order.read_by)
@@ -105,10 +110,9 @@ class _Attempt:
         if order.durable or sealed.output is not None:
             with self.step("put"):
                 sealed.put(self.objects)
-        if order.version % _FORGET_EVERY == 0:
-            self.folder.forget_sealed()
+        self.folder.forget_deltas(order.version - _VERSIONS_KEPT)
         self.facts.update(
-            rows=received, keys=len(touched.local_keys), output_rows=output.num_rows, parts=sealed.parts,
+            rows=received, keys=len(touched.keys), output_rows=output.num_rows, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
             expired=computed.expired,
         )  # fmt: skip
@@ -121,27 +125,12 @@ class _Attempt:
         if order.durable:
             self._check_placed(entries)
         else:
-            begin_caches(self.folder, self.schema, entries)
-        keeper = CopyKeeper(self.folder, self.schema, self.reader, order.epoch, self._whole, newest=order.newest)
-        state = _SlotState(self, keeper, rows, touched, entries)
-        run = partial(self.compute.run, order.store, order.schema, state)
-        try:
-            return run()
-        except DamagedCopy:
-            keeper.forget(entries)
-            return run()
+            keeper_of(self.schema, self.folder, self.reader, order.epoch, self.whole).begin_caches(entries)
+        return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
-    @contextmanager
-    def brought(self, keeper: CopyKeeper, entries: dict[int, Entry]) -> Iterator[dict[int, Copy]]:
-        """Bring copies to the base, and close them in the end."""
-        with self.step("fold"):
-            copies, brought = keeper.bring(entries)
-        self.facts.update(restores=brought.restores, folds=brought.folds)
-        try:
-            yield copies
-        finally:
-            for copy in copies.values():
-                copy.close()
+    def brought(self, found: Brought) -> None:
+        """Note what bringing copies took."""
+        self.facts.update(restores=found.restores, folds=found.folds)
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
@@ -158,12 +147,13 @@ class _Attempt:
 
     def _has(self, key_group: int, entry: Entry) -> bool:
         """Tell whether there is a copy, or all that ever changed lies here as files."""
-        if entry.head == EMPTY_HEAD or self.folder.current(self.order.store, key_group) is not None:
+        if entry.head == EMPTY_HEAD or self.folder.has_copy(self.order.store, key_group):
             return True
         sealed = (self.folder.sealed_file(link.head.version, link.head.attempt) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
-    def _whole(self, key_group: int) -> Entry:
+    def whole(self, key_group: int) -> Entry:
+        """Return a whole entry, of the record that the order goes by."""
         order = self.order
         return manifest_at(order.home, order.sequence).entry(order.store, key_group)
 
@@ -186,23 +176,44 @@ class _SlotState:
     """The input of one attempt and the state below it: see ``SlotState``."""
 
     attempt: _Attempt
-    keeper: CopyKeeper
     rows: pa.Table
     touched: TouchedKeys
     entries: dict[int, Entry]
 
     def over_tables(self, schema: PlainColumns, call: Callable[[Batch], Update]) -> SlotResult:
-        step, touched, order = self.attempt.step, self.touched, self.attempt.order
-        with self.attempt.brought(self.keeper, self.entries) as copies, step("read"):
-            state, found = read_state(schema, touched, copies, self.entries)
-        with step("compute"):
+        attempt, touched, order = self.attempt, self.touched, self.attempt.order
+        keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
+        with attempt.step("fold"):
+            stacks, brought = keeper.bring(self.entries)
+            attempt.brought(brought)
+        with attempt.step("read"):
+            state, found = read_state(schema, touched, stacks)
+        with attempt.step("compute"):
             result = run_computation.run_on_blocks(order, call, self.rows, touched, state, found)
             return SlotResult(result.output, run_computation.changes_of(schema, touched, result))
 
-    def over_readings(self, processing: Callable[[Times, str], Processing]) -> SlotResult:
-        with self.attempt.brought(self.keeper, self.entries) as copies, self.attempt.step("compute"):
-            order, schema = self.attempt.order, self.attempt.schema
-            return run_computation.run_by_key(order, schema, processing, self.rows, self.touched, copies, self.entries)
+    def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
+        attempt, order = self.attempt, self.attempt.order
+        keeper = CopyKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
+        run = partial(run_computation.run_by_key, order, schema, processing, self.rows, self.touched)
+        try:
+            return self._on_copies(keeper, run)
+        except DamagedCopy:
+            keeper.forget(self.entries)
+            return self._on_copies(keeper, run)
+
+    def _on_copies(
+        self, keeper: CopyKeeper, run: Callable[[dict[int, Copy], dict[int, Entry]], SlotResult]
+    ) -> SlotResult:
+        with self.attempt.step("fold"):
+            copies, brought = keeper.bring(self.entries)
+            self.attempt.brought(brought)
+        try:
+            with self.attempt.step("compute"):
+                return run(copies, self.entries)
+        finally:
+            for copy in copies.values():
+                copy.close()
 
 
 def _in_our_words(error: RiffleError | OSError, folder: Path | None) -> RiffleError:

@@ -7,24 +7,22 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import pyarrow as pa
-
-from riffle_spark.errors import CorruptStateError, OutOfDate
+from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
-from riffle_spark.state.copies.copy import DamagedCopy
-from riffle_spark.state.copies.disk import used_share
+from riffle_spark.state.copies.disk import DamagedCopy, used_share
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.scrub import scrub
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
-from riffle_spark.state.restore.bring import CopyKeeper, head_of
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.incoming import IncomingSnapshots
+from riffle_spark.state.restore.keepers import keeper_of
+from riffle_spark.state.restore.keeping import Keeper, head_of
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.store_schema import StoreSchema
-from riffle_spark.state.schemas.variables import schema_of_text
+from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 
 __all__ = ["run_upkeep", "take_snapshot"]
@@ -80,6 +78,8 @@ class _Piece:
             self._drop(folder)
             self._follow(folder)
             self._snapshot(folder)
+            if self._budget.allows():
+                self._scrub(folder)
 
     def _drop(self, folder: Folder) -> None:
         incoming = IncomingSnapshots(folder.path)
@@ -111,7 +111,7 @@ class _Piece:
         for one in follower.follow({(f.store, f.key_group): f.entry for f in order.follows}):
             if one.at is not None:
                 self._copies[one.address] = one.at
-            elif folder.current(*one.address) is None:
+            elif not folder.has_copy(*one.address):
                 self._gone.append(one.address)
             if not one.finished:
                 unfinished.append((*one.address, one.fetched, one.total))
@@ -149,12 +149,17 @@ class _Piece:
                 self._fail(failed[-1], trouble)
         self.facts.update(snapshots_left=left, failed_snapshots=tuple(failed))
 
+    def _scrub(self, folder: Folder) -> None:
+        for address in scrub(folder):
+            self._copies.pop(address, None)
+            self._gone.append(address)
+            self._fail(address, "a part of the copy was damaged on the disk: it is restored when it is needed")
+
     def _take(self, due: SnapshotOrder, folder: Folder) -> Snapshot:
         order, schema = self._order, schema_of_text(due.store, self._order.schemas[due.store])
         objects, attempt = store_of(order.home), f"{order.epoch}-{self._random_bytes(16).hex()}"
-        whole = partial(self._whole, due.store)
-        keeper = CopyKeeper(folder, schema, Reader(objects, folder), order.epoch, whole)
-        return take_snapshot(due, schema, keeper, objects, attempt)
+        keeper = keeper_of(schema, folder, Reader(objects, folder), order.epoch, partial(self._whole, due.store))
+        return take_snapshot(due, keeper, objects, attempt)
 
     def _whole(self, store: str, key_group: int) -> Entry:
         return manifest_at(self._order.home, self._order.sequence).entry(store, key_group)
@@ -171,28 +176,16 @@ class _Piece:
         )  # fmt: skip
 
 
-def take_snapshot(
-    order: SnapshotOrder, schema: StoreSchema, keeper: CopyKeeper, objects: ObjectStore, attempt: str
-) -> Snapshot:
+def take_snapshot(order: SnapshotOrder, keeper: Keeper, objects: ObjectStore, attempt: str) -> Snapshot:
     """Put a snapshot of one key-group, whose copy ``keeper`` keeps, as ``attempt`` and return it.
 
     A copy that is damaged, or not there, is restored first. Raises what the store and the disk raise.
     """
     try:
-        head, table = _scanned(order, schema, keeper)
+        taken = keeper.snapshot(order.key_group, order.entry)
     except DamagedCopy:
         keeper.forget([order.key_group])
-        head, table = _scanned(order, schema, keeper)
-    data = part_codec.encode(table)
-    snapshot_id = paths.snapshot_id(head.version, attempt)
-    objects.put_if_absent(paths.snapshot(order.store, order.key_group, snapshot_id), data)
-    return Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), table.num_rows)
-
-
-def _scanned(order: SnapshotOrder, schema: StoreSchema, keeper: CopyKeeper) -> tuple[Head, pa.Table]:
-    with keeper.bring_or_beyond(order.key_group, order.entry) as copy:
-        head, pairs, longs = copy.scan()
-    try:
-        return head, schema.table(pairs, longs)
-    except CorruptStateError as error:
-        raise DamagedCopy(error.problem, remedy=error.remedy, where=order.store) from error
+        taken = keeper.snapshot(order.key_group, order.entry)
+    snapshot_id = paths.snapshot_id(taken.head.version, attempt)
+    objects.put_if_absent(paths.snapshot(order.store, order.key_group, snapshot_id), taken.data)
+    return Snapshot(snapshot_id, taken.head, len(taken.data), part_codec.checksum(taken.data), taken.rows)

@@ -55,8 +55,8 @@ CHANGES = (
         "another snapshot format",
         (
             "state.formats.part_codec", "worker.seal", "worker.upkeep_piece", "offline.switch",
-            "state.restore.reader", "state.restore.supply", "state.restore.incoming", "state.restore.follow",
-            "state.copies.snapshot_file",
+            "state.restore.reader", "state.restore.supply", "state.restore.incoming", "state.restore.bring",
+            "state.restore.stack_parts", "state.copies.part_files",
         ),
         ("state.formats.part_codec:encode", "state.formats.part_codec:decode"),
     ),
@@ -81,8 +81,7 @@ CHANGES = (
     Change(
         "another embedded store",
         (
-            "state.copies.lmdb_file", "state.copies.lmdb_reading", "state.copies.copy", "state.copies.snapshot_copy",
-            "state.copies.snapshot_file",
+            "state.copies.lmdb_file", "state.copies.lmdb_reading", "state.copies.copy",
         ),
         ("lmdb", "state.copies.lmdb_file"),
     ),

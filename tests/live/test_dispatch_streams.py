@@ -103,11 +103,11 @@ def test_the_procedure_of_a_switch_works_in_both_directions(spark: SparkSession,
         query.processAllAvailable()
         assert_newest(kept, events.expected(spark))
         assert (job.reports[0].restores > 0, job.reports[0].fetched_snapshot_bytes > 0) == (before, before)
-        assert list((tmp_path / "local").glob("*/*/copies/*/*"))
+        assert list((tmp_path / "local").glob("*/*/stacks/*/*"))
         job.pause()
         job.clean_up()
         query.stop()
-        assert not list((tmp_path / "local").glob("*/*/copies/*/*"))
+        assert not list((tmp_path / "local").glob("*/*/stacks/*/*"))
 
 
 def test_another_dispatch_than_the_states_is_refused(spark: SparkSession, tmp_path: Path) -> None:

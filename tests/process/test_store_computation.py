@@ -54,9 +54,9 @@ class Asked:
         """See ``SlotState``."""
         return schema, call
 
-    def over_readings(self, processing: Callable[[Times, str], Processing]) -> object:
+    def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> object:
         """See ``SlotState``."""
-        return processing
+        return schema, processing
 
 
 @pytest.mark.parametrize("given", [Own(), aggregate(rows=count())], ids=["a user's own", "aggregates"])
@@ -77,7 +77,9 @@ def test_a_processor_asks_for_readings_of_key_groups() -> None:
     schema = computation.schema("s", KEY, given.declare(KEY, KEY))
     assert schema == VariableColumns("s", KEY, VARIABLES, indexed=True)
     assert computation.takes_initial
-    begun = cast("Callable[[Times, str], Processing]", computation.run("s", schema.to_text(), Asked()))
+    asked = computation.run("s", schema.to_text(), Asked())
+    columns, begun = cast("tuple[VariableColumns, Callable[[Times, str], Processing]]", asked)
+    assert columns == schema
     times = Times("EventTime", 1)
     with pytest.raises(LookupError) as told:
         begun(times, "here")

@@ -85,7 +85,7 @@ def test_a_paused_query_consumes_nothing_and_goes_on_where_it_was(
     job.clean_up()
     assert job.settings is not None
     local = Path(job.settings.local_dir or "")
-    assert not list(local.glob("*/*/copies/*/*"))
+    assert not list(local.glob("*/*/stacks/*/*"))
     job.resume()
     job.resume()
     wait_for(lambda: len(job.reports) == 2, query)

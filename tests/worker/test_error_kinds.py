@@ -18,7 +18,8 @@ from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.protocol.receipts import check_receipts
-from riffle_spark.state.copies.lmdb_file import CopyInUse, DamagedCopy
+from riffle_spark.state.copies.disk import DamagedCopy
+from riffle_spark.state.copies.lmdb_file import CopyInUse
 from tests.kit.worker.slot_member import Member, rows_of
 
 PROBLEM, REMEDY, WHERE = "what is wrong\nin two lines", "what to do", "store 's', key-group 7"

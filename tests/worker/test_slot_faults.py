@@ -9,13 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from riffle_spark.messages.slot_orders import KEY_GROUP, Receipt
+from riffle_spark.keygroups import key_hashes
+from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, SLOT, Receipt
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.refusing_disks import on_a_disk_of_its_own, unmount_below
-from tests.kit.state.plain_copies import damage_a_value
 from tests.kit.worker.slot_member import OUTPUT, STATE, TOTAL, Member, rows_of
+
+ROUTING = pa.schema([(SLOT, pa.int32()), (KEY_GROUP, pa.int32()), (HASH, pa.int64())])
 
 
 def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
@@ -24,9 +26,7 @@ def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
     order = member.order()
     foreign = {**member.changes, "slots": {0: (), 1: tuple(range(TOTAL))}}
     member.changes = foreign
-    rows = pa.table(
-        [[0], [3], ["a"], [1]], schema=pa.schema([("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows])
-    )
+    rows = pa.table([[0], [3], [3], ["a"], [1]], schema=pa.schema([*ROUTING, *order.rows]))
     answer = member.run(member.order(), rows)
     kind, problem, remedy, where = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error or ("",) * 4
     assert kind == "ConfigError"
@@ -35,11 +35,11 @@ def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
     assert where == "totals"
 
 
-def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member) -> None:
-    """Spark and Python must agree on every key-group; a disagreement is found at once."""
+@pytest.mark.parametrize("hashes", [[1, 17, 33], key_hashes([pa.array(["a", "b", "c"])]).view("int64").tolist()])
+def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member, hashes: list[int]) -> None:
+    """Spark and Python must agree on every hash and key-group; a disagreement is found at once."""
     order = member.order()
-    fields = [("__riffle_slot", pa.int32()), (KEY_GROUP, pa.int32()), *order.rows]
-    rows = pa.table([[0] * 3, [1, 1, 1], ["a", "b", "c"], [1] * 3], schema=pa.schema(fields))
+    rows = pa.table([[0] * 3, [1] * 3, hashes, ["a", "b", "c"], [1] * 3], schema=pa.schema([*ROUTING, *order.rows]))
     answer = member.run(order, rows)
     error = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error
     assert error is not None
@@ -113,21 +113,10 @@ def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: byt
     """The slot restores and goes on; the driver sees a restore, the user nothing."""
     member.feed(rows_of(("a", 1, 0)))
     member.feed(rows_of(("a", 1, 0)))
-    for file in Path(member.home.local_dir or "").glob("*/*/copies/totals/*.*/data.mdb"):
+    for file in Path(member.home.local_dir or "").glob("*/*/sealed/*"):
         file.write_bytes(damage)
     output, receipt = member.answer(rows_of(("a", 1, 0)))
     assert output.to_pylist()[0]["total"] == 3
-    assert receipt.restores == 1
-
-
-def test_values_that_cannot_be_read_are_healed_too(member: Member) -> None:
-    """A copy whose file is whole and whose values are not: dropped, restored, read again."""
-    member.feed(rows_of(("a", 1, 0)))
-    member.answer(rows_of(("a", 1, 0)))
-    link = next(path for path in Path(member.home.local_dir or "").glob("*/*/copies/totals/*") if path.is_symlink())
-    damage_a_value(link.resolve())
-    output, receipt = member.answer(rows_of(("a", 1, 0)))
-    assert output.to_pylist()[0]["total"] == 2
     assert receipt.restores == 1
 
 

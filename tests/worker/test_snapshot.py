@@ -14,7 +14,6 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.state.plain_copies import damage_a_value
 from tests.kit.worker.slot_member import Member, rows_of
 
 
@@ -77,16 +76,13 @@ def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
     assert {snapshot.head.version for _, _, snapshot in receipt.taken} == {3}
 
 
-@pytest.mark.parametrize("how", ["file", "value"])
+@pytest.mark.parametrize("how", ["gone", "a byte"])
 def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) -> None:
     """What cannot be read never becomes a snapshot."""
-    for link in Path(member.home.local_dir or "").glob("*/*/copies/totals/*"):
-        if not link.is_symlink():
-            continue
-        if how == "file":
-            (link.resolve() / "data.mdb").write_bytes(b"\xff" * 20_000)
-            continue
-        damage_a_value(link.resolve())
+    for file in Path(member.home.local_dir or "").glob("*/*/sealed/*"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(b"" if how == "gone" else data)
     receipt = taken(member, orders(member))
     assert receipt.errors == ()
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}

@@ -12,14 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.messages.upkeep_orders import UpkeepReceipt
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Head
-from riffle_spark.state.restore.supply import rows_of
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.state.members import SCHEMA
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
 KEY_GROUPS = range(1, 9)
@@ -192,7 +189,7 @@ def test_a_folder_that_was_taken_over_is_not_touched(upkept: Upkept) -> None:
     late = replace(upkept.order(drops=(upkept.drop(1),)), member=before.member, home=alive(upkept))
     receipt = run_upkeep(late, "1")
     assert "is for member" in receipt.errors[0]
-    assert taken.current(STORE, 1) is not None
+    assert taken.stacks(STORE).read(1) is not None
 
 
 def alive(upkept: Upkept):  # type: ignore[no-untyped-def]
@@ -218,27 +215,28 @@ def test_a_store_whose_columns_are_not_told_fails_alone(upkept: Upkept) -> None:
     assert len([copy for copy in receipt.copies if copy[0] == STORE]) == 7
 
 
-def test_a_copy_of_another_boot_or_damaged_is_restored(upkept: Upkept) -> None:
-    """As by a slot."""
+def test_a_copy_that_is_damaged_is_restored(upkept: Upkept) -> None:
+    """A list of parts that is torn, or one whose parts are gone: as by a slot."""
     upkept.run()
-    current = upkept.folder().current(STORE, 1) or Path()
-    (current / "data.mdb").write_bytes(b"\xff" * 20_000)
+    stack = upkept.folder().stacks(STORE).read(1)
+    assert stack is not None
+    (upkept.folder().path / stack.parts[0].file).unlink()
     receipt = upkept.run()
-    assert (upkept.is_warm(receipt), receipt.restores) == (True, 1)
+    assert (upkept.is_warm(receipt), receipt.restores >= 1) == (True, True)
 
 
 def test_a_copy_that_another_process_moves_on_is_not_disturbed(upkept: Upkept) -> None:
-    """A slot folds the last link while the piece reads it: both find the copy where it should be."""
+    """A slot adds the last link while the piece fetches it, and one more: the copy is found where it should be."""
     upkept.run()
     upkept.place.seal(2, {1: {"k": 2}})
     entry = upkept.place.entries[1]
-    rows = upkept.place.reader.links([entry.chain[-1]])
     original = type(upkept.store).get
 
     def overtaken(store, name, start=0, length=None):  # type: ignore[no-untyped-def]
-        with Copy(upkept.folder().current(STORE, 1) or Path()) as copy:
-            copy.fold(entry.chain[-2].head, entry.head, rows_of(SCHEMA, rows)[entry.chain[-1]])
-            copy.fold(entry.head, Head(3, entry.head.attempt), rows_of(SCHEMA, rows)[entry.chain[-1]])
+        stacks = upkept.folder().stacks(STORE)
+        stack = stacks.read(1)
+        assert stack is not None
+        stacks.switch(1, stack, stack.extended(Head(3, entry.head.attempt), stack.parts[-1:]))
         return original(store, name, start, length)
 
     upkept.store.get = overtaken.__get__(upkept.store)  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, String
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, SLOT, Order
+from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order
 from riffle_spark.protocol.input_columns import check_fields, input_of, source_of
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import SlotLayout
@@ -57,7 +57,8 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence[str]) -> DataFrame:
-    """Return each row's slot, its key-group and the needed columns, in their order but under plain names.
+    """Return each row's slot, its key-group, its key's hash and the needed columns, in their order but under plain
+    names.
 
     Spark's way to Python looks columns up by name, and fails where there is a dot or a backtick in it. ``columns`` are
     those of the topic and the partition, which say the shard where dispatch is by partition.
@@ -71,7 +72,8 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence
     plain = [f"{quoted(name)} as __riffle_{at}" for at, name in enumerate([*order.rows.names, *given])]
     # Texts, in one frame: each frame is analysed anew, and each `Column` costs ten calls to the JVM.
     slot = f"{_slot(key_group, order.total, layout)} as {SLOT}"
-    return handles.selected(batch, [slot, f"{key_group} as {KEY_GROUP}", *plain])
+    hashed = f"{keygroups.spark_hash(order.key)} as {HASH}"
+    return handles.selected(batch, [slot, f"{key_group} as {KEY_GROUP}", hashed, *plain])
 
 
 def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:

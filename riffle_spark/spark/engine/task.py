@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from riffle_spark.messages.slot_orders import INITIAL, KEY_GROUP, RECEIPT, SLOT, Home, Order
+from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, Home, Order
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.worker.census import take_census
@@ -51,7 +51,7 @@ def slot_function(order: Order, given: Computation, answer: pa.Schema, tell: Tel
 
 def _run(text: str, given: Computation, answer: pa.Schema, tell: Tell, slot: int, rows: pa.Table) -> pa.Table:
     order = Order.from_json(text, slot)
-    names = [SLOT, KEY_GROUP, *order.rows.names, *([] if order.initial is None else [INITIAL])]
+    names = [SLOT, KEY_GROUP, HASH, *order.rows.names, *([] if order.initial is None else [INITIAL])]
     result = run_slot(order, given, slot, executor_id(), rows.rename_columns(names)).cast(answer)
     if tell is not None:
         run, told = tell

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from riffle_spark.state.copies.disk import incoming_files, is_member
+from riffle_spark.state.copies.stack import LIST, Stacks
 
 __all__ = ["claims_of", "is_dead", "is_free", "named", "remove_folders", "remove_strays", "unless_used"]
 
@@ -81,11 +82,26 @@ def remove_strays(folder: Path, added_before: float = 0.0) -> None:
         for path in found:
             if not path.is_symlink() and path.name not in current:
                 shutil.rmtree(path, ignore_errors=True)
+    _remove_spare_parts(folder)
     for part in [path for path in (folder / "sealed").glob("*.part") if path.is_file()]:
         part.unlink(missing_ok=True)
     for file in incoming_files(folder / "incoming"):
         if file.path.stat().st_mtime < added_before:
             file.path.unlink(missing_ok=True)
+
+
+def _remove_spare_parts(folder: Path) -> None:
+    """Remove files of stacks that no stack has, and older lists of parts."""
+    wanted: set[str] = set()
+    for store in [path.name for path in (folder / "stacks").glob("*") if path.is_dir()]:
+        stacks = Stacks(folder, store)
+        found = {key_group: stacks.read(key_group) for key_group in stacks.key_groups()}
+        wanted |= {part.file for stack in found.values() if stack is not None for part in stack.parts}
+        wanted |= {f"stacks/{store}/{stacks.newest(kg)}" for kg, stack in found.items() if stack is not None}
+    files = [*folder.glob("stacks/*/*.part"), *folder.glob(f"stacks/*/*{LIST}"), *folder.glob("fetched/*")]
+    for path in files:
+        if str(path.relative_to(folder)) not in wanted and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def remove_folders(base: Path, live: Collection[str], used_before: float) -> int:

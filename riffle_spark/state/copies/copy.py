@@ -22,7 +22,8 @@ import lmdb
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies import lmdb_reading
-from riffle_spark.state.copies.lmdb_file import INITIAL_MAP_BYTES, CopyInUse, DamagedCopy, LmdbFile, damaged, trouble
+from riffle_spark.state.copies.disk import DamagedCopy, damaged
+from riffle_spark.state.copies.lmdb_file import INITIAL_MAP_BYTES, CopyInUse, LmdbFile, trouble
 from riffle_spark.state.copies.reading import Reading
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
@@ -70,12 +71,16 @@ class Copy(LmdbFile):
         with self._environment.begin(write=True, db=self._meta) as transaction:
             transaction.put(fact, value)
 
-    def check_layout(self, layout: bytes) -> None:
-        """Raise ``DamagedCopy`` if the rows are laid out in another way: of other columns."""
-        with self._environment.begin(db=self._meta) as transaction:
+    @classmethod
+    def of_layout(cls, folder: Path, layout: bytes) -> Copy:
+        """Open a copy whose rows are laid out in this way. Raises ``DamagedCopy`` if they are not, too."""
+        copy = cls(folder)
+        with copy._environment.begin(db=copy._meta) as transaction:
             found = transaction.get(_LAYOUT)
         if found != layout:
-            raise damaged(self.folder, ValueError("it holds rows of other columns"))
+            copy.close()
+            raise damaged("it holds rows of other columns", folder)
+        return copy
 
     def head(self) -> Head | None:
         """Return the head this copy is at, or ``None`` if it was written under another boot of the machine."""
@@ -88,22 +93,6 @@ class Copy(LmdbFile):
                 return EMPTY_HEAD
             head, boot = self._parsed(stored)
             return head if boot == boot_id() else None
-
-    def get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
-        """Return (key, value) of those keys that are there, in the order of ``keys``, all as of ``at``.
-
-        Head and values are read in one transaction. Raises ``OutOfDate`` if the copy is elsewhere by now.
-        """
-        return self._growing(lambda: self._get(keys, at))
-
-    def _get(self, keys: Sequence[bytes], at: Head) -> list[tuple[bytes, bytes]]:
-        with self._environment.begin(db=self._state) as transaction:
-            self._expect(transaction, at)
-            return self._found(transaction, keys)
-
-    def _found(self, transaction: lmdb.Transaction[bytes], keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        with transaction.cursor(db=self._state) as cursor:
-            return cursor.getmulti(keys)
 
     @contextmanager
     def reading(self, at: Head) -> Iterator[Reading]:
@@ -186,11 +175,6 @@ class Copy(LmdbFile):
             with transaction.cursor(db=self._long) as cursor:
                 cursor.putmulti(longs)
 
-    def knows(self, fact: bytes) -> bool:
-        """Tell whether something is noted about the copy beside its head."""
-        with self._environment.begin(db=self._meta) as transaction:
-            return transaction.get(fact) is not None
-
     def load(self, head: Head, rows: CopyRows) -> None:
         """Fill a new, empty copy with a snapshot's rows, sorted by key, in one transaction."""
         self._growing(lambda: self._reserve(_needed(rows)))
@@ -235,7 +219,7 @@ class Copy(LmdbFile):
         try:
             version, attempt, boot = json.loads(bytes(stored))
         except (ValueError, TypeError) as error:
-            raise damaged(self.folder, error) from error
+            raise damaged(error, self.folder) from error
         return Head(version, attempt), boot
 
     def _expect(self, transaction: lmdb.Transaction, base: Head) -> None:

@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from riffle_spark.errors import ConfigError, LocalDiskError
+from riffle_spark.errors import ConfigError, CorruptStateError, LocalDiskError
 from riffle_spark.state.log.manifest import Address
 
 __all__ = [
+    "DamagedCopy",
     "IncomingFile",
     "SealedFile",
+    "damaged",
     "default_local_dir",
     "disk_refused",
+    "fetched_files",
     "incoming_files",
     "is_member",
     "is_refusal",
@@ -38,6 +41,7 @@ _REFUSALS = frozenset(
 """Full, read-only, over a quota, broken, or not to be written to."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
 _SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\Z")
+_FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+\Z")
 _INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 
@@ -97,6 +101,17 @@ def _file_system(path: Path) -> str:
     return max(held)[1] if held else ""
 
 
+class DamagedCopy(CorruptStateError):
+    """A local copy cannot be read. Nothing is lost: ``where`` is its place, and it is rebuilt from the store."""
+
+
+def damaged(problem: object, where: Path | str) -> DamagedCopy:
+    """Return the error of a copy that cannot be read."""
+    return DamagedCopy(
+        f"a local copy is damaged: {problem}", remedy="nothing: it is rebuilt from the store", where=str(where)
+    )
+
+
 class SealedFile(NamedTuple):
     """The bytes of one attempt's delta, kept beside the copies."""
 
@@ -120,7 +135,16 @@ def is_member(name: str) -> bool:
 
 def sealed_files(folder: Path) -> list[SealedFile]:
     """Return the sealed deltas in ``folder``, the newest first."""
-    named = ((path, _SEALED.match(path.name)) for path in folder.glob("*"))
+    return _files_of_deltas(folder, _SEALED)
+
+
+def fetched_files(folder: Path) -> list[SealedFile]:
+    """Return the files in ``folder`` with parts of deltas that others sealed, the newest first."""
+    return _files_of_deltas(folder, _FETCHED)
+
+
+def _files_of_deltas(folder: Path, names: re.Pattern[str]) -> list[SealedFile]:
+    named = ((path, names.match(path.name)) for path in folder.glob("*"))
     found = [SealedFile(int(said[1]), said[2], path) for path, said in named if said and path.is_file()]
     return sorted(found, key=lambda file: (-file.version, file.attempt))
 

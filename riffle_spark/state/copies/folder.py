@@ -1,8 +1,11 @@
 """A member's folder on local disk. Knows who may use it and where copies lie in it. Does not know what copies hold.
 
     <local_dir>/<root id>/<member>/owner                     whose folder it is: "<application>/<executor>"
-                                  /copies/<store>/<0042>     a link to the current copy, <0042>.<unique>
+                                  /stacks/<store>/<0042>     which parts make up a copy of columns
+                                  /stacks/<store>/<0042>.*   parts of it: snapshots, and what was merged
                                   /sealed/<version>-<attempt> the deltas this member sealed, as bytes
+                                  /fetched/<version>-<attempt>.* parts of deltas that others sealed
+                                  /copies/<store>/<0042>     a link to the current copy of variables, <0042>.<unique>
                                   /incoming/<store>/...      snapshots that are half fetched
 
 Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its
@@ -23,14 +26,17 @@ from pathlib import Path
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.abandoned import claims_of, is_free, remove_strays, unless_used
-from riffle_spark.state.copies.disk import disk_refused, refuse_network, sealed_files
+from riffle_spark.state.copies.disk import SealedFile, disk_refused, fetched_files, refuse_network, sealed_files
+from riffle_spark.state.copies.stack import Stacks
 
 __all__ = ["Folder", "claim"]
 
 _LOOKS = 60
 _LOOK_SECONDS = 0.05
-_SEALED_FILES_MAX = 256
-_SEALED_BYTES_MAX = 256 << 20
+_SPARE_FILES_MAX = 256
+_SPARE_BYTES_MIN = 4 << 20
+_SPARE_SHARE = 0.1
+"""Deltas that no stack has may be wanted by one that lags: as many bytes as this share of those that stacks have."""
 _PROBE_BYTES = 1 << 20
 
 
@@ -42,6 +48,7 @@ class Folder:
         self.member = path.name
         self._owner = owner
         self.sealed = path / "sealed"
+        self.fetched = path / "fetched"
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -111,10 +118,23 @@ class Folder:
         except OSError:
             return None
 
+    def stacks(self, store: str) -> Stacks:
+        """Return the stacks of a store of columns."""
+        return Stacks(self.path, store)
+
+    def stores_of_columns(self) -> list[str]:
+        """Return the stores that have stacks here, sorted."""
+        return sorted(path.name for path in self.path.glob("stacks/*"))
+
+    def has_copy(self, store: str, key_group: int) -> bool:
+        """Tell whether there is a copy of a key-group, whatever it is worth."""
+        return self.stacks(store).read(key_group) is not None or self.current(store, key_group) is not None
+
     def copies(self) -> list[tuple[str, int]]:
         """Return (store, key-group) of every current copy, sorted."""
+        stacks = [(store, kg) for store in self.stores_of_columns() for kg in self.stacks(store).key_groups()]
         links = (link for link in self.path.glob("copies/*/*") if link.name.isdecimal() and link.is_symlink())
-        return sorted((link.parent.name, int(link.name)) for link in links)
+        return sorted([*stacks, *((link.parent.name, int(link.name)) for link in links)])
 
     def fresh(self, store: str, key_group: int) -> Path:
         """Return a new path, never used before, for a copy of a key-group."""
@@ -144,6 +164,8 @@ class Folder:
 
     def drop(self, store: str, key_group: int) -> None:
         """Remove the current copy of a key-group, if there is one."""
+        with self._on_disk():
+            self.stacks(store).drop(key_group)
         link = self.link(store, key_group)
         if link.is_symlink():
             with self._on_disk():
@@ -184,18 +206,34 @@ class Folder:
         """Return where the sealed delta of an attempt lies, if it was kept."""
         return self.sealed / f"{version}-{attempt}"
 
+    def fetched_file(self, version: int, attempt: str) -> Path:
+        """Return a new path for parts of a delta that another member sealed."""
+        self.fetched.mkdir(exist_ok=True)
+        return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}"
+
     def sealed_attempts(self) -> tuple[str, ...]:
         """Return the attempts whose sealed deltas lie here, sorted."""
         return tuple(sorted(file.attempt for file in sealed_files(self.sealed)))
 
-    def forget_sealed(self) -> None:
-        """Remove the oldest sealed deltas beyond a number and a size; they are in the store."""
+    def forget_deltas(self, before: int) -> None:
+        """Remove files of deltas older than a version that no stack has any more, but for the newest few: what lags
+        may still want them, and they are in the store.
+        """
+        stores = [self.stacks(store) for store in self.stores_of_columns()]
+        held = [stacks.read(key_group) for stacks in stores for key_group in stacks.key_groups()]
+        parts = {part for stack in held if stack is not None for part in stack.parts}
+        wanted, allowed = {part.file for part in parts}, sum(part.length for part in parts) * _SPARE_SHARE
         size = 0
-        for number, file in enumerate(sealed_files(self.sealed)):
+        spare = [file for file in self._deltas() if f"{file.path.parent.name}/{file.path.name}" not in wanted]
+        for number, file in enumerate(file for file in spare if file.version < before):
             with suppress(OSError):
                 size += file.path.stat().st_size
-                if number >= _SEALED_FILES_MAX or size > _SEALED_BYTES_MAX:
+                if number >= _SPARE_FILES_MAX or size > max(allowed, _SPARE_BYTES_MIN):
                     file.path.unlink(missing_ok=True)
+
+    def _deltas(self) -> list[SealedFile]:
+        files = [*sealed_files(self.sealed), *fetched_files(self.fetched)]
+        return sorted(files, key=lambda file: -file.version)
 
 
 def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import lmdb
 
-from riffle_spark.errors import CorruptStateError, RiffleError, UnavailableError
-from riffle_spark.state.copies.disk import disk_refused
+from riffle_spark.errors import RiffleError, UnavailableError
+from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 
-__all__ = ["INITIAL_MAP_BYTES", "CopyInUse", "DamagedCopy", "LmdbFile", "damaged", "trouble"]
+__all__ = ["INITIAL_MAP_BYTES", "CopyInUse", "LmdbFile", "trouble"]
 
 INITIAL_MAP_BYTES = 1 << 20
 _LOCK_BYTES = 8192
@@ -67,7 +67,7 @@ class LmdbFile:
         """Touching a page beyond the end of the file would kill the process, so its length is looked at first."""
         pages = self._environment.info()["last_pgno"] + 1
         if (self.folder / "data.mdb").stat().st_size < pages * self._environment.stat()["psize"]:
-            raise damaged(self.folder, EOFError("the file is truncated"))
+            raise damaged("the file is truncated", self.folder)
 
     def _opened(self, names: Sequence[bytes], *, create: bool) -> list[lmdb._Database]:
         """Open all in one transaction. A reading one would not do: its end takes the handles with it."""
@@ -113,10 +113,6 @@ def _allocate(lock: Path) -> None:
         os.close(descriptor)
 
 
-class DamagedCopy(CorruptStateError):
-    """A local copy cannot be read. Nothing is lost: ``where`` is its folder, and it is rebuilt from the store."""
-
-
 class CopyInUse(DamagedCopy):
     """This process has the copy open already, which LMDB forbids: as good as none to whoever needs one, but whole."""
 
@@ -126,12 +122,5 @@ def trouble(folder: Path, error: Exception) -> RiffleError:
     if _OPEN_HERE in str(error):
         return CopyInUse(str(error), remedy="close it first", where=str(folder))
     if not isinstance(error, lmdb.DiskError) and not any(phrase in str(error) for phrase in _DISK_SAYS):
-        return damaged(folder, error)
+        return damaged(error, folder)
     return disk_refused(f"the local disk refused a write: {error}", folder)
-
-
-def damaged(folder: Path, error: Exception) -> DamagedCopy:
-    """Return the error of a copy that cannot be read."""
-    return DamagedCopy(
-        f"a local copy is damaged: {error}", remedy="nothing: it is rebuilt from the store", where=str(folder)
-    )

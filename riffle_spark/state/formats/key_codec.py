@@ -6,7 +6,6 @@ with NaN last, strings by their UTF-8 bytes. No key is the beginning of another 
 and ``00 00``. A null is as wide as any value of a fixed width, so such keys all have one length.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +20,7 @@ from riffle_spark import columns as arrow
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
-__all__ = ["LOCAL_KEY_BYTES_MAX", "KeyBytes", "decode_beginnings", "decode_keys", "encode_keys", "local_key"]
-
-LOCAL_KEY_BYTES_MAX: Final = 500
-"""Keys up to here are stored as they are; a local key-value file takes 511."""
-CUT_BYTES: Final = 468
-DIGEST_BYTES: Final = 32
-CUT_MARK: Final = b"\xff"
+__all__ = ["KeyBytes", "decode_beginnings", "decode_keys", "encode_keys"]
 
 _NULL, _PRESENT = b"\x00", b"\x01"
 _END: Final = b"\x00\x00"
@@ -111,7 +104,7 @@ def _encode_text(array: pa.Array) -> list[pa.Array | pa.Scalar]:
 def decode_keys(encoded: arrow.Column | Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
     """Return the columns, of these types, that the keys were made from.
 
-    Keys that were never made from such columns raise ``CorruptStateError``; shortened ones (``local_key``) are such.
+    Keys that were never made from such columns raise ``CorruptStateError``.
     """
     array = arrow.with_long_offsets(
         encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary())
@@ -225,23 +218,3 @@ def _corrupt(problem: str) -> CorruptStateError:
     return CorruptStateError(
         f"stored keys cannot be read: {problem}", remedy="restore the key-group from its snapshot and deltas"
     )
-
-
-def local_key(encoded: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """Return keys that fit a local key-value file: longer ones become their beginning, a digest and a mark.
-
-    A shortened key is 501 bytes, longer than any whole one, so the two cannot be taken for each other. It cannot be
-    decoded, and it keeps its place in the order only up to its cut, 468 bytes in.
-    """
-    _, offsets = arrow.byte_slices(encoded)
-    long = np.flatnonzero(np.diff(offsets) > LOCAL_KEY_BYTES_MAX)
-    if not len(long):
-        return encoded
-    mask = np.zeros(len(encoded), dtype=np.bool_)
-    mask[long] = True
-    cut = [_shortened(key) for key in encoded.take(pa.array(long)).to_pylist()]
-    return pc.replace_with_mask(encoded, pa.array(mask), pa.array(cut, pa.large_binary()))
-
-
-def _shortened(key: bytes) -> bytes:
-    return key[:CUT_BYTES] + hashlib.blake2b(key, digest_size=DIGEST_BYTES).digest() + CUT_MARK

@@ -1,7 +1,8 @@
-"""Bytes of delta parts and snapshots: Arrow IPC streams with zstd. Knows the format. Does not know names or stores.
+"""Bytes of delta parts and snapshots: Arrow IPC streams. Knows the formats. Does not know names or stores.
 
 A part is one self-contained stream: key columns, state columns and, in a delta, ``__deleted``; schema metadata
-carries the format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it.
+carries the format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it. Parts with ``__hash`` have
+format 2: their rows are sorted by it, and nothing is compressed, so that they are read where they lie.
 """
 
 import hashlib
@@ -11,10 +12,13 @@ import xxhash
 
 from riffle_spark.errors import CorruptStateError
 
-__all__ = ["DELETED", "FORMAT", "checksum", "copy_layout_of", "decode", "encode", "fitted"]
+__all__ = [
+    "DELETED", "HASH", "altered", "checksum", "copy_layout_of", "decode", "encode", "fitted", "is_by_hash", "opened",
+]  # fmt: skip
 
-FORMAT = b"1"
-"""Version of the part format. A reader of version N reads N - 1 too."""
+_UNSORTED, _BY_HASH = b"1", b"2"
+HASH = "__hash"
+"""The column of the keys' 64-bit hashes."""
 DELETED = "__deleted"
 """The delta column that is true where a key's state was removed."""
 _VERSION_KEY = b"riffle.format"
@@ -32,16 +36,18 @@ def checksum(data: bytes | memoryview) -> int:
 
 
 def encode(table: pa.Table) -> bytes:
-    """Return the bytes of one part."""
+    """Return the bytes of one part: in format 2 if its rows have hashes, by which they are sorted then."""
+    if HASH in table.column_names:
+        return bytes(_stream(table, _PLAIN, _BY_HASH))
     if table.nbytes >= _COMPRESS_FROM_BYTES:
-        packed = _stream(table, _COMPRESSED)
+        packed = _stream(table, _COMPRESSED, _UNSORTED)
         if packed.size < _WORTH_IT * table.nbytes:
             return bytes(packed)
-    return bytes(_stream(table, _PLAIN))
+    return bytes(_stream(table, _PLAIN, _UNSORTED))
 
 
-def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
-    schema = table.schema.with_metadata({_VERSION_KEY: FORMAT})
+def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) -> pa.Buffer:
+    schema = table.schema.with_metadata({_VERSION_KEY: version})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_table(
@@ -51,27 +57,46 @@ def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
 
 
 def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:
-    """Return the table of one part, after its checksum was found to be ``expected``.
+    """Return the table of one part, without hashes, after its checksum was found to be ``expected``.
 
     Raises ``CorruptStateError`` naming ``where`` if the bytes are not what was sealed, or of another format.
     """
     if checksum(data) != expected:
-        raise CorruptStateError(
-            "the bytes are truncated or altered: their checksum differs from the log's",
-            remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
-            where=where,
-        )
+        raise altered(where)
+    table = opened(data, where)
+    return table.drop_columns([HASH]) if HASH in table.column_names else table
+
+
+def altered(where: str) -> CorruptStateError:
+    """Return the error of an object whose bytes are not those that the log lists."""
+    return CorruptStateError(
+        "the bytes are truncated or altered: their checksum differs from the log's",
+        remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
+        where=where,
+    )
+
+
+def is_by_hash(data: pa.Buffer, where: str) -> bool:
+    """Tell whether a part's rows are sorted by hash, to be read where they lie. Raises as ``opened``."""
+    return HASH in opened(data, where).column_names
+
+
+def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
+    """Return the table of one part whose checksum was found to be right, as it lies there.
+
+    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format.
+    """
     try:
         reader = pa.ipc.open_stream(data)
         found = (reader.schema.metadata or {}).get(_VERSION_KEY)
-        if found == FORMAT:
+        if found in (_UNSORTED, _BY_HASH):
             return reader.read_all().replace_schema_metadata(None)
     except (pa.ArrowInvalid, OSError) as error:
         raise CorruptStateError(
             f"the bytes are not an Arrow stream: {error}", remedy="restore the object", where=where
         ) from error
     raise CorruptStateError(
-        f"the part has format {found!r}, this version reads {FORMAT!r}",
+        f"the part has format {found!r}, this version reads {_UNSORTED!r} and {_BY_HASH!r}",
         remedy="run the version of riffle-spark that wrote it, or a newer one",
         where=where,
     )

@@ -61,6 +61,11 @@ class IncomingSnapshots:
             self.forget(address)
             raise
 
+    def move(self, address: Address, snapshot: Snapshot, path: Path) -> None:
+        """Move a snapshot that has come whole, unchecked, to where a copy takes it from."""
+        self._file(address, snapshot.id).replace(path)
+        self._files.discard((*address, snapshot.id))
+
     def forget(self, address: Address, but: str = "") -> None:
         """Remove what has come of a key-group's snapshots, except of the one named."""
         for store, key_group, snapshot_id in [file for file in self._files if file[:2] == address and file[2] != but]:

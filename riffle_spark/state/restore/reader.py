@@ -20,9 +20,9 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Reader", "Totals", "next_range", "span_bytes"]
+__all__ = ["Reader", "Totals", "in_parallel", "next_range", "span_bytes"]
 
-_CONCURRENT_GETS = 8
+_CONCURRENT_GETS = 12
 _JOIN_GAP_BYTES = 64 * 1024
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -60,7 +60,7 @@ class Reader:
             local = self._local(parts)
             found.update(local)
             remote += joined([link for link in parts if link not in local])
-        fetched: list[dict[Link, pa.Table]] = self._in_parallel(self._fetch, remote)
+        fetched: list[dict[Link, pa.Table]] = in_parallel(self._fetch, remote)
         for tables in fetched:
             found.update(tables)
         return found
@@ -72,6 +72,19 @@ class Reader:
     def is_local(self, run: list[Link]) -> bool:
         """Tell whether this member sealed the run's object itself and still has the file."""
         return self._folder is not None and self._folder.sealed_file(*run[0].head).exists()
+
+    def fetched(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
+        """Return the bytes of each of a run's parts, with one get, or what is wrong with it.
+
+        Raises ``CorruptStateError`` if the object is missing.
+        """
+        view = memoryview(self._get(run))
+        found: dict[Link, memoryview | CorruptStateError] = {}
+        for link in run:
+            data = view[link.start - run[0].start :][: link.length]
+            whole = part_codec.checksum(data) == link.checksum
+            found[link] = data if whole else part_codec.altered(_range_of(link))
+        return found
 
     def read(self, run: list[Link]) -> dict[Link, pa.Table | CorruptStateError]:
         """Return the table of each of a run's parts, with one get at most, or what is wrong with it.
@@ -90,13 +103,7 @@ class Reader:
 
     def snapshots(self, wanted: Sequence[tuple[str, int, Snapshot]]) -> list[pa.Table]:
         """Return the tables of (store, key-group, snapshot), checked."""
-        return self._in_parallel(self._fetch_snapshot, wanted)
-
-    def _in_parallel(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        if len(items) < 2:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(_CONCURRENT_GETS) as pool:
-            return list(pool.map(work, items))
+        return in_parallel(self._fetch_snapshot, wanted)
 
     def _local(self, parts: list[Link]) -> dict[Link, pa.Table]:
         if self._folder is None:
@@ -157,6 +164,14 @@ class Reader:
         return part_codec.decode(data, snapshot.checksum, paths.snapshot(store, key_group, snapshot.id))
 
 
+def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Return what ``work`` makes of each item, several at a time; raises what the first to fail raised."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(_CONCURRENT_GETS) as pool:
+        return list(pool.map(work, items))
+
+
 def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
     """Return the parts of one object as runs that one ranged get can read without reading much else."""
     runs: list[list[Link]] = []
@@ -205,4 +220,8 @@ def missing(name: str) -> CorruptStateError:
 
 
 def _decode(data: memoryview, link: Link) -> pa.Table:
-    return part_codec.decode(data, link.checksum, f"{link.object}[{link.start}:{link.start + link.length}]")
+    return part_codec.decode(data, link.checksum, _range_of(link))
+
+
+def _range_of(link: Link) -> str:
+    return f"{link.object}[{link.start}:{link.start + link.length}]"

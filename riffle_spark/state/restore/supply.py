@@ -6,19 +6,17 @@ snapshots in ranges, and what has come is decoded. Bytes ahead are bounded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from riffle_spark.state.copies.snapshot_file import make_readable, written_at
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.restore.prefetch import prefetched
 from riffle_spark.state.restore.reader import Reader, next_range
 from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["Lacking", "Supply", "Wanted", "rows_of"]
 
@@ -28,11 +26,10 @@ _AT_ONCE = 12
 
 
 class Wanted(NamedTuple):
-    """The snapshot of a key-group: as rows or, where there is a ``path``, as a file to be written there."""
+    """The snapshot of a key-group."""
 
     key_group: int
     snapshot: Snapshot
-    path: Path | None = None
 
 
 class Lacking(NamedTuple):
@@ -55,7 +52,6 @@ class _Range(NamedTuple):
     snapshot: Snapshot
     start: int
     size: int
-    path: Path | None
 
     @property
     def is_whole(self) -> bool:
@@ -76,7 +72,7 @@ class Supply:
     What is asked for must be asked for in this order. Raises what ``Reader`` raises.
     """
 
-    def __init__(self, reader: Reader, schema: StoreSchema, groups: Sequence[Lacking]) -> None:
+    def __init__(self, reader: Reader, schema: VariableColumns, groups: Sequence[Lacking]) -> None:
         self._reader = reader
         self._schema = schema
         self._groups = iter(groups)
@@ -92,8 +88,8 @@ class Supply:
         assert isinstance(found, dict), "links come first in their group"
         return found
 
-    def snapshot(self) -> CopyRows | None:
-        """Return the rows of the group's next snapshot; ``None`` once it is a readable file where it was wanted."""
+    def snapshot(self) -> CopyRows:
+        """Return the rows of the group's next snapshot."""
         parts: list[bytes] = []
         for item, coming in self._coming:
             found = coming.result()
@@ -102,11 +98,8 @@ class Supply:
             assert isinstance(item, _Range), "snapshots come after links"
             assert isinstance(found, bytes), "a part of a snapshot"
             parts.append(found)
-            if item.is_last and item.path is None:
+            if item.is_last:
                 return self._rows(item, b"".join(parts))
-            if item.is_last and item.path is not None:
-                make_readable(item.path, item.snapshot.checksum, item.name)
-                return None
         raise AssertionError("no more snapshots than were asked for")
 
     def close(self) -> None:
@@ -116,29 +109,24 @@ class Supply:
     def _items(self, groups: Sequence[Lacking]) -> Iterator[_Links | _Range]:
         for group in groups:
             yield _Links(group.links)
-            for key_group, snapshot, path in group.snapshots:
+            for key_group, snapshot in group.snapshots:
                 start = 0
                 while start < snapshot.length:
                     size = next_range(snapshot.length - start, RANGE_BYTES)
-                    yield _Range((self._schema.store, key_group), snapshot, start, size, path)
+                    yield _Range((self._schema.store, key_group), snapshot, start, size)
                     start += size
 
     def _read(self, item: _Links | _Range) -> dict[Link, CopyRows] | CopyRows | bytes:
         if isinstance(item, _Links):
             return rows_of(self._schema, self._reader.links(item.links))
-        span = (item.address, item.snapshot, item.start, item.size)
-        if item.path is not None:
-            with written_at(item.path, item.start) as write:
-                self._reader.copy_snapshot(*span, write)
-            return b""
-        data = self._reader.snapshot_range(*span)
+        data = self._reader.snapshot_range(item.address, item.snapshot, item.start, item.size)
         return self._rows(item, data) if item.is_whole else data
 
     def _rows(self, item: _Range, data: bytes) -> CopyRows:
         return self._schema.encode(part_codec.decode(data, item.snapshot.checksum, item.name))
 
 
-def rows_of(schema: StoreSchema, tables: Mapping[Link, pa.Table]) -> dict[Link, CopyRows]:
+def rows_of(schema: VariableColumns, tables: Mapping[Link, pa.Table]) -> dict[Link, CopyRows]:
     """Encode all parts at once, then cut: the cost of a key-group is a slice of a list."""
     if not tables:
         return {}

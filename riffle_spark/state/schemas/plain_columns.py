@@ -1,21 +1,24 @@
-"""Tables to key-value pairs and back, for one store. Knows key and row codecs. Does not know files or logs."""
+"""The columns of a store that has one row a key. Knows key hashes. Does not know files or logs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.columns import one_array
+from riffle_spark.keygroups import key_hashes
+from riffle_spark.keyhash import Words
 from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
-from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
-from riffle_spark.state.formats.part_codec import DELETED, copy_layout_of, fitted
-from riffle_spark.state.formats.row_codec import RowCodec
-from riffle_spark.state.schemas.copy_rows import CopyRows
+from riffle_spark.state.formats.key_codec import encode_keys
+from riffle_spark.state.formats.part_codec import DELETED, HASH
 
-__all__ = ["PlainColumns", "shortened"]
+__all__ = ["PlainColumns"]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,15 @@ class PlainColumns:
     store: str
     key: pa.Schema
     state: pa.Schema
-    codec: RowCodec = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", RowCodec(self.state))
-
-    @property
-    def file_columns(self) -> "PlainColumns":
-        """See ``StoreSchema``."""
-        return self
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
         return _of_text(store, text["key"], text["state"])
+
+    def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a kind
+        """See ``StoreSchema``."""
+        return columns(self)
 
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
@@ -53,62 +51,39 @@ class PlainColumns:
             return False
         return can_become(unpacked(text["state"]), self.state)
 
-    @cached_property
-    def copy_layout(self) -> bytes:
-        """See ``StoreSchema``."""
-        return copy_layout_of(self.key, self.state)
-
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""
         return encode_keys([one_array(table.column(name)) for name in self.key.names])
 
-    def stored_keys(self, table: pa.Table) -> pa.Array:
-        """See ``StoreSchema``."""
-        return local_key(self.encoded(table))
+    def hashes(self, table: pa.Table) -> Words:
+        """Return the 64-bit hashes of a table's keys: those that rows are routed by."""
+        return key_hashes([table.column(name) for name in self.key.names])
+
+    def sealed(self, table: pa.Table) -> pa.Table:
+        """See ``StoreSchema``: sorted by hash and, where keys share one, by stored key."""
+        hashes = self.hashes(table)
+        order = np.argsort(hashes, kind="stable")
+        if np.any(np.diff(hashes[order]) == 0):
+            ranks = pc.rank(self.encoded(table), tiebreaker="dense").to_numpy()
+            order = np.lexsort((ranks, hashes))
+        return table.take(pa.array(order)).add_column(0, HASH, pa.array(hashes[order]))
 
     def earliest_ms(self, table: pa.Table) -> int | None:  # noqa: ARG002 - columns are never due
         """See ``StoreSchema``."""
         return None
 
-    def fit(self, table: pa.Table) -> pa.Table:
-        """See ``StoreSchema``."""
-        return fitted(table, self.part_schema(delta=DELETED in table.column_names))
-
-    def encode(self, table: pa.Table) -> CopyRows:
-        """See ``StoreSchema``."""
-        table = self.fit(table)
-        stored, encoded = self.encoded(table), self.codec.encode(table.select(self.state.names))
-        keys, longs = shortened(stored)
-        values: list[bytes | None] = encoded.to_pylist()
-        if DELETED in table.column_names:
-            for index in pc.indices_nonzero(one_array(table.column(DELETED))).to_pylist():
-                values[index] = None
-        return CopyRows(keys, values, longs, stored.nbytes + encoded.nbytes)
-
-    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
-        """Return pairs of a local copy as a table of key and state columns."""
-        whole = pa.array([longs.get(key, key) for key, _ in pairs] if longs else [key for key, _ in pairs], pa.binary())
-        keys = decode_keys(whole, list(self.key.types))
-        state = self.codec.decode([value for _, value in pairs])
-        return pa.table([*keys, *state.columns], schema=self.part_schema())
+    @cached_property
+    def row_schema(self) -> pa.Schema:
+        """The columns of a row, be it deleted or not: those of state may be null."""
+        return pa.schema([*self.key, *(field.with_nullable(True) for field in self.state)])
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
         """Return the schema of a snapshot, or of a delta's part."""
         if not delta:
             return pa.schema([*self.key, *self.state])
-        state = [field.with_nullable(True) for field in self.state]  # a deleted key's are null
-        return pa.schema([*self.key, *state, pa.field(DELETED, pa.bool_())])
+        return pa.schema([*self.row_schema, pa.field(DELETED, pa.bool_())])
 
 
 @lru_cache(maxsize=64)
 def _of_text(store: str, key: str, state: str) -> PlainColumns:
     return PlainColumns(store, unpacked(key), unpacked(state))
-
-
-def shortened(whole: pa.Array) -> tuple[list[bytes], list[bytes | None] | None]:
-    """Return keys short enough for a local copy, and the whole keys of those that were cut."""
-    longest = pc.max(pc.binary_length(whole)).as_py() or 0
-    if longest <= LOCAL_KEY_BYTES_MAX:
-        return whole.to_pylist(), None
-    cut, full = local_key(whole).to_pylist(), whole.to_pylist()
-    return cut, [long if long != short else None for short, long in zip(cut, full, strict=True)]

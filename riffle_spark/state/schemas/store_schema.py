@@ -1,14 +1,16 @@
 """What is known of any store's columns, whatever kind of store it is."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["StoreSchema"]
+__all__ = ["StoreSchema", "schema_of_text"]
+
+Result = TypeVar("Result")
 
 
 class StoreSchema(Protocol):
@@ -25,18 +27,14 @@ class StoreSchema(Protocol):
         ...
 
     @property
-    def copy_layout(self) -> bytes:
-        """What names the layout of its rows in a local copy: copies of another one are of no use."""
-        ...
-
-    @property
     def one_row_a_key(self) -> bool:
         """Whether a key's state is one row, so that its newest row in a chain is all of it."""
         ...
 
-    @property
-    def file_columns(self) -> PlainColumns | None:
-        """The columns of a large snapshot that stays a file beside its copy; ``None`` where it cannot."""
+    def either(
+        self, columns: Callable[[PlainColumns], Result], variables: Callable[[VariableColumns], Result]
+    ) -> Result:
+        """Return what the one of the two makes of it whose kind it is: copies of the two are kept in different ways."""
         ...
 
     def to_text(self) -> dict[str, str]:
@@ -51,26 +49,19 @@ class StoreSchema(Protocol):
         """Return the whole keys of a table's rows (binary, order-preserving)."""
         ...
 
-    def stored_keys(self, table: pa.Table) -> pa.Array:
-        """Return the keys of a snapshot's rows as a local copy has them: in their order a copy lists the rows."""
+    def sealed(self, table: pa.Table) -> pa.Table:
+        """Return a snapshot's rows as they are encoded: in the order that snapshots have."""
         ...
 
     def earliest_ms(self, table: pa.Table) -> int | None:
         """Return when the first of a snapshot's rows is due (ms), ``None`` if none is."""
         ...
 
-    def fit(self, table: pa.Table) -> pa.Table:
-        """Return a part or snapshot that may be of earlier columns as one of today's."""
-        ...
-
-    def encode(self, table: pa.Table) -> CopyRows:
-        """Return a part's or snapshot's rows, which may be of earlier columns, as a local copy takes them."""
-        ...
-
-    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: dict[bytes, bytes]) -> pa.Table:
-        """Return pairs of a local copy as a snapshot's table."""
-        ...
-
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
         """Return the schema of a snapshot, or of a delta's part."""
         ...
+
+
+def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
+    """Return a store's schema from what ``StoreSchema.to_text`` gave."""
+    return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)

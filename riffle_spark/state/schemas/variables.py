@@ -7,10 +7,10 @@ number and the element, so that a key's state and each variable of it are ranges
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,11 +22,11 @@ from riffle_spark.state.formats.part_codec import DELETED, copy_layout_of, fitte
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
 from riffle_spark.state.schemas import variable_keys, variable_kinds
 from riffle_spark.state.schemas.copy_rows import CopyRows, joined
-from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variable_rows import NAMES, dues_and_values, encoded_rows, names_of, wide_table
 
-__all__ = ["KeyPlaces", "VariableColumns", "schema_of_text"]
+__all__ = ["KeyPlaces", "VariableColumns"]
+
+Result = TypeVar("Result")
 
 PIECE_BYTES_MAX = 1 << 30
 """Tables are built and taken apart in pieces of about this size: Arrow's strings and lists count with 32 bits."""
@@ -55,7 +55,6 @@ class VariableColumns:
     """
 
     one_row_a_key: ClassVar[bool] = False
-    file_columns: ClassVar[None] = None
 
     store: str
     key: pa.Schema
@@ -93,6 +92,10 @@ class VariableColumns:
     def of_text(store: str, text: Mapping[str, str]) -> "VariableColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
         return _of_text(store, text["key"], text["variables"], text["indexed"])
+
+    def either(self, columns: object, variables: "Callable[[VariableColumns], Result]") -> Result:  # noqa: ARG002 - a kind
+        """See ``StoreSchema``."""
+        return variables(self)
 
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
@@ -144,9 +147,9 @@ class VariableColumns:
         """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
         return encode_keys([table.column(name) for name in self.key.names])
 
-    def stored_keys(self, table: pa.Table) -> pa.Array:
-        """See ``StoreSchema``."""
-        return pa.array(self.encode(table).keys, pa.large_binary())
+    def sealed(self, table: pa.Table) -> pa.Table:
+        """See ``StoreSchema``: sorted by stored key."""
+        return table.take(pc.sort_indices(pa.array(self.encode(table).keys, pa.large_binary())))
 
     def earliest_ms(self, table: pa.Table) -> int | None:
         """See ``StoreSchema``."""
@@ -251,8 +254,3 @@ def _pieces(pairs: Sequence[tuple[bytes, bytes]]) -> Iterator[Sequence[tuple[byt
             first, size = at, 0
         size += len(value)
     yield pairs[first:]
-
-
-def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
-    """Return a store's schema from what ``StoreSchema.to_text`` gave."""
-    return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)

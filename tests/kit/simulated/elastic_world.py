@@ -19,6 +19,7 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ownership.view import task
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.testing import Attempt
 from tests.kit.simulated.placement_invariants import check_valid
 from tests.kit.simulated.world import World, rows_of, totals
@@ -160,8 +161,8 @@ class Elastic(World):
 
     def copies_of(self, executor: str, store: str = "totals") -> set[int]:
         """Return the key-groups that an executor has copies of on its disk."""
-        folder = self.folder_of(executor)
-        return {int(link.name) for link in folder.glob(f"copies/{store}/*") if link.is_symlink()}
+        folder = Folder(self.folder_of(executor), "")
+        return {key_group for of_store, key_group in folder.copies() if of_store == store}
 
     def folder_of(self, executor: str) -> Path:
         """Return the folder that an executor holds."""

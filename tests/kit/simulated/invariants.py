@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import pyarrow as pa
 
 from riffle_spark import keygroups
 from riffle_spark.state.copies.copy import DamagedCopy
-from riffle_spark.state.copies.snapshot_copy import open_copy
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
 from tests.kit.simulated.world import World
+from tests.kit.state.local_copies import local_copy
 
 Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
 """By version and store: what every key should hold."""
@@ -96,26 +96,27 @@ class History:
     def check_copies(self, contents: Contents) -> int:
         """I2: every local copy that can be read holds exactly a committed version; return how many were looked at."""
         seen = 0
-        for link in sorted(self.world.local_dir.glob("*/*/copies/*/*")):
-            if link.is_symlink() and link.exists():
+        for owner in sorted(self.world.local_dir.glob("*/m*/owner")):
+            folder = Folder(owner.parent, owner.read_text())
+            for address in folder.copies():
                 with contextlib.suppress(DamagedCopy):
-                    seen += self._check_copy(link, contents)
+                    seen += self._check_copy(folder, address, contents)
         return seen
 
-    def _check_copy(self, link: Path, contents: Contents) -> bool:
-        store, key_group = link.parent.name, int(link.name)
-        if not next(operator for operator in self.world.operators if operator.store == store).durable:
+    def _check_copy(self, folder: Folder, address: Address, contents: Contents) -> bool:
+        store, key_group = address
+        operator = next(operator for operator in self.world.operators if operator.store == store)
+        found = local_copy(folder, operator.schema, key_group)
+        if not operator.durable or found is None:
             return False
-        schema = next(o.schema for o in self.world.operators if o.store == store)
-        with open_copy(link.resolve(), schema) as copy:
-            head, pairs, longs = copy.scan()
+        head, table = found
         if head.version < 0:
-            assert not pairs
+            assert not table.num_rows
             return False
-        assert head in self.heads[store, key_group], f"I2: {link} is at {head}, which was never committed"
-        found = {k: tuple(v) for k, *v in zip(*schema.table(pairs, longs).to_pydict().values(), strict=True)}
+        assert head in self.heads[address], f"I2: {address} of {folder.member} is at {head}, which was never committed"
+        held = {k: tuple(v) for k, *v in zip(*table.to_pydict().values(), strict=True)}
         wanted = of_key_group(contents[head.version][store], key_group, self.world.settings.key_groups)
-        assert found == wanted, f"I2: {link} at {head} holds {found}, not {wanted}"
+        assert held == wanted, f"I2: {address} of {folder.member} at {head} holds {held}, not {wanted}"
         return True
 
 

@@ -159,10 +159,11 @@ class Schedule:
         self.world.store.script(fault)
 
     def _damage_a_copy(self) -> None:
-        copies = [link.resolve() for link in sorted(self.world.local_dir.glob("*/*/copies/*/*")) if link.is_symlink()]
-        if copies:
-            file = self.chance.choice(copies) / "data.mdb"
-            self._say("a copy is damaged")
+        names = ("stacks/*/*", "sealed/*", "fetched/*")
+        files = [file for name in names for file in sorted(self.world.local_dir.glob(f"*/m*/{name}"))]
+        if files:
+            file = self.chance.choice(files)
+            self._say("a file of copies is damaged")
             file.write_bytes(b"\xff" * self.chance.choice([0, 4096, file.stat().st_size]))
 
     def _run_zombies(self, share: float) -> None:

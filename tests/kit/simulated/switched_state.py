@@ -16,7 +16,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.variables import schema_of_text
+from riffle_spark.state.schemas.store_schema import schema_of_text
 from tests.kit.simulated.world import Oracle, World, drawn_batch, rows_of
 
 PARTITIONS = 5

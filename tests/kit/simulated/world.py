@@ -16,10 +16,9 @@ from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
-from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
-from riffle_spark.state.restore.bring import CopyKeeper
+from riffle_spark.state.restore.keepers import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from riffle_spark.testing.faulty_store import FaultyStore
@@ -181,13 +180,10 @@ class World:
         schema = next(operator.schema for operator in self.operators if operator.store == store)
         manifest = self.log().manifest
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
-        folder = claim(self.local_dir / f"read-{uuid.uuid4().hex}", "reader", ())
-        copies, _ = CopyKeeper(folder, schema, Reader(self.memory, None), epoch=1 << 30).bring(entries)
+        folder = self.local_dir / f"read-{uuid.uuid4().hex}"
         found: dict[object, tuple[object, ...]] = {}
-        for copy in copies.values():
-            with copy:
-                _, pairs, longs = copy.scan()
-            for key, *values in zip(*schema.table(pairs, longs).to_pydict().values(), strict=True):
+        for table in restored(schema, entries, Reader(self.memory, None), folder).values():
+            for key, *values in zip(*table.to_pydict().values(), strict=True):
                 assert key not in found
                 found[key] = tuple(values)
         return found

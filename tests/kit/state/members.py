@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.run import merged
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.restore.bring import Brought, CopyKeeper
+from riffle_spark.state.restore.keeping import Brought
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.testing.faulty_store import FaultyStore
 from tests.kit.state.drawn_records import attempt
+from tests.kit.state.local_copies import local_copy
 
 SCHEMA = PlainColumns("totals", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
 
@@ -24,7 +26,7 @@ SCHEMA = PlainColumns("totals", pa.schema([("k", pa.string())]), pa.schema([("v"
 def delta_table(changes: dict[str, int | None]) -> pa.Table:
     """Return a part's rows: ``None`` deletes."""
     columns = [list(changes), list(changes.values()), [value is None for value in changes.values()]]
-    return pa.table(columns, schema=SCHEMA.part_schema(delta=True))
+    return SCHEMA.sealed(pa.table(columns, schema=SCHEMA.part_schema(delta=True)))
 
 
 class Place:
@@ -60,7 +62,7 @@ class Place:
         """Take and list a snapshot of a key-group at its head."""
         entry, rows = self.entries[key_group], self.wanted[key_group]
         schema = SCHEMA.part_schema()
-        data = part_codec.encode(pa.table([sorted(rows), [rows[key] for key in sorted(rows)]], schema=schema))
+        data = part_codec.encode(SCHEMA.sealed(pa.table([list(rows), list(rows.values())], schema=schema)))
         taken = Snapshot(paths.snapshot_id(entry.head.version, attempt(99)), entry.head, len(data), 0, len(rows))
         taken = Snapshot(taken.id, taken.head, taken.length, part_codec.checksum(data), taken.rows)
         self.store.put_if_absent(paths.snapshot(SCHEMA.store, key_group, taken.id), data)
@@ -69,33 +71,38 @@ class Place:
         self.entries[key_group] = replaced
         return taken
 
-    def keeper(self, epoch: int = 1, folder: Folder | None = None) -> CopyKeeper:
+    def keeper(self, epoch: int = 1, folder: Folder | None = None) -> StackKeeper:
         """Return what keeps this member's copies."""
         self.reader = Reader(self.store, folder or self.folder)
-        return CopyKeeper(folder or self.folder, SCHEMA, self.reader, epoch)
+        return StackKeeper(folder or self.folder, SCHEMA, self.reader, epoch)
 
     def bring(self, entries: dict[int, Entry] | None = None, epoch: int = 1) -> Brought:
-        """Bring copies, check what they hold and close them."""
+        """Bring copies, and check what they hold."""
         given = self.entries if entries is None else entries
         copies, brought = self.keeper(epoch).bring(given)
-        try:
-            if entries is None:
-                assert {kg: held(copy) for kg, copy in copies.items()} == self.wanted
-                assert {kg: copy.head() for kg, copy in copies.items()} == {kg: e.head for kg, e in given.items()}
-        finally:
-            for copy in copies.values():
-                copy.close()
+        if entries is None:
+            assert {kg: held(copy) for kg, copy in copies.items()} == self.wanted
+            assert {kg: copy.stack.head for kg, copy in copies.items()} == {kg: e.head for kg, e in given.items()}
         return brought
 
+    def local(self, key_group: int, folder: Folder | None = None) -> tuple[Head, dict[str, int]] | None:
+        """Return where a copy is and what it holds, ``None`` if there is none."""
+        found = local_copy(folder or self.folder, SCHEMA, key_group)
+        return found and (found[0], dict(zip(found[1]["k"].to_pylist(), found[1]["v"].to_pylist(), strict=True)))
+
+    def files(self, key_group: int = 1) -> list[Path]:
+        """Return the files that a key-group's stack is made of."""
+        stack = self.folder.stacks(SCHEMA.store).read(key_group)
+        return [] if stack is None else [self.folder.path / name for name in {part.file for part in stack.parts}]
+
     def strays(self) -> list[Path]:
-        """Return copies that no link leads to."""
-        copies = self.folder.path / "copies"
-        linked = {link.resolve() for link in copies.glob("*/*") if link.is_symlink()}
-        return [path for path in copies.glob("*/*") if not path.is_symlink() and path.resolve() not in linked]
+        """Return files that are a key-group's alone and that no stack has."""
+        stacks = self.folder.stacks(SCHEMA.store)
+        known = {file for key_group in stacks.key_groups() for file in self.files(key_group)}
+        return [path for path in self.folder.path.glob("stacks/*/*.part") if path not in known]
 
 
-def held(copy: Copy) -> dict[str, int]:
+def held(copy: OpenStack) -> dict[str, int]:
     """Return what a copy holds."""
-    _, pairs, longs = copy.scan()
-    table = SCHEMA.table(pairs, longs)
+    table = merged(copy.runs, SCHEMA.key.names, SCHEMA.row_schema, bottom=True)
     return dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from tests.kit.state.drawn_records import attempt
 
-__all__ = ["at", "contents", "damage_a_value", "rows"]
+__all__ = ["at", "contents", "rows"]
 
 
 def at(version: int) -> Head:
@@ -25,11 +23,3 @@ def rows(**pairs: bytes | None) -> CopyRows:
 def contents(copy: Copy) -> dict[bytes, bytes]:
     """Return what a copy holds."""
     return dict(copy.scan()[1])
-
-
-def damage_a_value(file: Path) -> None:
-    """Make the first value of a copy's file one that cannot be read."""
-    with Copy(file) as copy:
-        pairs = copy._environment, copy._state  # private: no other way writes what it cannot read
-        with pairs[0].begin(write=True, db=pairs[1]) as transaction:
-            transaction.put(next(iter(transaction.cursor()))[0], b"\x01")

@@ -132,7 +132,7 @@ class Log:
         """Take and list a snapshot of a key-group, on the member of that folder."""
         order = SnapshotOrder(SCHEMA.store, key_group, self.entries[key_group])
         keeper = CopyKeeper(folder, SCHEMA, Reader(self.store, folder), 1)
-        taken = take_snapshot(order, SCHEMA, keeper, self.store, attempt(900 + self.version))
+        taken = take_snapshot(order, keeper, self.store, attempt(900 + self.version))
         assert taken.rows == len(self.models[key_group])
         replaced = self.entries[key_group].replaced(taken)
         assert replaced is not None

@@ -6,7 +6,6 @@ import uuid
 from pathlib import Path
 
 from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Entry, Head, Manifest
@@ -14,7 +13,7 @@ from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import folder_of, use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.drawn_records import PLAIN, drafted
-from tests.kit.state.members import SCHEMA, Place, held
+from tests.kit.state.members import SCHEMA, Place
 
 STORE = SCHEMA.store
 
@@ -59,11 +58,8 @@ class Upkept:
 
     def held(self, key_group: int, executor: str = "1") -> dict[str, int] | None:
         """Return what the copy of a key-group holds, ``None`` if there is none."""
-        current = self.folder(executor).current(STORE, key_group)
-        if current is None:
-            return None
-        with Copy(current) as copy:
-            return held(copy)
+        found = self.place.local(key_group, self.folder(executor))
+        return found and found[1]
 
     def is_warm(self, receipt: UpkeepReceipt) -> bool:
         """Tell whether the piece left every copy at its entry's head, holding what was committed."""
@@ -73,11 +69,11 @@ class Upkept:
 
     def strays(self) -> list[str]:
         """Return what lies in the folder and is of no copy."""
-        found = self.folder().path.glob("copies/*/*")
-        links = [path for path in found if path.is_symlink()]
-        linked = {link.resolve() for link in links}
-        copies = self.folder().path.glob("copies/*/*")
-        return [path.name for path in copies if path not in links and path.resolve() not in linked]
+        folder, stacks = self.folder(), self.folder().stacks(STORE)
+        found = [stacks.read(key_group) for key_group in stacks.key_groups()]
+        known = {part.file for stack in found if stack for part in stack.parts}
+        files = (str(path.relative_to(folder.path)) for path in folder.path.glob("stacks/*/*.part"))
+        return [file for file in files if file not in known]
 
     def incoming(self) -> list[Path]:
         """Return the half-fetched snapshots."""

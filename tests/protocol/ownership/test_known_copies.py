@@ -21,13 +21,16 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import StackKeeper
+from riffle_spark.state.schemas.plain_columns import PlainColumns
 from tests.kit.simulated.world import ROWS
+from tests.kit.state.local_copies import local_copy
 
 ADDRESS = ("seen", 0)
 MEMBER = "m1"
 OPERATOR = operator_of("seen", ["k"], aggregate(count=count()), (), ROWS)
+SCHEMA = PlainColumns.of_text("seen", OPERATOR.schema.to_text())
 ACTS = st.lists(st.sampled_from(["batch", "batch", "batch", "snapshot", "sweep", "census", "seal"]), max_size=40)
 
 
@@ -159,9 +162,9 @@ class Real:
         self.elsewhere = claim(local / "other", "other", ())
         self.held: dict[bytes, int] = {}
 
-    def keeper(self, where: folder.Folder) -> CopyKeeper:
+    def keeper(self, where: folder.Folder) -> StackKeeper:
         """Return what brings copies in a folder."""
-        return CopyKeeper(where, OPERATOR.schema, Reader(self.objects, None), epoch=9, whole=lambda _: self.entry)
+        return StackKeeper(where, SCHEMA, Reader(self.objects, None), epoch=9, whole=lambda _: self.entry)
 
     def batch(self, chance: random.Random) -> None:
         """Commit a delta that sets some keys."""
@@ -183,12 +186,10 @@ class Real:
         """List a snapshot of the state as it is."""
         if self.entry.chain:
             self.sequence += 1
-            with self.keeper(self.elsewhere).bring({0: self.entry})[0][0] as copy:
-                head, pairs, longs = copy.scan()
-            data = part_codec.encode(OPERATOR.schema.table(pairs, longs))
+            head, data, rows = self.keeper(self.elsewhere).snapshot(0, self.entry)
             name = paths.snapshot_id(head.version, head.attempt)
             self.objects.put_if_absent(paths.snapshot(*ADDRESS, name), data)
-            after = self.entry.replaced(Snapshot(name, head, len(data), part_codec.checksum(data), len(pairs)))
+            after = self.entry.replaced(Snapshot(name, head, len(data), part_codec.checksum(data), rows))
             assert after is not None
             self.copies.replaced(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after
@@ -196,14 +197,12 @@ class Real:
     def follow(self) -> tuple[bool, int]:
         """Bring the member's copy by the entry it is told; return whether it has what another has, and restores."""
         told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry)
-        copies, brought = self.keeper(self.folder).bring({0: told})
-        others, _ = self.keeper(self.elsewhere).bring({0: self.entry})
-        with copies[0] as mine, others[0] as other:
-            same = mine.scan() == other.scan()
-            head = mine.head()
-            assert head is not None
-            self.copies.at(MEMBER, ADDRESS, head)
-        return same, brought.restores
+        brought = self.keeper(self.folder).bring({0: told})[1]
+        self.keeper(self.elsewhere).bring({0: self.entry})
+        mine, other = (local_copy(where, OPERATOR.schema, 0) for where in (self.folder, self.elsewhere))
+        assert mine is not None
+        self.copies.at(MEMBER, ADDRESS, mine[0])
+        return mine == other, brought.restores
 
 
 @given(

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import KEY_GROUP, SLOT, Order
+from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, SLOT, Order
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
@@ -64,7 +64,7 @@ def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
     """Topic and partition do not go through the shuffle unless the operator needs them."""
     batch = rows_of(spark, [("k", "a", 0)])
     order = order_of(routing.arrow_schema(batch))
-    assert routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).columns == [SLOT, KEY_GROUP, "__riffle_0"]
+    assert routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).columns == [SLOT, KEY_GROUP, HASH, "__riffle_0"]
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,13 @@ from hypothesis import strategies as st
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies import copy as copy_module
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
-from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX
 from riffle_spark.state.formats.row_codec import RowCodec
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.plain_columns import PlainColumns, shortened
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.plain_copies import at, contents, rows
 
 SPAWN = multiprocessing.get_context("spawn")
-TEXT = PlainColumns("s", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))
+NUMBERS = RowCodec(pa.schema([("v", pa.int64())]))
 
 
 def test_a_new_copy_is_empty_and_at_the_empty_head(tmp_path: Path) -> None:
@@ -45,7 +42,8 @@ def test_folding_puts_and_deletes_and_moves_the_head(tmp_path: Path) -> None:
         assert copy.head() == at(2)
         assert contents(copy) == {b"b": b"3", b"c": b"4"}
         assert len(copy) == 2
-        assert copy.get([b"c", b"a", b"b"], at(2)) == [(b"c", b"4"), (b"b", b"3")]
+        with copy.reading(at(2)) as reading:
+            assert reading.many([b"c", b"a", b"b"]) == [(b"b", b"3"), (b"c", b"4")]
 
 
 def test_a_fold_from_another_head_changes_nothing_i2(tmp_path: Path) -> None:
@@ -92,8 +90,8 @@ def test_reading_at_another_head_is_refused(tmp_path: Path) -> None:
     """Values are read only as of the head that the caller names."""
     with Copy(tmp_path / "c", new=True) as copy:
         copy.fold(EMPTY_HEAD, at(1), rows(a=b"1"))
-        with pytest.raises(OutOfDate):
-            copy.get([b"a"], at(2))
+        with pytest.raises(OutOfDate), copy.reading(at(2)):
+            pass
 
 
 def test_a_snapshot_is_loaded_once_into_an_empty_copy(tmp_path: Path) -> None:
@@ -129,26 +127,8 @@ def test_a_value_of_10_mb_is_kept(tmp_path: Path) -> None:
     value = os.urandom(10 << 20)
     with Copy(tmp_path / "c", new=True) as copy:
         copy.fold(EMPTY_HEAD, at(1), rows(a=value))
-    with Copy(tmp_path / "c") as copy:
-        assert copy.get([b"a"], at(1)) == [(b"a", value)]
-
-
-@given(st.lists(st.tuples(st.integers(480, 530), st.integers(0, 3)), unique=True, min_size=1, max_size=8))
-@settings(deadline=None, max_examples=25)
-def test_long_keys_come_back_whole(shapes: list[tuple[int, int]]) -> None:
-    """Keys around and beyond what the file takes are stored, told apart, read back and deleted."""
-    keys = sorted({"x" * length + str(last) for length, last in shapes})
-    table = pa.table({"k": keys, "v": list(range(len(keys)))}, schema=pa.schema([*TEXT.key, *TEXT.state]))
-    encoded = TEXT.encode(table)
-    with tempfile.TemporaryDirectory() as folder, Copy(Path(folder) / "c", new=True) as copy:
-        copy.fold(EMPTY_HEAD, at(1), encoded)
-        _, pairs, longs = copy.scan()
-        assert TEXT.table(pairs, longs).sort_by("k").to_pydict() == table.to_pydict()
-        wanted, _ = shortened(TEXT.encoded(table))
-        assert copy.get(wanted, at(1)) == list(zip(wanted, encoded.values, strict=True))
-        assert all(len(key) > LOCAL_KEY_BYTES_MAX for key in longs)
-        copy.fold(at(1), at(2), CopyRows(encoded.keys, [None] * len(keys), encoded.longs))
-        assert copy.scan()[1:] == ([], {})
+    with Copy(tmp_path / "c") as copy, copy.reading(at(1)) as reading:
+        assert reading.one(b"a") == value
 
 
 def test_a_copy_of_another_boot_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,15 +170,13 @@ def fold_many(folder: Path, versions: Sequence[int]) -> None:
             copy.fold(
                 at(version - 1) if version else EMPTY_HEAD,
                 at(version),
-                rows(
-                    **{f"k{version % 50}": os.urandom(2000), "n": RowCodec(TEXT.state).encode(_one(version))[0].as_py()}
-                ),
+                rows(**{f"k{version % 50}": os.urandom(2000), "n": NUMBERS.encode(_one(version))[0].as_py()}),
                 later=way,
             )
 
 
 def _one(number: int) -> pa.Table:
-    return pa.table({"v": [number]}, schema=TEXT.state)
+    return pa.table({"v": [number]}, schema=NUMBERS.schema)
 
 
 def test_processes_share_a_copy_while_it_grows(tmp_path: Path) -> None:
@@ -212,9 +190,7 @@ def test_processes_share_a_copy_while_it_grows(tmp_path: Path) -> None:
         while any(process.is_alive() for process in processes):
             head, pairs, _ = reader.scan()
             assert head.version >= seen[-1].version
-            assert (
-                head == EMPTY_HEAD or RowCodec(TEXT.state).decode([dict(pairs)[b"n"]])["v"][0].as_py() == head.version
-            )
+            assert head == EMPTY_HEAD or NUMBERS.decode([dict(pairs)[b"n"]])["v"][0].as_py() == head.version
             seen.append(head)
         for process in processes:
             process.join(60)

@@ -32,7 +32,8 @@ with Copy(folder, new=True) as copy:
         copy.fold(Head(1, "1-a"), Head(2, "1-b"), CopyRows([b"%d" % n for n in range(3000)], [os.urandom(1000)] * 3000))
     except UnavailableError as error:
         print("REFUSED", str(error).replace(chr(10), " "))
-    print(copy.head(), len(copy), copy.get([b"kept"], copy.head()))
+    with copy.reading(copy.head()) as reading:
+        print(copy.head(), len(copy), reading.many([b"kept"]))
 """
 NOTHING_LOST = "Head(version=1, attempt='1-a') 1 [(b'kept', b'value')]"
 

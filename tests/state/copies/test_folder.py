@@ -178,17 +178,17 @@ def test_an_error_in_the_use_of_a_folder_stays_what_it_is(tmp_path: Path) -> Non
 
 def test_sealed_files_are_kept_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member keeps what it sealed, the newest of it; a disk that refuses harms nothing."""
-    monkeypatch.setattr(folder_module, "_SEALED_FILES_MAX", 100)
+    monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 100)
     folder = claim(tmp_path, "app/1", ())
     for version in range(200):
         assert folder.keep_sealed(version, "1-aa", b"x" * version)
-    folder.forget_sealed()
+    folder.forget_deltas(200)
     assert folder.sealed_file(199, "1-aa").read_bytes() == b"x" * 199
     assert folder.sealed_file(100, "1-aa").exists()
     assert not folder.sealed_file(99, "1-aa").exists()
     refused = Folder(tmp_path / "absent", "app/1")
     assert not refused.keep_sealed(1, "1-aa", b"x")
-    refused.forget_sealed()
+    refused.forget_deltas(200)
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("nfs4", True), ("ext4", False), ("fuse.s3fs", True)])

@@ -44,10 +44,10 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deltas are counted and the old ones forgotten as if nothing else were there."""
-    monkeypatch.setattr(folder_module, "_SEALED_FILES_MAX", 1)
+    monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 1)
     left = litter(folder.sealed)
     assert folder.sealed_attempts() == ("1-aa", "1-aa")
-    folder.forget_sealed()
+    folder.forget_deltas(7)
     assert folder.sealed_attempts() == ("1-aa",)
     assert folder.sealed_file(6, "1-aa").exists()
     assert all(path.exists() for path in left)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.formats.key_codec import LOCAL_KEY_BYTES_MAX, decode_keys, encode_keys, local_key
+from riffle_spark.state.formats.key_codec import decode_keys, encode_keys
 from tests.kit.state.drawn_tables import damaged, keys, some
 from tests.kit.state.key_ranks import ranks, types_of
 
@@ -102,18 +102,3 @@ def test_keys_without_columns_or_of_wrong_types_are_refused() -> None:
         encode_keys([])
     with pytest.raises(ConfigError, match="list"):
         encode_keys([pa.array([[1]])])
-
-
-def test_long_keys_are_cut_to_fit() -> None:
-    """Keys above the limit become their beginning and a digest, all different; others stay, and no two are confused."""
-    edge = "k" * (LOCAL_KEY_BYTES_MAX - 3)
-    texts = ["short", edge, edge + "k", "k" * 2000, "k" * 1999 + "j", None]
-    whole = encode_keys([pa.array(texts)])
-    local = local_key(whole)
-    assert local.type == whole.type
-    assert [len(key) for key in local.to_pylist()] == [8, 500, 501, 501, 501, 3]
-    assert len(set(local.to_pylist())) == len(texts)
-    assert [index for index in range(len(texts)) if local[index] == whole[index]] == [0, 1, 5]
-    assert all(cut.startswith(key[:468]) for cut, key in zip(local.to_pylist(), whole.to_pylist(), strict=True))
-    assert local_key(whole[:2]).equals(whole[:2])
-    assert local_key(whole[2:]).equals(local[2:])

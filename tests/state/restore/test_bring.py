@@ -1,4 +1,4 @@
-"""Bringing copies to the head that a driver names: by folding, by restoring, never beyond (I2)."""
+"""Bringing stacks to the head that a driver names: by adding links, by restoring, never beyond (I2)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head
-from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import StackKeeper
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place, held
 
@@ -107,53 +106,36 @@ def test_a_copy_of_an_abandoned_line_is_restored(place: Place) -> None:
     place.entries, place.wanted = back, before
     assert place.bring(epoch=2).restores == 1
     assert place.bring({2: EMPTY}, epoch=2).restores == 0
-    assert place.folder.link("totals", 1).exists()
-    assert not place.folder.link("totals", 2).exists()
+    assert place.folder.stacks("totals").key_groups() == [1]
 
 
 def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> None:
     """A copy that folded an attempt which did not get listed would be found; its head is not on the chain."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
-    current = place.folder.link("totals", 1).resolve()
-    with Copy(current) as copy:
-        rows = SCHEMA.encode(place.reader.links(place.entries[1].chain)[place.entries[1].chain[0]])
-        copy.fold(place.entries[1].head, Head(0, attempt(77)), rows)
+    stacks = place.folder.stacks("totals")
+    stack = stacks.read(1)
+    assert stack is not None
+    assert stacks.switch(1, stack, stack.extended(Head(0, attempt(77)), stack.parts))
     place.seal(1, {1: {"a": 5}})
     assert place.bring().restores == 1
 
 
 def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place: Place) -> None:
-    """While one plans, another folds further towards the same head: the first goes on from there."""
+    """While one fetches, another gets to the same head, and merges: each sees what it should, and the copy is whole."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
     place.seal(1, {1: {"a": 2}})
     place.seal(2, {1: {"a": 3}})
 
     class Overtaken(Reader):
-        def links(self, links):  # type: ignore[no-untyped-def]
-            tables = super().links(links)
-            rows = {link: SCHEMA.encode(table) for link, table in tables.items()}
-            at = first.head
-            for link in sorted(rows, key=lambda link: link.head):
-                overtaken[0].fold(at, link.head, rows[link])
-                at = link.head
-            return tables
+        def fetched(self, run):  # type: ignore[no-untyped-def]
+            place.bring()
+            return super().fetched(run)
 
-    first = place.entries[1].chain[0]
-    overtaken: list[Copy] = []
-    keeper = CopyKeeper(place.folder, SCHEMA, Overtaken(place.store, place.folder), 1)
-    original = keeper._plan
-
-    def planned(*given):  # type: ignore[no-untyped-def]
-        work = original(*given)
-        overtaken.append(given[2][1])
-        return work
-
-    keeper._plan = planned  # type: ignore[method-assign]
-    copies, _ = keeper.bring(place.entries)
-    with copies[1] as copy:
-        assert held(copy) == {"a": 3}
+    keeper = StackKeeper(place.folder, SCHEMA, Overtaken(place.store, place.folder), 1)
+    assert held(keeper.bring(place.entries)[0][1]) == {"a": 3}
+    assert place.bring()[:2] == (0, 0)
 
 
 KEYS = st.sampled_from("abcdef")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
-from riffle_spark.state.copies import copy as copy_module
+from riffle_spark.state.copies import stack
 from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.state.drawn_records import attempt
@@ -20,22 +20,15 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "member")
 
 
-def test_a_copy_of_another_boot_is_restored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart of the machine every copy is fetched again."""
-    place.seal(0, {1: {"a": 1}})
-    place.bring()
-    monkeypatch.setattr(copy_module, "boot_id", lambda: "another")
-    assert place.bring().restores == 1
-    assert place.bring().restores == 0
-    assert place.strays() == []
-
-
 @pytest.mark.parametrize("bytes_left", [b"", b"\xff" * 8192, None])
-def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None) -> None:
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes | None, taken: bool) -> None:
     """Emptied, overwritten or cut in half: restored, and nobody is asked."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(2000)}, 2: {"x": 1}})
+    if taken:
+        place.snapshot(1)
     place.bring()
-    file = place.folder.link("totals", 1).resolve() / "data.mdb"
+    (file,) = place.files()
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if bytes_left is None else bytes_left)
     place.seal(1, {1: {"0000": None}})
     assert place.bring().restores >= 1
@@ -43,13 +36,37 @@ def test_a_damaged_copy_is_healed_from_the_store(place: Place, bytes_left: bytes
     assert place.strays() == []
 
 
-def test_a_copy_whose_folder_vanished_is_restored(place: Place) -> None:
-    """A link that leads nowhere is no copy."""
+def test_a_copy_whose_files_vanished_is_restored(place: Place) -> None:
+    """A list of parts that are gone is no copy."""
     place.seal(0, {1: {"a": 1}})
     place.bring()
-    for file in place.folder.link("totals", 1).resolve().iterdir():
+    for file in place.files():
         file.unlink()
     assert place.bring().restores == 1
+
+
+@pytest.mark.parametrize("bytes_left", [b"", b"0" * 17, b"\xff" * 500])
+def test_a_list_that_is_torn_is_no_copy(place: Place, bytes_left: bytes) -> None:
+    """A process that has not read it yet takes it for none and restores."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    (path,) = place.folder.path.glob("stacks/totals/*.stack")
+    path.write_bytes(bytes_left)
+    stack._kept.clear()  # private: as a process that begins
+    assert place.bring().restores == 1
+    assert place.bring().restores == 0
+
+
+def test_a_list_of_another_key_group_is_no_copy(place: Place) -> None:
+    """Two lists that were swapped are not believed, though each is whole."""
+    place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
+    place.bring()
+    one, two = sorted(place.folder.path.glob("stacks/totals/*.stack"))
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    stack._kept.clear()  # private: as a process that begins
+    assert place.bring().restores == 2
 
 
 def test_a_failed_restore_leaves_nothing_behind(place: Place) -> None:

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Snapshot
-from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy, plan_of_entry
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
-from tests.kit.state.members import SCHEMA, Place, held
+from riffle_spark.state.restore.stack_keeper import StackKeeper
+from tests.kit.state.members import SCHEMA, Place
 
 
 class Known(NamedTuple):
@@ -171,21 +170,18 @@ def test_a_slot_and_a_standby_decide_the_same(
         if at is not None:
             place.bring({1: entries[at]})
         assert asks(place, whole.recent(1) if is_cut else whole, whole, epoch) == (end is not None)
-        current, left = place.folder.current(SCHEMA.store, 1), at if end is None else end
-        assert (current is None) == (left == -1)
-        if current is not None and left is not None:
-            with Copy(current) as copy:
-                assert (copy.head(), held(copy)) == (entries[left].head, {"a": left})
+        copy, left = place.local(1), at if end is None else end
+        assert (copy is None) == (left == -1)
+        if copy is not None and left is not None:
+            assert copy == (entries[left].head, {"a": left})
 
 
 def brought(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
     """Bring the copy as a slot does; tell whether it is at the entry's head, not refused as beyond it."""
     try:
-        copies, _ = CopyKeeper(place.folder, SCHEMA, place.reader, epoch, lambda _: whole).bring({1: entry})
+        StackKeeper(place.folder, SCHEMA, place.reader, epoch, lambda _: whole).bring({1: entry})
     except OutOfDate:
         return False
-    for copy in copies.values():
-        copy.close()
     return True
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 
+from riffle_spark.keygroups import key_hashes
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -31,12 +30,14 @@ def timed_rows(*dues: int | None) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=TIMED.part_schema())
 
 
-@pytest.mark.parametrize(("schema", "rows"), [(PLAIN, plain_rows()), (TIMED, timed_rows(7, None))])
-def test_stored_keys_are_those_that_a_copy_holds(schema: StoreSchema, rows: pa.Table) -> None:
-    """Long ones are cut alike, so rows sorted by them are in the copy's order."""
-    stored = schema.stored_keys(rows).to_pylist()
-    assert stored == schema.encode(rows).keys
-    assert max(map(len, stored)) < len(LONG)
+def test_a_snapshot_of_columns_is_sorted_by_hash_and_one_of_variables_by_stored_key() -> None:
+    """So columns are found by a binary search, and variables lie as their copies list them."""
+    columns = PLAIN.sealed(plain_rows())
+    assert columns.column_names == ["__hash", "k", "n"]
+    assert columns["__hash"].to_pylist() == sorted(key_hashes([plain_rows()["k"]]).tolist())
+    assert columns.drop_columns(["__hash"]).sort_by("n").equals(plain_rows().sort_by("n"))
+    variables = TIMED.encode(TIMED.sealed(timed_rows(7, None, 3)))
+    assert variables.keys == sorted(variables.keys)
 
 
 def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:

@@ -1,4 +1,4 @@
-"""What copies lack is read ahead of them: in ranges, in groups, in order, and with the same errors as read alone."""
+"""What stacks lack is fetched into files: in ranges, several at a time, and all of it or nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
-from riffle_spark.state.restore import bring, supply
+from riffle_spark.state.restore import fetch
 from riffle_spark.state.restore.reader import next_range
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.state.members import Place
@@ -19,11 +19,9 @@ from tests.kit.state.members import Place
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A member without copies of six key-groups: large and small snapshots, chains after them, chains alone.
 
-    Ranges and groups are so small that there are several of each.
+    Ranges are so small that there are several of each.
     """
-    monkeypatch.setattr(supply, "RANGE_BYTES", 2_000)
-    monkeypatch.setattr(supply, "_BYTES_AHEAD", 9_000)
-    monkeypatch.setattr(bring, "_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(fetch, "RANGE_BYTES", 2_000)
     place = Place(tmp_path / "member")
     large = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(1_500)}
     place.seal(0, {1: dict(large), 2: {"a": 1}, 3: dict(large), 4: {"b": 1}, 5: dict(large)})
@@ -48,13 +46,13 @@ def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
 @pytest.mark.parametrize("kind", ["truncated", "flipped", "missing", "unavailable"])
 @pytest.mark.parametrize("skip", [0, 1, 5])
 def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(place: Place, kind: str, skip: int) -> None:
-    """Named as ever; half-filled copies go, those of groups before stay, and the next try works."""
+    """Named as ever; what came goes, and the next try works."""
     place.store.script(Fault(kind, "get", name="totals/key_group=0003", skip=skip))  # type: ignore[arg-type]
     with pytest.raises((CorruptStateError, UnavailableError)) as caught:
         place.bring()
     assert caught.value.where.startswith("totals/key_group=0003")
     assert place.strays() == []
-    assert place.bring().restores == 4
+    assert place.bring().restores == 6
 
 
 @given(st.integers(1, 100_000), st.integers(1_000, 9_000))

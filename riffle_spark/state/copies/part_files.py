@@ -1,0 +1,154 @@
+"""Files that hold parts of copies, mapped and checked. Knows checksums and what tells that a file was changed. Does not
+know stacks.
+
+Theory of operation. No byte of a file is used before its part's checksum was found right in this process, and again
+after the file's signature has changed. So what a disk, a crash or a person did to a file between two batches is found
+before the next one reads it; the copy is then dropped and comes from the store. Files never change, so nobody waits for
+anybody, and a mapped file that was removed lives on until it is let go.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.copies.disk import DamagedCopy, damaged
+from riffle_spark.state.copies.run import Run
+from riffle_spark.state.copies.stack import Signature, StackedPart, signature_of
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+
+__all__ = ["PartFiles"]
+
+_MAPPED_FROM_BYTES = 64 * 1024
+"""A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
+_FILES_MOST = 4096
+_Opened = tuple[PlainColumns, tuple[Run, ...]]
+
+
+@dataclass(slots=True)
+class _File:
+    signature: Signature
+    data: pa.Buffer
+    checked: dict[tuple[int, int], int] = field(default_factory=dict)
+    opened: dict[int, _Opened] = field(default_factory=dict)
+
+
+class PartFiles:
+    """The files of one member's folder, as this task sees them: each is looked at once.
+
+    What was mapped and checked is kept in this process, as long as files are the same.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[str, _File] = {}
+
+    def runs(self, part: StackedPart, schema: PlainColumns) -> tuple[Run, ...]:
+        """Return a part's rows with today's columns. Raises ``DamagedCopy``."""
+        file = self._checked(part)
+        kept = file.opened.get(part.start)
+        if kept is not None and kept[0] is schema:
+            return kept[1]
+        try:
+            found = _runs(file.data.slice(part.start, part.length), schema, part.file)
+        except CorruptStateError as error:
+            raise damaged(error.problem, self._folder / part.file) from error
+        file.opened[part.start] = schema, found
+        return found
+
+    def data(self, part: StackedPart) -> pa.Buffer:
+        """Return a part's bytes. Raises ``DamagedCopy``."""
+        return self._checked(part).data.slice(part.start, part.length)
+
+    def has_deleted(self, part: StackedPart) -> bool:
+        """Tell whether a part's rows say of each whether its key is deleted. Raises ``DamagedCopy``."""
+        names = pa.ipc.open_stream(self.data(part)).schema.names
+        return part_codec.DELETED in names
+
+    def is_whole(self, part: StackedPart) -> bool:
+        """Tell whether a part is there and has its checksum."""
+        try:
+            self._checked(part)
+        except DamagedCopy:
+            return False
+        return True
+
+    def check(self, part: StackedPart) -> bool:
+        """Read a part anew, whatever is known of it, and tell whether it has its checksum."""
+        try:
+            with (self._folder / part.file).open("rb") as file:
+                file.seek(part.start)
+                return part_codec.checksum(file.read(part.length)) == part.checksum
+        except OSError:
+            return False
+
+    def let_go(self) -> None:
+        """Let go of files that were removed, so that the disk gets their room back."""
+        prefix = f"{self._folder}/"
+        for path in [path for path in _files if path.startswith(prefix) and path[len(prefix) :] not in self._seen]:
+            if signature_of(path) is None:
+                del _files[path]
+
+    def _checked(self, part: StackedPart) -> _File:
+        file = self._seen.get(part.file)
+        if file is None:
+            file = self._seen[part.file] = self._looked(part.file)
+        at = part.start, part.length
+        if file.checked.get(at) != part.checksum:
+            if part.start + part.length > file.data.size:
+                raise damaged("a file of it is truncated", self._folder / part.file)
+            if part_codec.checksum(memoryview(file.data)[part.start : part.start + part.length]) != part.checksum:
+                raise damaged("its checksum is another", self._folder / part.file)
+            file.checked[at] = part.checksum
+        return file
+
+    def _looked(self, name: str) -> _File:
+        path = str(self._folder / name)
+        signature = signature_of(path)
+        kept = _files.get(path)
+        if kept is not None and kept.signature == signature:
+            _files.move_to_end(path)
+            return kept
+        _files.pop(path, None)
+        if signature is None:
+            raise damaged("a file of it is gone", path)
+        try:
+            file = _File(signature, _bytes_of(path, signature[1]))
+        except OSError as error:
+            raise damaged(error, path) from error
+        _files[path] = file
+        while len(_files) > _FILES_MOST:
+            _files.popitem(last=False)
+        return file
+
+
+_files: "OrderedDict[str, _File]" = OrderedDict()
+
+
+def _bytes_of(path: str, size: int) -> pa.Buffer:
+    if size < _MAPPED_FROM_BYTES:
+        return pa.py_buffer(Path(path).read_bytes())
+    with pa.memory_map(path) as file:
+        return file.read_buffer()
+
+
+def _runs(data: pa.Buffer, schema: PlainColumns, where: str) -> tuple[Run, ...]:
+    table = part_codec.opened(data, where)
+    if part_codec.HASH not in table.column_names:
+        table = schema.sealed(table)
+    rows = part_codec.fitted(table, schema.row_schema)
+    gone = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
+    if gone is not None and not pc.any(gone).as_py():
+        gone = None
+    found, start = [], 0
+    for hashes in table.column(part_codec.HASH).chunks:
+        batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0] if len(hashes) else None
+        if batch is not None:
+            deleted = None if gone is None else gone.slice(start, len(hashes)).to_numpy()
+            found.append(Run(hashes.to_numpy(), batch, deleted))
+        start += len(hashes)
+    return tuple(found)

@@ -1,0 +1,105 @@
+"""Bytes of parts from the store to files. Knows ranges, gets and files. Does not know stacks.
+
+What is fetched is written as it came. Snapshots come in ranges, several at a time, straight into their files, and are
+checked once they are there; of deltas only the wanted parts are kept, those of one object in one file.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.state.log.manifest import Link, Snapshot
+from riffle_spark.state.restore.reader import Reader, in_parallel, next_range, span_bytes
+
+__all__ = ["WantedSnapshot", "fetched_links", "fetched_snapshots", "kept_parts", "runs_of"]
+
+RANGE_BYTES = 8 << 20
+_JOIN_GAP_BYTES = 64 * 1024
+
+
+class WantedSnapshot(NamedTuple):
+    """A snapshot of a store's key-group, and the new file that it is to be."""
+
+    store: str
+    key_group: int
+    snapshot: Snapshot
+    path: Path
+
+
+def runs_of(reader: Reader, links: Iterable[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> Iterator[list[Link]]:
+    """Yield the links as runs that one get each can fetch, of bounded bytes unless one link is longer."""
+    for run in reader.runs(links, gap_bytes):
+        first = 0
+        for at in range(1, len(run)):
+            if span_bytes(run[first : at + 1]) > RANGE_BYTES:
+                yield run[first:at]
+                first = at
+        yield run[first:]
+
+
+def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) -> dict[Link, StackedPart]:
+    """Fetch runs of links into files of a member's folder. Raises what ``Reader`` raises."""
+    found: dict[Link, StackedPart] = {}
+
+    def fetch(run: list[Link]) -> dict[Link, StackedPart]:
+        whole: dict[Link, memoryview] = {}
+        for link, data in reader.fetched(run).items():
+            if isinstance(data, CorruptStateError):
+                raise data
+            whole[link] = data
+        return kept_parts(folder, whole)
+
+    for parts in in_parallel(fetch, list(runs)):
+        found.update(parts)
+    return found
+
+
+def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
+    """Write parts of one object, checked before, into one new file of a member's folder."""
+    if not parts:
+        return {}
+    head = next(iter(parts)).head
+    path = folder.fetched_file(head.version, head.attempt)
+    name, kept, start = f"{path.parent.name}/{path.name}", {}, 0
+    with path.open("wb") as file:
+        for link, data in parts.items():
+            kept[link] = StackedPart(name, start, link.length, link.checksum, link.rows)
+            start += file.write(data)
+    return kept
+
+
+def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> None:
+    """Fetch snapshots into their files, unchecked. Raises what ``Reader`` raises."""
+    in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one)])
+
+
+def _ranges(reader: Reader, one: WantedSnapshot) -> Iterator[Callable[[], None]]:
+    start = 0
+    one.path.touch()
+    while start < one.snapshot.length:
+        size = next_range(one.snapshot.length - start, RANGE_BYTES)
+        yield partial(_fetch_range, reader, one, start, size)
+        start += size
+
+
+def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> None:
+    with _written_at(one.path, start) as write:
+        reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, write)
+
+
+@contextmanager
+def _written_at(path: Path, start: int) -> Iterator[Callable[[bytes], None]]:
+    with path.open("r+b", buffering=0) as file:
+        file.seek(start)
+
+        def write(data: bytes) -> None:
+            left = memoryview(data)
+            while left:
+                left = left[file.write(left) :]
+
+        yield write

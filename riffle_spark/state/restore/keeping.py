@@ -1,0 +1,111 @@
+"""What keepers of copies have in common: what they are asked, what they tell, and where a copy is. Does not know how a
+copy is kept.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from riffle_spark.errors import OutOfDate
+from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.log.manifest import Entry, Head
+
+__all__ = ["Brought", "Keeper", "TakenRows", "head_of", "out_of_date", "whole_is_unknown"]
+
+
+class Brought(NamedTuple):
+    """What bringing copies took: copies restored, deltas added, seconds."""
+
+    restores: int
+    folds: int
+    seconds: float
+
+
+class TakenRows(NamedTuple):
+    """All that a copy holds at a head, as a snapshot's bytes, and how many rows these are."""
+
+    head: Head
+    data: bytes
+    rows: int
+
+
+class Keeper(Protocol):
+    """Keeps the copies of one store in one member's folder, of whatever kind they are."""
+
+    def forget(self, key_groups: Iterable[int]) -> None:
+        """Drop the copies of these key-groups: they are brought anew from the store."""
+        ...
+
+    def snapshot(self, key_group: int, entry: Entry) -> TakenRows:
+        """Return all that a copy holds at the entry's head, or where it is if that is beyond: a copy holds committed
+        effects only. Raises ``DamagedCopy``, and what bringing it raises.
+        """
+        ...
+
+    def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
+        """Return the whole state of each key-group that was ever touched, as a snapshot's table. Raises what bringing
+        it raises.
+        """
+        ...
+
+    def begin_caches(self, entries: Mapping[int, Entry]) -> None:
+        """Make every copy one that can be brought to its entry's head from what lies in the folder.
+
+        Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand,
+        before it is begun again, empty, at the head.
+        """
+        ...
+
+
+def whole_is_unknown(key_group: int) -> Entry:
+    """Stand for a way to get whole entries where none can be cut."""
+    raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
+
+
+def out_of_date(found: Head, wanted: Head, store: str, key_group: int) -> OutOfDate:
+    """Return the error of a copy that is beyond what a batch starts from."""
+    return OutOfDate(
+        f"the copy is at version {found.version} of epoch {found.epoch}, the batch starts from {wanted.version}",
+        where=f"{store}, key-group {key_group}",
+    )
+
+
+def head_of(folder: Folder, store: str, key_group: int) -> Head | None:
+    """Return where a member's copy is, ``None`` if there is none. One that is damaged, or that cannot be trusted, is
+    removed, unless another one has been switched in meanwhile. Raises ``CopyInUse`` if this process has it open.
+    """
+    stacks = folder.stacks(store)
+    if key_group in stacks.key_groups():
+        stack = stacks.read(key_group)
+        if stack is not None and _is_there(folder.path, stack):
+            return stack.head
+        folder.drop(store, key_group)
+        return None
+    current = folder.current(store, key_group)
+    if current is None:
+        return None
+    try:
+        with Copy(current) as copy:
+            head = copy.head()
+    except CopyInUse:
+        raise
+    except DamagedCopy:
+        head = None
+    if head is None and folder.current(store, key_group) == current:
+        folder.drop(store, key_group)
+    return head
+
+
+def _is_there(folder: Path, stack: Stack) -> bool:
+    """Tell whether a stack's files are as long as they have to be: what is in them is checked before it is read."""
+    ends: dict[str, int] = {}
+    for part in stack.parts:
+        ends[part.file] = max(ends.get(part.file, 0), part.start + part.length)
+    try:
+        return all((folder / file).stat().st_size >= end for file, end in ends.items())
+    except OSError:
+        return False

@@ -1,0 +1,110 @@
+"""Keys found by hash in stacks of runs, and runs merged: as a dictionary has them, also where keys share a hash."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.keygroups import SEED, key_hashes
+from riffle_spark.keyhash import hash_longs
+from riffle_spark.state.copies.run import Run, WantedKeys, differing, look_up, merged
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+
+PAIRS = PlainColumns("s", pa.schema([("a", pa.int64()), ("b", pa.int64())]), pa.schema([("v", pa.string())]))
+_WORD = 1 << 64
+_ONE, _TWO, _FIVE = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5
+
+Key = tuple[int, int]
+
+
+def seeds(a: int) -> int:
+    """Return the hash of the first column, with which the second one's begins."""
+    return int(hash_longs(np.array([a], np.uint64), np.array([SEED], np.uint64))[0])
+
+
+def turned(word: int, bits: int) -> int:
+    """Rotate to the left."""
+    return ((word << bits) | (word >> (64 - bits))) % _WORD
+
+
+def sharing(key: Key, a: int) -> Key:
+    """Return the key with another first column whose hash is the same: the hash of a number can be run backwards."""
+    mixed = turned(key[1] % _WORD * _TWO % _WORD, 31) * _ONE % _WORD
+    wanted = mixed ^ ((seeds(key[0]) + _FIVE + 8) % _WORD) ^ ((seeds(a) + _FIVE + 8) % _WORD)
+    b = turned(wanted * pow(_ONE, -1, _WORD) % _WORD, 64 - 31) * pow(_TWO, -1, _WORD) % _WORD
+    return a, b - _WORD if b >= _WORD // 2 else b
+
+
+TWINS = [(1, 10), sharing((1, 10), 2), sharing((1, 10), 3), (1, 11), sharing((1, 11), 2), (5, 5)]
+
+
+def test_the_twins_share_a_hash() -> None:
+    """What the other tests here rest on."""
+    hashes = hashes_of(TWINS).tolist()
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert hashes[3] == hashes[4]
+    assert len(set(hashes)) == 3
+
+
+def hashes_of(keys: list[Key]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return the keys' hashes."""
+    return key_hashes([pa.array([key[at] for key in keys], pa.int64()) for at in (0, 1)])
+
+
+def run_of(changes: dict[Key, str | None]) -> list[Run]:
+    """Return changes as a run; ``None`` deletes."""
+    if not changes:
+        return []
+    columns = [[a for a, _ in changes], [b for _, b in changes], list(changes.values())]
+    table = PAIRS.sealed(
+        pa.table([*columns, [v is None for v in changes.values()]], schema=PAIRS.part_schema(delta=True))
+    )
+    (batch,) = table.select(PAIRS.row_schema.names).combine_chunks().to_batches()
+    return [Run(table["__hash"].to_numpy(), batch, table["__deleted"].to_numpy())]
+
+
+CHANGES = st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.text(max_size=3)), max_size=6)
+
+
+@given(CHANGES, st.lists(st.sampled_from(TWINS), unique=True))
+@settings(deadline=None)
+def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]], asked: list[Key]) -> None:
+    """Whatever lies on top of what, and whichever keys share a hash; a deleted key is not there."""
+    runs = [run for changes in reversed(history) for run in run_of(changes)]
+    asked = sorted(asked, key=lambda key: int(hashes_of([key])[0]))
+    keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=PAIRS.key)
+    rows, found = look_up([WantedKeys(0, len(asked), runs)], hashes_of(asked), keys, PAIRS.row_schema)
+    model: dict[Key, str | None] = {}
+    for changes in history:
+        model |= changes
+    assert rows["v"].to_pylist() == [model.get(key) for key in asked]
+    assert found.tolist() == [model.get(key) is not None for key in asked]
+
+
+@pytest.mark.parametrize("bottom", [False, True])
+@given(CHANGES)
+@settings(deadline=None)
+def test_merged_runs_hold_what_the_runs_held(bottom: bool, history: list[dict[Key, str | None]]) -> None:
+    """One row a key, the newest, by hash and then by stored key; at the bottom deleted ones are left out."""
+    runs = [run for changes in reversed(history) for run in run_of(changes)]
+    table = merged(runs, ["a", "b"], PAIRS.row_schema, bottom=bottom)
+    model: dict[Key, str | None] = {}
+    for changes in history:
+        model |= changes
+    kept = {key: value for key, value in model.items() if value is not None or not bottom}
+    rows = {(row["a"], row["b"]): row["v"] for row in table.to_pylist()}
+    assert (rows, table.num_rows) == (kept, len(kept))
+    assert ("__deleted" in table.column_names) is not bottom
+    assert table["__hash"].to_pylist() == hashes_of(list(rows)).tolist()
+    assert list(rows) == sorted(rows, key=lambda key: (int(hashes_of([key])[0]), key))
+
+
+def test_nulls_zeros_and_nans_are_the_keys_that_they_are_to_spark() -> None:
+    """Null is null, NaN is NaN and -0.0 is 0.0; everything else differs where it differs."""
+    one = pa.table({"f": pa.array([0.0, float("nan"), None, 1.0, None]), "t": pa.array(["a", None, "b", "c", "d"])})
+    other = pa.table({"f": pa.array([-0.0, float("nan"), None, 2.0, 1.0]), "t": pa.array(["a", None, "B", "c", "d"])})
+    assert differing(one, one).tolist() == []
+    assert differing(one, other).tolist() == [2, 3, 4]

@@ -1,0 +1,53 @@
+"""What a disk forgets by itself is found beside the batches, a bounded look at a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.state.copies.scrub import scrub
+from tests.kit.state.members import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A member with copies of five key-groups."""
+    place = Place(tmp_path / "member")
+    place.seal(0, {kg: {f"k{n}": n for n in range(200)} for kg in range(5)})
+    for kg in range(5):
+        place.snapshot(kg)
+    place.bring()
+    return place
+
+
+def rot(file: Path) -> None:
+    """Change a byte of a file, and nothing that its folder tells of it."""
+    found = file.stat()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_whole_copies_are_left_alone(place: Place) -> None:
+    """Nothing is dropped, however often one looks."""
+    assert [scrub(place.folder, 1) for _ in range(6)] == [[]] * 6
+    assert place.bring().restores == 0
+
+
+def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None:
+    """One key-group a look of one byte: the damaged one is found in its turn, whoever began."""
+    rot(place.files(3)[0])
+    assert [scrub(place.folder, 1) for _ in range(5)].count([("totals", 3)]) == 1
+    assert place.bring().restores == 1
+
+
+def test_one_large_look_finds_all(place: Place) -> None:
+    """Damaged parts in several stacks, each dropped once."""
+    rot(place.files(0)[0])
+    place.files(4)[0].unlink()
+    assert scrub(place.folder) == [("totals", 0), ("totals", 4)]
+    assert scrub(place.folder) == []
+    assert place.bring().restores == 2
