@@ -4,8 +4,9 @@ Does not know what is in a row.
 Theory of operation. A copy holds committed effects only. It advances in one write transaction, which first
 checks the head that it starts from and last writes the head that it reaches, so a crash, a second process or a stale
 caller cannot leave it half way. Nothing is synced to disk: a copy carries the kernel's boot id, and one from another
-boot is not trusted. Opening is cheap (0.1 ms), so copies are opened for a task and closed at its end; several
-processes may have one open.
+boot is not trusted. Nor is a file that was changed by nobody of ours (`lmdb_file`), and each value has a checksum, as
+a disk may give back what nobody wrote. Opening is cheap (0.1 ms), so copies are opened for a task and closed at its
+end; several processes may have one open.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from riffle_spark.state.copies import lmdb_reading
 from riffle_spark.state.copies.disk import DamagedCopy, damaged
 from riffle_spark.state.copies.lmdb_file import INITIAL_MAP_BYTES, CopyInUse, LmdbFile, trouble
 from riffle_spark.state.copies.reading import Reading
+from riffle_spark.state.copies.value_sums import DamagedValue, checked, checked_pairs, with_sum, with_sums
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
 from riffle_spark.state.schemas.copy_rows import CopyRows
 
@@ -39,6 +41,7 @@ _STATE = b"state"
 _LONG = b"long"
 _DUE = b"due"
 _LAYOUT = b"layout"
+_HEAD = b"head"
 
 
 @functools.cache
@@ -58,6 +61,11 @@ class Copy(LmdbFile):
         self._state, self._meta, self._long, self._due = self._databases
         if new:
             self._growing(lambda: self._note(_LAYOUT, layout))
+        self._layout = layout if new else self._growing(self._read_layout)
+
+    def _read_layout(self) -> bytes | None:
+        with self._environment.begin(db=self._meta) as transaction:
+            return transaction.get(_LAYOUT)
 
     def __enter__(self) -> Copy:
         return self
@@ -75,9 +83,7 @@ class Copy(LmdbFile):
     def of_layout(cls, folder: Path, layout: bytes) -> Copy:
         """Open a copy whose rows are laid out in this way. Raises ``DamagedCopy`` if they are not, too."""
         copy = cls(folder)
-        with copy._environment.begin(db=copy._meta) as transaction:
-            found = transaction.get(_LAYOUT)
-        if found != layout:
+        if copy._layout != layout:
             copy.close()
             raise damaged("it holds rows of other columns", folder)
         return copy
@@ -88,7 +94,7 @@ class Copy(LmdbFile):
 
     def _read_head(self) -> Head | None:
         with self._environment.begin(db=self._meta) as transaction:
-            stored = transaction.get(b"head")
+            stored = transaction.get(_HEAD)
             if stored is None:
                 return EMPTY_HEAD
             head, boot = self._parsed(stored)
@@ -101,10 +107,18 @@ class Copy(LmdbFile):
         Raises ``OutOfDate`` if the copy is elsewhere by now.
         """
         with self._growing(lambda: self._begun_reading(at)) as transaction:
+            told = functools.partial(trouble, self.folder)
+            reading = lmdb_reading.CopyReading(transaction, self._state, self._due, self._long, told)
             try:
-                yield lmdb_reading.CopyReading(transaction, self._state, self._due, self._long)
+                yield reading
             except lmdb.Error as error:
                 raise trouble(self.folder, error) from error
+            except Exception as error:
+                if reading.damage is not None:
+                    raise reading.damage from error
+                raise
+            if reading.damage is not None:
+                raise reading.damage
 
     def _begun_reading(self, at: Head) -> lmdb.Transaction[bytes]:
         transaction = self._environment.begin(db=self._state)
@@ -157,7 +171,7 @@ class Copy(LmdbFile):
         self._remove(transaction, cleared)
         kept, deleted = rows.split()
         with transaction.cursor() as cursor:
-            cursor.putmulti(kept)
+            cursor.putmulti(with_sums(kept))
         self._remove(transaction, deleted)
         self._put_long(transaction, rows)
 
@@ -173,7 +187,7 @@ class Copy(LmdbFile):
             all_rows = zip(rows.keys, rows.values, rows.longs, strict=True)
             longs = [(k, whole) for k, value, whole in all_rows if whole is not None and value is not None]
             with transaction.cursor(db=self._long) as cursor:
-                cursor.putmulti(longs)
+                cursor.putmulti(with_sums(longs))
 
     def load(self, head: Head, rows: CopyRows) -> None:
         """Fill a new, empty copy with a snapshot's rows, sorted by key, in one transaction."""
@@ -185,7 +199,8 @@ class Copy(LmdbFile):
             self._expect(transaction, EMPTY_HEAD)
             with transaction.cursor() as cursor:
                 values = cast("list[bytes]", rows.values)  # nothing is deleted in a snapshot
-                _, added = cursor.putmulti(zip(rows.keys, values, strict=True), append=True)
+                pairs = with_sums(zip(rows.keys, values, strict=True))
+                _, added = cursor.putmulti(pairs, append=True)
                 assert added == len(rows.keys), "a snapshot is sorted by key, each key once"
             if rows.indexed:
                 lmdb_reading.fill(transaction, self._due, rows)
@@ -202,7 +217,11 @@ class Copy(LmdbFile):
             transaction.cursor() as cursor,
             transaction.cursor(db=self._long) as longs,
         ):
-            return self._stored(transaction), list(cursor), dict(longs)
+            head, pairs, whole = self._stored(transaction), checked_pairs(cursor), dict(checked_pairs(longs))
+            keys = [key for key, _ in pairs]
+            if len(keys) != transaction.stat(self._state)["entries"] or keys != sorted(keys):
+                raise DamagedValue("it does not hold the keys that were stored, in their order")
+            return head, pairs, whole
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -210,14 +229,14 @@ class Copy(LmdbFile):
             return int(transaction.stat(self._state)["entries"])
 
     def _stored(self, transaction: lmdb.Transaction) -> Head:
-        stored = transaction.get(b"head", db=self._meta)
+        stored = transaction.get(_HEAD, db=self._meta)
         if stored is None:
             return EMPTY_HEAD
         return self._parsed(stored)[0]
 
     def _parsed(self, stored: bytes | memoryview) -> tuple[Head, str]:
         try:
-            version, attempt, boot = json.loads(bytes(stored))
+            version, attempt, boot = json.loads(checked(_HEAD, bytes(stored)))
         except (ValueError, TypeError) as error:
             raise damaged(error, self.folder) from error
         return Head(version, attempt), boot
@@ -228,7 +247,8 @@ class Copy(LmdbFile):
             raise OutOfDate(f"the copy is at {found}, not at {base}", where=str(self.folder))
 
     def _write_head(self, transaction: lmdb.Transaction, head: Head) -> None:
-        transaction.put(b"head", json.dumps([head.version, head.attempt, boot_id()]).encode(), db=self._meta)
+        text = json.dumps([head.version, head.attempt, boot_id()]).encode()
+        transaction.put(_HEAD, with_sum(_HEAD, text), db=self._meta)
 
 
 def _needed(rows: CopyRows) -> int:

@@ -1,17 +1,39 @@
-"""A file of LMDB whose map grows as it fills. Knows LMDB's ways to open and to fail. Does not know what is in it."""
+"""A file of LMDB whose map grows as it fills. Knows LMDB's ways to open and to fail, and what a file was when our last
+transaction on it ended. Does not know what is in it.
 
+Theory of operation. An embedded file has no checksum of its own: a key that was flipped is a key that is not there, and
+a page that was zeroed may kill its reader. But whoever writes to a file, truncates it or puts another in its place
+changes its inode, its size or the time of its last change, which nobody can set. So the last of ours who wrote notes
+these beside the file, and whoever is about to read or write compares. What was changed by nobody of ours is damaged,
+and so is what one of ours was writing when it died.
+
+A writer holds a lock from before its transaction until it has noted, so that nobody takes its changes for damage. Who
+opens the file holds it too, shared, and so waits for a writer; but not for ever for one that hangs or was stopped: then
+the copy is as good as damaged, and made anew elsewhere.
+
+The times of changes are as fine as the kernel's, some milliseconds before Linux 6.13: what is done to a file within
+these after a transaction of ours is seen by the checksums alone that values carry.
+"""
+
+from __future__ import annotations
+
+import fcntl
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, overload
 
 import lmdb
 
 from riffle_spark.errors import RiffleError, UnavailableError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
+from riffle_spark.state.copies.value_sums import DamagedValue
 
-__all__ = ["INITIAL_MAP_BYTES", "CopyInUse", "LmdbFile", "trouble"]
+__all__ = ["INITIAL_MAP_BYTES", "CopyInUse", "FileStamp", "LmdbFile", "trouble"]
 
 INITIAL_MAP_BYTES = 1 << 20
 _LOCK_BYTES = 8192
@@ -22,23 +44,160 @@ _DISK_SAYS = (
     "Operation not permitted",
 )  # fmt: skip
 _OPEN_HERE = "already open in this process"
+_NOTE = struct.Struct("<QQqq")
+_LOOKS = 30_000
+_LOOK_SECONDS = 0.001
+
+
+class FileStamp:
+    """The stamp of one file, kept in another one. What is wrong with either is raised as ``OSError``."""
+
+    def __init__(self, file: Path, kept: Path) -> None:
+        self._file = file
+        self._kept = kept
+        self._known = b""
+
+    def note(self) -> None:
+        """Take the file as it is for whole: for one that was just made."""
+        self._kept.write_bytes(self._of_file())
+
+    def check(self) -> None:
+        """Raise ``OSError`` if the file is not as the last of ours left it.
+
+        One that was found whole and removed since is whole for who has it open: another copy took its place.
+        """
+        try:
+            now = self._of_file()
+            if now != self._known and self._kept.read_bytes() == now:
+                self._known = now
+            elif now != self._known:
+                os.close(self.held())
+        except FileNotFoundError:
+            if not self._known:
+                raise
+
+    def held(self, *, to_change: bool = False) -> int:
+        """Hold the file against changes by others, by a descriptor to be closed. Raises as ``check``."""
+        kept = os.open(self._kept, os.O_RDWR)
+        try:
+            self._lock(kept, fcntl.LOCK_EX if to_change else fcntl.LOCK_SH)
+            self._known = self._compared(kept)
+        except BaseException:
+            os.close(kept)
+            raise
+        return kept
+
+    def noted(self, kept: int) -> None:
+        """Note what the holder has changed."""
+        self._known = self._of_file()
+        os.pwrite(kept, self._known, 0)
+
+    def _lock(self, kept: int, how: int) -> None:
+        for _ in range(_LOOKS):
+            try:
+                fcntl.flock(kept, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOOK_SECONDS)
+            else:
+                return
+        raise TimeoutError(f"another process has been writing to it for {_LOOKS * _LOOK_SECONDS:g} s: does it hang?")
+
+    def _compared(self, kept: int) -> bytes:
+        now = self._of_file()
+        if os.pread(kept, _NOTE.size + 1, 0) != now:
+            raise OSError("the file was changed by somebody else, or by a process that died over it")
+        return now
+
+    def _of_file(self) -> bytes:
+        found = os.stat(self._file)  # noqa: PTH116 - twice a transaction
+        return _NOTE.pack(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class FileGate:
+    """LMDB's own, of which transactions begin only while the file is as one of ours left it, in this process or
+    another. Raises ``DamagedCopy`` where it is not.
+    """
+
+    def __init__(self, opened: lmdb.Environment, folder: Path, stamp: FileStamp) -> None:
+        self._opened = opened
+        self._folder = folder
+        self._stamp = stamp
+        self.info = opened.info
+        self.stat = opened.stat
+        self.set_mapsize = opened.set_mapsize
+        self.close = opened.close
+
+    @overload
+    def begin(self, *, db: lmdb._Database | None = None) -> lmdb.Transaction[bytes]: ...
+    @overload
+    def begin(
+        self, *, db: lmdb._Database | None = None, write: Literal[True]
+    ) -> AbstractContextManager[lmdb.Transaction[bytes]]: ...
+    def begin(
+        self, *, db: lmdb._Database | None = None, write: bool = False
+    ) -> lmdb.Transaction[bytes] | AbstractContextManager[lmdb.Transaction[bytes]]:
+        """Return a transaction; one that writes is committed, and its changes are noted, where the block ends."""
+        if write:
+            return self._writing(db)
+        try:
+            self._stamp.check()
+        except OSError as error:
+            raise trouble(self._folder, error) from error
+        return self._opened.begin(db=db)
+
+    @contextmanager
+    def _writing(self, db: lmdb._Database | None) -> Iterator[lmdb.Transaction[bytes]]:
+        kept = self._held()
+        try:
+            with self._opened.begin(db=db, write=True) as transaction:
+                yield transaction
+        finally:
+            if kept is not None:
+                with suppress(FileNotFoundError):
+                    self._stamp.noted(kept)
+                os.close(kept)
+
+    def _held(self) -> int | None:
+        """Hold the file for changes; ``None`` if it was removed since it was opened, so that nobody else reads them."""
+        try:
+            return self._stamp.held(to_change=True)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise trouble(self._folder, error) from error
 
 
 class LmdbFile:
     """An open file in a folder, with databases of these names; ``new`` makes both, or leaves nothing if that fails.
 
-    Raises ``DamagedCopy`` for what is not such a file, and ``LocalDiskError`` where the disk refuses.
+    Raises ``DamagedCopy`` for what is not such a file, or was changed by nobody of ours, and ``LocalDiskError`` where
+    the disk refuses.
     """
 
     def __init__(self, folder: Path, names: Sequence[bytes], *, new: bool = False) -> None:
         self.folder = folder
+        self._stamp = FileStamp(folder / "data.mdb", folder / "stamp")
         try:
-            self._environment = self._open(len(names), new=new)
-            self._databases = self._prepared(names, new=new)
+            kept = None if new else self._held()
+            try:
+                opened = self._open(len(names), new=new)
+                self._environment = FileGate(opened, folder, self._stamp)
+                self._databases = self._prepared(opened, names, new=new)
+            finally:
+                if kept is not None:
+                    os.close(kept)
+            if new:
+                self._growing(self._stamp.note)
         except BaseException:
             if new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def _held(self) -> int:
+        try:
+            return self._stamp.held()
+        except OSError as error:
+            raise trouble(self.folder, error) from error
 
     def _open(self, databases: int, *, new: bool) -> lmdb.Environment:
         try:
@@ -54,13 +213,13 @@ class LmdbFile:
         except (lmdb.Error, OSError) as error:
             raise trouble(self.folder, error) from error
 
-    def _prepared(self, names: Sequence[bytes], *, new: bool) -> list[lmdb._Database]:
+    def _prepared(self, opened: lmdb.Environment, names: Sequence[bytes], *, new: bool) -> list[lmdb._Database]:
         try:
-            self._growing(self._environment.reader_check)
+            self._growing(opened.reader_check)
             self._check_not_truncated()
-            return self._growing(lambda: self._opened(names, create=new))
+            return self._growing(lambda: _databases(opened, names, create=new))
         except BaseException:
-            self._environment.close()
+            opened.close()
             raise
 
     def _check_not_truncated(self) -> None:
@@ -68,11 +227,6 @@ class LmdbFile:
         pages = self._environment.info()["last_pgno"] + 1
         if (self.folder / "data.mdb").stat().st_size < pages * self._environment.stat()["psize"]:
             raise damaged("the file is truncated", self.folder)
-
-    def _opened(self, names: Sequence[bytes], *, create: bool) -> list[lmdb._Database]:
-        """Open all in one transaction. A reading one would not do: its end takes the handles with it."""
-        with self._environment.begin(write=True) as transaction:
-            return [self._environment.open_db(name, transaction, create=create) for name in names]
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -90,7 +244,7 @@ class LmdbFile:
                 if size > _MAX_MAP_BYTES:
                     break
                 self._environment.set_mapsize(size)
-            except (lmdb.Error, OSError) as error:
+            except (lmdb.Error, OSError, DamagedValue) as error:
                 raise trouble(self.folder, error) from error
         raise UnavailableError(f"a local copy outgrew {_MAX_MAP_BYTES} bytes", where=str(self.folder))
 
@@ -100,6 +254,12 @@ class LmdbFile:
         needed = ((used + more_bytes) // INITIAL_MAP_BYTES + 1) * INITIAL_MAP_BYTES
         if needed > self._environment.info()["map_size"]:
             self._environment.set_mapsize(needed)
+
+
+def _databases(opened: lmdb.Environment, names: Sequence[bytes], *, create: bool) -> list[lmdb._Database]:
+    """Open all in one transaction. A reading one would not do: its end takes the handles with it."""
+    with opened.begin(write=True) as transaction:
+        return [opened.open_db(name, transaction, create=create) for name in names]
 
 
 def _allocate(lock: Path) -> None:

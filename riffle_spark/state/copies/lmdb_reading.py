@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import lmdb
 
+from riffle_spark.errors import RiffleError
+from riffle_spark.state.copies.value_sums import DamagedValue, checked, checked_pairs, with_sum
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variable_keys import WORD_BYTES, due_key, due_of
 
@@ -18,61 +21,89 @@ _KEYS_AT_ONCE = 4096
 
 
 class CopyReading:
-    """What a copy holds, as an open transaction sees it: of no use once that has ended."""
+    """What a copy holds, as an open transaction sees it: of no use once that has ended.
+
+    ``told`` makes an error of ours of what shows damage. The first is kept in ``damage``: a user's code may be between
+    here and who has to know of it, and catch it.
+    """
 
     def __init__(
-        self, transaction: lmdb.Transaction[bytes], state: lmdb._Database, due: lmdb._Database, long: lmdb._Database
-    ) -> None:
+        self, transaction: lmdb.Transaction[bytes], state: lmdb._Database, due: lmdb._Database, long: lmdb._Database,
+        told: Callable[[Exception], RiffleError],
+    ) -> None:  # fmt: skip
         self._transaction = transaction
         self._state = state
         self._due = due
         self._long = long
+        self._told = told
         self._last: lmdb.Cursor[bytes] | None = None
+        self.damage: RiffleError | None = None
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except (lmdb.Error, DamagedValue) as error:
+            self.damage = self.damage or self._told(error)
+            raise self.damage from error
 
     def one(self, key: bytes) -> bytes | None:
         """See ``Reading``."""
-        found: bytes | None = self._transaction.get(key, db=self._state)
-        return found
+        try:
+            found = self._transaction.get(key, db=self._state)
+            return None if found is None else checked(key, found)
+        except (lmdb.Error, DamagedValue) as error:  # as ``_watched``, for who asks key by key
+            self.damage = self.damage or self._told(error)
+            raise self.damage from error
 
     def many(self, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """See ``Reading``: sorted keys lie on pages next to each other."""
-        with self._transaction.cursor(db=self._state) as cursor:
-            found: list[tuple[bytes, bytes]] = cursor.getmulti(sorted(keys))
-        return found
+        with self._watched(), self._transaction.cursor(db=self._state) as cursor:
+            return checked_pairs(cursor.getmulti(sorted(keys)))
 
     def under(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See ``Reading``."""
-        with self._transaction.cursor(db=self._state) as cursor:
-            if cursor.set_range(prefix):
-                for key, value in cursor.iternext():
-                    if not key.startswith(prefix):
-                        return
-                    yield key, value
+        try:
+            with self._transaction.cursor(db=self._state) as cursor:
+                if cursor.set_range(prefix):
+                    for key, stored in cursor.iternext():
+                        if not key.startswith(prefix):
+                            return
+                        yield key, checked(key, stored)
+        except (lmdb.Error, DamagedValue) as error:  # as ``_watched``, for who asks key by key
+            self.damage = self.damage or self._told(error)
+            raise self.damage from error
 
     def last_under(self, prefix: bytes) -> bytes | None:
         """See ``Reading``."""
-        if self._last is None:  # lists ask for many keys one after the other
-            self._last = self._transaction.cursor(db=self._state)
-        cursor, after = self._last, _after(prefix)
-        found = cursor.prev() if after is not None and cursor.set_range(after) else cursor.last()
-        key: bytes = cursor.key()
-        return key if found and key.startswith(prefix) else None
+        with self._watched():
+            if self._last is None:  # lists ask for many keys one after the other
+                self._last = self._transaction.cursor(db=self._state)
+            cursor, after = self._last, _after(prefix)
+            found = cursor.prev() if after is not None and cursor.set_range(after) else cursor.last()
+            key, stored = cursor.item()
+            if not found or not key.startswith(prefix):
+                return None
+            checked(key, stored)
+            return key
 
     def due_until(self, time_ms: int) -> Iterator[tuple[int, bytes]]:
         """See ``Reading``."""
         last = due_key(time_ms)
-        with self._transaction.cursor(db=self._due) as cursor:
-            for entry in cursor.iternext(values=False):
+        with self._watched(), self._transaction.cursor(db=self._due) as cursor:
+            for entry, stored in cursor.iternext():
                 if entry[:WORD_BYTES] > last:
                     return
+                checked(entry, stored)
                 yield due_of(entry), entry[WORD_BYTES:]
 
     def longs(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """See ``Reading``."""
-        if not self._transaction.stat(self._long)["entries"]:
-            return {}
-        with self._transaction.cursor(db=self._long) as cursor:
-            return dict(cursor.getmulti(keys))
+        with self._watched():
+            if not self._transaction.stat(self._long)["entries"]:
+                return {}
+            with self._transaction.cursor(db=self._long) as cursor:
+                return dict(checked_pairs(cursor.getmulti(keys)))
 
 
 def keys_under(transaction: lmdb.Transaction[bytes], database: lmdb._Database, prefix: bytes) -> list[bytes]:
@@ -105,7 +136,7 @@ def follow(
     with transaction.cursor(db=state) as cursor:
         for keys in (rows.keys, cleared):
             for at in range(0, len(keys), _KEYS_AT_ONCE):
-                going.update(_entries(cursor.getmulti(keys[at : at + _KEYS_AT_ONCE])))
+                going.update(_entries(checked_pairs(cursor.getmulti(keys[at : at + _KEYS_AT_ONCE]))))
     for entry in sorted(going - coming):
         transaction.delete(entry, db=due)
     _put(transaction, due, coming - going)
@@ -122,4 +153,4 @@ def _entries(pairs: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 def _put(transaction: lmdb.Transaction[bytes], due: lmdb._Database, entries: Iterable[bytes]) -> None:
     with transaction.cursor(db=due) as cursor:
-        cursor.putmulti([(entry, b"") for entry in sorted(entries)])
+        cursor.putmulti([(entry, with_sum(entry, b"")) for entry in sorted(entries)])

@@ -13,6 +13,7 @@ import pytest
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.state.copies.copy import Copy, DamagedCopy
+from riffle_spark.state.copies.lmdb_file import FileStamp
 from riffle_spark.state.log.manifest import EMPTY_HEAD
 from tests.kit.state.plain_copies import at, contents, rows
 
@@ -86,6 +87,11 @@ def grown(folder: Path) -> Path:
     return folder / "data.mdb"
 
 
+def rotted(file: Path) -> None:
+    """Make the last change of a file one that left no trace: the disk gives back what nobody wrote."""
+    FileStamp(file, file.with_name("stamp")).note()
+
+
 @pytest.mark.parametrize("damage", ["emptied", "foreign", "meta pages flipped"])
 def test_a_file_that_is_not_a_copy_is_told_or_starts_empty(tmp_path: Path, damage: str) -> None:
     """Whatever is wrong with the file's first pages, nothing in it is believed."""
@@ -102,6 +108,7 @@ def test_a_head_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
     """A head with a flipped byte is damage, not an accident of the parser's."""
     file = grown(tmp_path / "c")
     file.write_bytes(file.read_bytes().replace(b"[2, ", b"[2\x00 ").replace(b"[1, ", b"[1\x00 "))
+    rotted(file)
     with Copy(tmp_path / "c") as copy, pytest.raises(DamagedCopy, match="damaged"):
         copy.head()
 

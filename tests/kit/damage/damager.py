@@ -1,0 +1,123 @@
+"""Random damage to the files of members' folders. Knows files. Does not know what is in them, or how they are named."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["Damager"]
+
+PAGE_BYTES = 4096
+NEWEST = 6
+
+
+class Damager:
+    """Damages files below ``<base>/<root id>/<member>/<folder>``: not the claims, which lie beside these folders.
+
+    ``remember`` notes what files hold, so that one can later be replaced by what it once was.
+    """
+
+    def __init__(self, base: Path, chance: random.Random) -> None:
+        self._base = base
+        self._chance = chance
+        self._older: dict[Path, list[bytes]] = {}
+
+    def folders(self) -> list[Path]:
+        """Return the folders in members' folders that hold files somewhere, sorted."""
+        return [folder for folder in sorted(self._base.glob("*/m*/*/")) if files_in(folder)]
+
+    def remember(self) -> None:
+        """Note what every file holds, if that is something else than before."""
+        for folder in self.folders():
+            for path in files_in(folder):
+                held, now = self._older.setdefault(path, []), path.read_bytes()
+                if held[-1:] != [now]:
+                    held.append(now)
+        self._older = {path: held[-3:] for path, held in self._older.items() if path.exists()}
+
+    def damage(self) -> str:
+        """Do one damage and say which; an empty text where there is nothing to damage."""
+        files = [path for folder in self.folders() for path in files_in(folder)]
+        if not files:
+            return ""
+        path = self._drawn(files)
+        kinds: list[Callable[[Path], str]] = [
+            self._flipped, self._another_byte, self._truncated, self._zeroed, self._swapped, self._removed,
+            self._older_one,
+        ]  # fmt: skip
+        before = path.stat()
+        said = self._chance.choice(kinds)(path)
+        if path.exists() and self._chance.random() < 0.5:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            said += ", its time put back"
+        return f"{path.relative_to(self._base)}: {said}"
+
+    def _drawn(self, files: list[Path]) -> Path:
+        """Draw a file by its size or, every other time, one of the newest: those are read next."""
+        if self._chance.random() < 0.5:
+            return self._chance.choices(files, [path.stat().st_size for path in files])[0]
+        return self._chance.choice(sorted(files, key=lambda path: (path.stat().st_mtime_ns, path))[-NEWEST:])
+
+    def _place(self, path: Path) -> int:
+        """Draw a byte, rather one that is not zero."""
+        data = path.read_bytes()
+        drawn = [self._chance.randrange(len(data)) for _ in range(4)]
+        return next((at for at in drawn if data[at]), drawn[0])
+
+    def _written(self, path: Path, at: int, data: bytes) -> None:
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+    def _flipped(self, path: Path) -> str:
+        at, bit = self._place(path), self._chance.randrange(8)
+        self._written(path, at, bytes([path.read_bytes()[at] ^ 1 << bit]))
+        return f"bit {bit} of byte {at} flipped"
+
+    def _another_byte(self, path: Path) -> str:
+        at = self._place(path)
+        self._written(path, at, bytes([path.read_bytes()[at] ^ self._chance.randrange(1, 256)]))
+        return f"byte {at} is another"
+
+    def _truncated(self, path: Path) -> str:
+        size = self._chance.randrange(path.stat().st_size)
+        os.truncate(path, size)
+        return f"truncated to {size}"
+
+    def _zeroed(self, path: Path) -> str:
+        size = path.stat().st_size
+        at = self._place(path) // PAGE_BYTES * PAGE_BYTES
+        self._written(path, at, bytes(min(PAGE_BYTES, size - at)))
+        return f"a page zeroed at {at}"
+
+    def _swapped(self, path: Path) -> str:
+        others = [other for folder in self.folders() for other in files_in(folder) if other != path]
+        alike = [other for other in others if other.name == path.name or other.parent == path.parent]
+        if not others:
+            return self._removed(path)
+        other, passing = self._chance.choice(alike or others), path.with_name("passing")
+        path.rename(passing)
+        other.rename(path)
+        passing.rename(other)
+        return f"swapped with {other.relative_to(self._base)}"
+
+    def _removed(self, path: Path) -> str:
+        path.unlink()
+        return "removed"
+
+    def _older_one(self, path: Path) -> str:
+        older = [data for data in self._older.get(path, []) if data != path.read_bytes()]
+        if not older:
+            return self._zeroed(path)
+        passing = path.with_name("passing")
+        passing.write_bytes(self._chance.choice(older))
+        passing.replace(path)
+        return "replaced by an older one"
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files below a folder that are not empty, sorted; what links lead to is there without them."""
+    found = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if path.is_file() and not path.is_symlink() and path.stat().st_size)

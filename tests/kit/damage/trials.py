@@ -1,0 +1,267 @@
+"""Damage trials: a query that goes on while its local files are damaged between its batches. Knows a load, what damages
+and what is compared. Does not know what is in a file.
+
+All trials of a call run in one process, which a fault may kill: the caller runs them in a process of its own, hears of
+each trial as it ends, and goes on with the next one in a new process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark.errors import RiffleError
+from riffle_spark.messages.slot_orders import Order
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
+from riffle_spark.testing import Attempt, SimCluster
+from riffle_spark.testing.harness import Contents
+from riffle_spark.worker.slot import run_slot
+from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.damage.damager import Damager
+from tests.kit.damage.loads import LOADS, ROWS, Load, drawn
+from tests.kit.simulated.world import World
+
+__all__ = ["Plan", "Trial", "run_trials"]
+
+SPAWN = multiprocessing.get_context("spawn")
+FORK = multiprocessing.get_context("fork")
+KEY_GROUPS = 4
+BATCHES_A_TRIAL = 1
+WARM_UP = 8
+LOST_SHARE = 0.1
+COMPARED_EVERY = 4
+SECONDS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which trials: of what load, with slots and upkeep in so many processes beside (none: in the driver's own)."""
+
+    load: str
+    seed: int
+    trials: int
+    processes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of one damage: ``fault`` tells what was wrong, empty if nothing was; bytes fetched from the store,
+    and how many the restore of what two files may hold takes at most.
+    """
+
+    number: int
+    damage: str
+    fault: str
+    fetched_bytes: int = 0
+    restore_bytes: int = 0
+
+
+class _Workers(SimCluster):
+    """Executors whose work is done by processes that live on and take turns."""
+
+    processes: Sequence[tuple[BaseProcess, Connection]] = ()
+    turn = 0
+
+    def perform(self, attempt: Attempt) -> pa.Table:
+        """Run a slot in the next process."""
+        order = attempt.order.to_json(), attempt.slot
+        return self._asked(("slot", *order, attempt.executor, attempt.rows, attempt.random_bytes(16)))
+
+    def _upkeep(self, text: str, executor: str) -> UpkeepReceipt:
+        return UpkeepReceipt.from_json(self._asked(("upkeep", text, executor)))
+
+    def _asked(self, what: tuple[object, ...]) -> pa.Table | str:
+        self.turn += 1
+        _, pipe = self.processes[self.turn % len(self.processes)]
+        pipe.send(what)
+        answer = pipe.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def _work(load: str, pipe: Connection) -> None:
+    """Do what comes, until nothing does."""
+    _name_by(os.getpid())
+    compute = LOADS[load]().operator.compute
+    while True:
+        try:
+            kind, text, *given = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if kind == "slot":
+                slot, executor, rows, name = given
+                order = Order.from_json(text, slot)
+                pipe.send(run_slot(order, compute, slot, executor, rows, partial(_same, name)))
+            else:
+                pipe.send(run_upkeep(UpkeepOrder.from_json(text), *given).to_json())
+        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            pipe.send(error)
+
+
+def _same(name: bytes, _size: int) -> bytes:
+    return name
+
+
+class _Query:
+    """A query with its model and its damages, of one seed."""
+
+    def __init__(self, folder: Path, plan: Plan, seed: int, workers: Sequence[tuple[BaseProcess, Connection]]) -> None:
+        self.chance = random.Random(seed)
+        self.load: Load = LOADS[plan.load]()
+        self.folder = folder
+        root = f"file://{folder}/state" if workers else ""
+        self.world = World(
+            folder / "local", operators=[self.load.operator], seed=seed, root=root, key_groups=KEY_GROUPS,
+            num_standbys=1, retained_versions=3, snapshot_chain_links=6,
+        )  # fmt: skip
+        if workers:
+            cluster = _Workers(self.world.home, self.world.store, self.chance.randbytes)
+            cluster.processes = workers
+            for name in ("1", "2"):
+                cluster.add(name)
+            self.world.cluster = cluster
+            self.world.start()
+        self.damager = Damager(folder / "local", self.chance)
+        self.version = 0
+        for _ in range(WARM_UP):
+            self.batch()
+        assert self.fault() == ""
+
+    def trial(self, number: int) -> Trial:
+        """Damage a file, run some batches and compare."""
+        damage, fetched, restore = self.damager.damage(), 0, self.restore_bytes()
+        if self.chance.random() < LOST_SHARE:
+            self.lose_one(str(number))
+        for _ in range(BATCHES_A_TRIAL):
+            try:
+                fetched += self.batch()
+            except AssertionError as error:
+                return Trial(number, damage, f"wrong rows: {error}", fetched)
+            except RiffleError as error:
+                return Trial(number, damage, f"failed: {error}", fetched)
+        fault = "" if number % COMPARED_EVERY else self.fault()
+        return Trial(number, damage, fault, fetched, max(restore, self.restore_bytes()))
+
+    def lose_one(self, number: str) -> None:
+        """Lose an executor; another one takes over its folder, while the standby has its tasks."""
+        cluster = self.world.cluster
+        cluster.lose(self.chance.choice(cluster.executors()).id)
+        cluster.add(f"x{number}")
+
+    def batch(self) -> int:
+        """Run one batch; return the bytes that slots fetched, and upkeep of snapshots: none if nothing is amiss."""
+        self.damager.remember()
+        rows, now_ms = drawn(self.chance, self.version), 1000 * self.version
+        wanted, load = self.load.feed(rows, now_ms), self.load
+        perform = getattr(self.world.cluster, "perform", Attempt.run)
+        report = self.world.batch(self.version, pa.Table.from_pylist(rows, schema=ROWS), perform, time_ms=now_ms)
+        delivered = list(self.world.sinks[load.operator.store].by_id.values())[-1].to_pylist()
+        self.version += 1
+        difference = {repr(row) for row in delivered} ^ {repr(row) for row in wanted}
+        assert not difference, sorted(difference)[:2]
+        return report.fetched_bytes + report.upkeep_snapshot_bytes
+
+    def restore_bytes(self) -> int:
+        """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots."""
+        entries = self.world.log().manifest.entries.values()
+        snapshots = sorted(entry.snapshot.length for entry in entries if entry.snapshot is not None)
+        return sum(snapshots[-2:]) + 2 * sum(link.length for entry in entries for link in entry.chain)
+
+    def fault(self) -> str:
+        """Compare the state in the store with the model."""
+        contents = Contents(self.load.operator, self.world.memory, self.world.home.root, self.folder)
+        try:
+            return "" if self.load.read(contents) == self.load.held() else "wrong state in the store"
+        except RiffleError as error:
+            return f"unreadable state in the store: {error}"
+        finally:
+            for read in self.folder.glob("read-*"):
+                shutil.rmtree(read)
+
+
+def _run(plan: Plan, first: int, told: Connection) -> None:
+    """Run the trials from this one on, and tell of each; a query that went wrong is begun anew."""
+    workers = [_begun(plan.load) for _ in range(plan.processes)]
+    query: _Query | None = None
+    _name_by(plan.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(first, plan.trials):
+            if query is None:
+                query = _Query(Path(folder) / str(number), plan, plan.seed * 1_000_003 + number, workers)
+            told.send(number)
+            trial = query.trial(number)
+            told.send(trial)
+            if trial.fault:
+                query = None
+        for process, pipe in workers:
+            pipe.close()
+            process.join(10)
+
+
+def _name_by(seed: int) -> None:
+    """Draw the names of files and folders from a seed: which file is damaged depends on their order."""
+    chance = random.Random(seed)
+    uuid.uuid4 = lambda: uuid.UUID(int=chance.getrandbits(128), version=4)
+
+
+def _begun(load: str) -> tuple[BaseProcess, Connection]:
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=_work, args=(load, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def run_trials(plan: Plan) -> Iterator[Trial]:
+    """Yield what becomes of each trial; of one that kills or stops its process too."""
+    first = 0
+    while first < plan.trials:
+        ours, theirs = SPAWN.Pipe(duplex=False)
+        process = SPAWN.Process(target=_run, args=(plan, first, theirs))
+        process.start()
+        theirs.close()
+        try:
+            for trial in _heard(ours, process):
+                yield trial
+                first = trial.number + 1
+        finally:
+            process.kill() if first < plan.trials else process.join(30)
+            process.join()
+            ours.close()
+
+
+def _heard(pipe: Connection, process: BaseProcess) -> Iterator[Trial]:
+    """Yield trials as they are told of; at last the one at which the process died or stopped, if it did."""
+    at = Trial(0, "", "")
+    while True:
+        waited = time.monotonic()
+        try:
+            if not pipe.poll(SECONDS_MAX):
+                yield replace(at, fault=f"stopped for {time.monotonic() - waited:.0f} s")
+                return
+            told = pipe.recv()
+        except EOFError:
+            process.join(10)
+            if process.exitcode:
+                yield replace(at, fault=f"died: {process.exitcode}")
+            return
+        if isinstance(told, Trial):
+            at = told
+            yield told
+        else:
+            at = Trial(told, "", "")

@@ -1,0 +1,29 @@
+"""Local files that are damaged between the batches of a query that goes on: nobody sees it, but for some fetched bytes.
+
+Tests that know nothing of how copies are kept: they damage whatever lies in the members' folders.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.damage.trials import Plan, run_trials
+
+PLANS = [Plan("variables", 1, 30)]
+LONG_PLANS = [Plan("variables", 2, 850), Plan("variables", 3, 150, processes=2)]
+ALL_PLANS = [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LONG_PLANS)]
+
+
+@pytest.mark.parametrize(
+    "plan", [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LONG_PLANS)], ids=str
+)
+def test_no_damage_reaches_a_row_or_the_store_or_ends_a_process(plan: Plan) -> None:
+    """Bits flipped, files cut, zeroed, swapped, put back or removed: rows and state are those of a model, processes
+    live, and each damage costs at most the restore of what was damaged.
+    """
+    trials = list(run_trials(plan))
+    assert [trial.number for trial in trials] == list(range(plan.trials))
+    fetched = [trial.fetched_bytes for trial in trials]
+    print(f"{plan}: {sum(n > 0 for n in fetched)} trials fetched {sum(fetched)} bytes, at most {max(fetched)}")
+    assert [trial for trial in trials if trial.fault] == []
+    assert [trial for trial in trials if trial.fetched_bytes > trial.restore_bytes] == []
