@@ -1,0 +1,54 @@
+"""Local files that are damaged between the batches of a real query, whose Python workers live on."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
+from riffle_spark.spark.engine import inventory
+from tests.kit.damage.damager import Damager
+from tests.kit.processors.visit_processors import Visits
+from tests.kit.streams.streaming import Kept, rest, settings_in
+
+pytestmark = pytest.mark.cluster
+
+MASTER = "local-cluster[2,1,600]"
+KEYS = 400
+BATCHES, DAMAGES = 12, 3
+
+
+def workers(spark: SparkSession) -> set[int]:
+    """Return the processes that run Python for the executors."""
+    return set(spark.sparkContext.parallelize(range(4), 4).map(lambda _: os.getpid()).collect())
+
+
+@pytest.mark.parametrize("kind", ["columns", "variables"])
+def test_damage_between_batches_shows_in_no_row_and_ends_no_process(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """Some damage before each batch, of owners' and standbys' files: all totals are right, and no worker died."""
+    settings = settings_in(tmp_path, num_standbys=1, snapshot_chain_links=4)
+    assert len(inventory.await_executors(spark, settings, expected=2)) == 2
+    computed = Stateful("visits", "user", aggregate(visits=count(), total=sum_("amount")), settings=settings)
+    processed = transform_with_state(
+        Visits(), key="user", output="user long, visits long, total long", time_mode="None", settings=settings
+    )
+    kept = Kept()
+    job = (computed if kind == "columns" else processed).into(kept)
+    damager, before = Damager(tmp_path / "local", random.Random(5)), workers(spark)
+    for batch in range(BATCHES):
+        damager.remember()
+        print([damager.damage() for _ in range(DAMAGES)])
+        job(spark.range(KEYS).selectExpr("id user", "id amount"), batch)
+        rest(job)
+        wanted = {key: {"visits": batch + 1, "total": (batch + 1) * key} for key in range(KEYS)}
+        assert kept.latest("user") == wanted
+        assert job.reports[-1].runs == 1
+    fetched = [report.fetched_bytes + report.upkeep_fetched_bytes for report in job.reports]
+    print(f"fetched {fetched}, snapshots {sum(report.snapshots for report in job.reports)}")
+    assert before <= workers(spark)
