@@ -11,6 +11,9 @@ A writer holds a lock from before its transaction until it has noted, so that no
 opens the file holds it too, shared, and so waits for a writer; but not for ever for one that hangs or was stopped: then
 the copy is as good as damaged, and made anew elsewhere.
 
+Whoever has a file open says so beside the note, and takes it back when the last closes it. A file that two processes
+one after the other died over is damaged too: what a disk gave back altered may kill each of its readers.
+
 The times of changes are as fine as the kernel's, some milliseconds before Linux 6.13: what is done to a file within
 these after a transaction of ours is seen by the checksums alone that values carry.
 """
@@ -23,7 +26,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, TypeVar, overload
 
@@ -45,6 +48,7 @@ _DISK_SAYS = (
 )  # fmt: skip
 _OPEN_HERE = "already open in this process"
 _NOTE = struct.Struct("<QQqq")
+_DEATHS_MAX = 2
 _LOOKS = 30_000
 _LOOK_SECONDS = 0.001
 
@@ -68,13 +72,40 @@ class FileStamp:
         """
         try:
             now = self._of_file()
-            if now != self._known and self._kept.read_bytes() == now:
+            if now != self._known and self._kept.read_bytes()[: _NOTE.size] == now:
                 self._known = now
             elif now != self._known:
                 os.close(self.held())
         except FileNotFoundError:
             if not self._known:
                 raise
+
+    def opened(self, kept: int) -> int:
+        """Say that the file, which is held, is open until the descriptor that is returned is ``closed``."""
+        descriptor = os.open(self._file, os.O_RDONLY)
+        try:
+            if _is_alone(descriptor):
+                self._count(kept)
+            self._lock(descriptor, fcntl.LOCK_SH)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _count(self, kept: int) -> None:
+        deaths = int.from_bytes(os.pread(kept, 1, _NOTE.size), "big")
+        if deaths >= _DEATHS_MAX:
+            raise OSError("processes died over it, one after the other")
+        os.pwrite(kept, bytes([deaths + 1]), _NOTE.size)
+
+    def closed(self, descriptor: int) -> None:
+        """Take back what ``opened`` said, unless somebody else has the file open."""
+        if _is_alone(descriptor):
+            with suppress(OSError):
+                kept = os.open(self._kept, os.O_WRONLY)
+                os.pwrite(kept, b"\0", _NOTE.size)
+                os.close(kept)
+        os.close(descriptor)
 
     def held(self, *, to_change: bool = False) -> int:
         """Hold the file against changes by others, by a descriptor to be closed. Raises as ``check``."""
@@ -104,13 +135,21 @@ class FileStamp:
 
     def _compared(self, kept: int) -> bytes:
         now = self._of_file()
-        if os.pread(kept, _NOTE.size + 1, 0) != now:
+        if os.pread(kept, _NOTE.size, 0) != now:
             raise OSError("the file was changed by somebody else, or by a process that died over it")
         return now
 
     def _of_file(self) -> bytes:
         found = os.stat(self._file)  # noqa: PTH116 - twice a transaction
         return _NOTE.pack(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _is_alone(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class FileGate:
@@ -177,27 +216,36 @@ class LmdbFile:
     def __init__(self, folder: Path, names: Sequence[bytes], *, new: bool = False) -> None:
         self.folder = folder
         self._stamp = FileStamp(folder / "data.mdb", folder / "stamp")
+        self._descriptor: int | None = None
         try:
-            kept = None if new else self._held()
-            try:
+            with nullcontext() if new else self._held():
                 opened = self._open(len(names), new=new)
                 self._environment = FileGate(opened, folder, self._stamp)
                 self._databases = self._prepared(opened, names, new=new)
-            finally:
-                if kept is not None:
-                    os.close(kept)
             if new:
                 self._growing(self._stamp.note)
         except BaseException:
+            self._leave()
             if new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def _held(self) -> int:
-        try:
-            return self._stamp.held()
-        except OSError as error:
-            raise trouble(self.folder, error) from error
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the file against changes while it is opened, and say that it is open."""
+        with ExitStack() as held:
+            try:
+                kept = self._stamp.held()
+                held.callback(os.close, kept)
+                self._descriptor = self._stamp.opened(kept)
+            except OSError as error:
+                raise trouble(self.folder, error) from error
+            yield
+
+    def _leave(self) -> None:
+        if self._descriptor is not None:
+            self._stamp.closed(self._descriptor)
+            self._descriptor = None
 
     def _open(self, databases: int, *, new: bool) -> lmdb.Environment:
         try:
@@ -231,6 +279,7 @@ class LmdbFile:
     def close(self) -> None:
         """Close the file; idempotent."""
         self._environment.close()
+        self._leave()
 
     def _growing(self, work: Callable[[], _Result]) -> _Result:
         """Run ``work``; where another process grew the map take its size, where the map is full double it, and redo."""

@@ -48,7 +48,6 @@ CHANGES: list[Callable[[Path], object]] = [
     lambda file: os.truncate(file, file.stat().st_size - 1),
     lambda file: file.with_name("stamp").unlink(),
     lambda file: file.with_name("stamp").write_bytes(bytes(32)),
-    lambda file: file.with_name("stamp").write_bytes(file.with_name("stamp").read_bytes() + b"x"),
     lambda file: file.unlink(),
 ]
 
@@ -81,7 +80,14 @@ def fold(folder: Path) -> None:
 
 def fold_and_die(folder: Path, sent: int) -> None:
     """Fold the next version, and send oneself a signal before it is noted."""
-    lmdb_file.os.pwrite = lambda *_: os.kill(os.getpid(), sent)  # type: ignore[attr-defined]
+    written = os.pwrite
+
+    def interrupted(descriptor: int, data: bytes, at: int) -> int:
+        if not at:
+            os.kill(os.getpid(), sent)
+        return written(descriptor, data, at)
+
+    lmdb_file.os.pwrite = interrupted  # type: ignore[attr-defined]
     fold(folder)
 
 
@@ -92,6 +98,28 @@ def test_what_a_process_was_writing_when_it_died_is_damaged(file: Path) -> None:
     process.join(30)
     with pytest.raises(DamagedCopy, match="died"):
         Copy(file.parent)
+
+
+def open_and_die(folder: Path) -> None:
+    """Die with the copy open."""
+    with Copy(folder):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_what_two_processes_die_over_is_damaged(file: Path, deaths: int) -> None:
+    """What a disk gives back may kill each of its readers; one death alone may have any reason."""
+    Copy(file.parent).close()
+    for _ in range(deaths):
+        process = FORK.Process(target=open_and_die, args=(file.parent,))
+        process.start()
+        process.join(30)
+    if deaths == 1:
+        for _ in range(3):
+            Copy(file.parent).close()
+    else:
+        with pytest.raises(DamagedCopy, match="one after the other"):
+            Copy(file.parent)
 
 
 def test_nobody_waits_for_ever_for_a_writer_that_stopped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
