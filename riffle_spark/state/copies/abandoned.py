@@ -47,10 +47,10 @@ def _lock(gate: TextIO) -> None:
 
 def is_free(owner: Path, live: Collection[str]) -> bool:
     """Tell whether a folder's owner lives no more: the driver sees it no more, or its process has ended here."""
-    if owner.read_text() not in live:
+    if owner.read_text(errors="replace") not in live:
         return True
     try:
-        return is_dead((owner.parent / "process").read_text())
+        return is_dead((owner.parent / "process").read_text(errors="replace"))
     except OSError:
         return False
 
@@ -121,7 +121,7 @@ def remove_folders(base: Path, live: Collection[str], used_before: float) -> int
 def _hide(owner: Path, live: Collection[str]) -> bool:
     """Take a folder out of sight, so that its many files are removed after the lock of all claims is given back."""
     with suppress(FileNotFoundError), unless_used(owner) as free:
-        if free and owner.read_text() not in live:
+        if free and owner.read_text(errors="replace") not in live:
             owner.parent.rename(owner.parent.with_name(f"{_REMOVED}{uuid.uuid4().hex}"))
             return True
     return False
@@ -136,7 +136,9 @@ def named(pid: int) -> str:
 def is_dead(name: str) -> bool:
     """Tell whether the process of that name is known to have ended; ``False`` for any that cannot be judged."""
     words = name.split()
-    return len(words) == 3 and words[2] == _namespace() and _started(int(words[0])) != words[1]
+    if len(words) != 3 or not words[0].isdecimal() or words[2] != _namespace():
+        return False
+    return _started(int(words[0])) != words[1]
 
 
 def _namespace() -> str:

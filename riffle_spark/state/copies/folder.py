@@ -57,7 +57,7 @@ class Folder:
         Raises ``OutOfDate`` if another executor has taken it over, or if it is gone: the next attempt claims anew.
         """
         with self._on_disk():
-            file = (self.path / "owner").open("r")
+            file = (self.path / "owner").open("r", errors="replace")
         with file:
             with self._on_disk():
                 fcntl.flock(file, fcntl.LOCK_SH)
@@ -102,7 +102,7 @@ class Folder:
     def is_of_owner(self) -> bool:
         """Tell whether the folder is still there and its owner's."""
         try:
-            return (self.path / "owner").read_text() == self._owner
+            return (self.path / "owner").read_text(errors="replace") == self._owner
         except OSError:
             return False
 
@@ -257,7 +257,7 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
 
 def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:
     for path in owners:
-        if path.read_text() == owner:
+        if path.read_text(errors="replace") == owner:
             return Folder(path.parent, owner)
     for look in range(_LOOKS):
         free = [path for path in owners if is_free(path, live)]

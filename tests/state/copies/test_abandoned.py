@@ -33,6 +33,7 @@ def test_what_cannot_be_judged_counts_as_alive() -> None:
     assert not is_dead(f"{pid} {started} pid:[1]")
     assert not is_dead("")
     assert not is_dead("somebody")
+    assert not is_dead(f"{pid}\ufffd {started} {space}")
     assert is_dead(f"{pid} {int(started) - 1} {space}")
 
 
@@ -47,3 +48,18 @@ def test_the_folder_of_a_dead_owner_is_free_though_the_driver_takes_it_for_live(
     taken = claim(tmp_path, "app/3", live, named(os.getpid()))
     assert taken.path == first.path
     assert not first.is_of_owner()
+
+
+def test_a_damaged_claim_stops_nobody(tmp_path: Path) -> None:
+    """Bytes that are no text are nobody's name: the folder is free, and its owner gets it or another one."""
+    live = ["app/1", "app/2"]
+    for name in ("owner", "process"):
+        mine = claim(tmp_path, "app/1", live, named(os.getpid()))
+        (mine.path / name).write_bytes(b"\xff\xfe \xff \xff")
+        assert mine.is_of_owner() == (name == "process")
+        others = claim(tmp_path, "app/2", live, named(os.getpid()))
+        again = claim(tmp_path, "app/1", live, named(os.getpid()))
+        assert again.path != others.path
+        assert (again.is_of_owner(), others.is_of_owner()) == (True, True)
+        with again.used(), others.used():
+            pass
