@@ -9,8 +9,8 @@ import pytest
 
 from tests.kit.damage.trials import Plan, run_trials
 
-PLANS = [Plan("variables", 1, 30)]
-LONG_PLANS = [Plan("variables", 2, 850), Plan("variables", 3, 150, processes=2)]
+PLANS = [Plan("columns", 1, 30), Plan("variables", 1, 30)]
+LONG_PLANS = [Plan(load, *sizes) for load in ("columns", "variables") for sizes in ((2, 850), (3, 150, 2))]
 ALL_PLANS = [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LONG_PLANS)]
 
 
