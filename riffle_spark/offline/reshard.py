@@ -21,7 +21,7 @@ from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.log.manifest import Entry
-from riffle_spark.state.restore.keepers import restored
+from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 

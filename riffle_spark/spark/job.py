@@ -24,7 +24,6 @@ from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
-from riffle_spark.spark.engine.event_time import policy_in, watermark_in
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import Sink, SparkWork
@@ -124,7 +123,7 @@ class RunningJob:
 
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
-        self._policy = policy_in(batch.sparkSession)
+        self._policy = routing.policy_in(batch.sparkSession)
         if inventory.unbounded_kafka_source(batch):
             _logger.warning(
                 "the Kafka source has no maxOffsetsPerTrigger: a slot holds its rows of a batch in memory, so set it "
@@ -171,7 +170,7 @@ def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema) -> Operator
     operator = replace(operator, durable=given.durable)
     watermark = given.watermark
     if watermark is None and operator.declared.time_mode == "EventTime":
-        watermark = watermark_in(batch.schema, given.store)
+        watermark = routing.watermark_in(batch.schema, given.store)
     initial = None if given.initial is None else routing.arrow_schema(_keyed_alike(given.initial, operator))
     return with_watermark(with_initial(operator, initial, given.initial_name), watermark)
 

@@ -33,7 +33,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.keepers import restored
+from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Variable
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared

@@ -14,7 +14,7 @@ from riffle_spark.state.copies.copy import CopyInUse
 from riffle_spark.state.copies.disk import used_share
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log.manifest import Head
-from riffle_spark.state.restore.keeping import head_of
+from riffle_spark.state.restore.copy_progress import head_of
 from riffle_spark.worker.member_folders import folder_of
 
 __all__ = ["rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]

@@ -5,6 +5,7 @@ in memory, seal one delta under a name no other attempt can have, answer. The co
 sealed here is folded only once the log lists it.
 """
 
+import logging
 import os
 import resource
 import time
@@ -27,7 +28,7 @@ from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.state.restore.bring import CopyKeeper
-from riffle_spark.state.restore.keepers import keeper_of
+from riffle_spark.state.restore.follow import keeper_of
 from riffle_spark.state.restore.keeping import Brought
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
@@ -41,19 +42,19 @@ from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["run_slot"]
 
-_VERSIONS_KEPT = 1
-"""What the batch before sealed may still be wanted, and a late attempt of it is at work."""
+_logger = logging.getLogger("riffle_spark")
 
 
 def run_slot(
     order: Order, given: Computation, slot: int, executor: str, rows: pa.Table,
     random_bytes: Callable[[int], bytes] = os.urandom,
+    later: Callable[[Callable[[], None]], object] = lambda work: work(),
 ) -> pa.Table:  # fmt: skip
     """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
 
     ``given`` is what the user computes, ``rows`` the slot's input with the routing columns. What fails with a
     ``RiffleError`` (the user's function, a copy, the store) is answered as a receipt with that error and no rows:
-    running it again would not mend it.
+    running it again would not mend it. What can wait is given to ``later``, which may do it beside the batches.
     """
     attempt_id, attempt = random_bytes(16), None
     try:
@@ -66,6 +67,7 @@ def run_slot(
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
         receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
         return _answer(order.output, order.output.empty_table(), receipt)
+    later(attempt.tidy)
     return _answer(order.output, output, attempt.receipt(slot, executor))
 
 
@@ -83,6 +85,7 @@ class _Attempt:
         self.reader = Reader(self.objects, self.folder)
         self.facts: dict[str, object] = {}
         self.seconds: dict[str, float] = {}
+        self.merges: list[Callable[[], None]] = []
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -110,13 +113,24 @@ class _Attempt:
         if order.durable or sealed.output is not None:
             with self.step("put"):
                 sealed.put(self.objects)
-        self.folder.forget_deltas(order.version - _VERSIONS_KEPT)
         self.facts.update(
             rows=received, keys=len(touched.keys), output_rows=output.num_rows, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
             expired=computed.expired,
         )  # fmt: skip
         return output
+
+    def tidy(self) -> None:
+        """Merge stacks that have grown high, and remove files of deltas that nobody needs. What fails is tried again by
+        the next batch.
+        """
+        try:
+            with self.folder.used():
+                for merge in self.merges:
+                    merge()
+                self.folder.forget_deltas()
+        except (RiffleError, OSError) as trouble:
+            _logger.debug("stacks of %s are not merged: %s", self.order.store, trouble)
 
     def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> SlotResult:
         order = self.order
@@ -134,7 +148,9 @@ class _Attempt:
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
-        missing = tuple(kg for kg, entry in entries.items() if self._is_kept_elsewhere(kg) and not self._has(kg, entry))
+        elsewhere = {kg: entry for kg, entry in entries.items() if self._is_kept_elsewhere(kg)}
+        held = self.folder.held(self.order.store) if elsewhere else set()
+        missing = tuple(kg for kg, entry in elsewhere.items() if kg not in held and not self._is_at_hand(entry))
         if missing:
             self.facts["missing"] = missing
             raise Misplaced(
@@ -145,9 +161,9 @@ class _Attempt:
     def _is_kept_elsewhere(self, key_group: int) -> bool:
         return any(member != self.folder.member for member in self.order.standbys.get(key_group, ()))
 
-    def _has(self, key_group: int, entry: Entry) -> bool:
-        """Tell whether there is a copy, or all that ever changed lies here as files."""
-        if entry.head == EMPTY_HEAD or self.folder.has_copy(self.order.store, key_group):
+    def _is_at_hand(self, entry: Entry) -> bool:
+        """Tell whether nothing ever changed, or all that did lies here as files."""
+        if entry.head == EMPTY_HEAD:
             return True
         sealed = (self.folder.sealed_file(link.head.version, link.head.attempt) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
@@ -186,6 +202,7 @@ class _SlotState:
         with attempt.step("fold"):
             stacks, brought = keeper.bring(self.entries)
             attempt.brought(brought)
+            attempt.merges.append(partial(keeper.merge, stacks))
         with attempt.step("read"):
             state, found = read_state(schema, touched, stacks)
         with attempt.step("compute"):

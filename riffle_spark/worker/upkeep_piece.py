@@ -11,15 +11,14 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.disk import DamagedCopy, used_share
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.scrub import scrub
+from riffle_spark.state.copies.part_files import scrub
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
-from riffle_spark.state.restore.follow import Follower
-from riffle_spark.state.restore.incoming import IncomingSnapshots
-from riffle_spark.state.restore.keepers import keeper_of
-from riffle_spark.state.restore.keeping import Keeper, head_of
+from riffle_spark.state.restore.copy_progress import IncomingSnapshots, head_of
+from riffle_spark.state.restore.follow import Follower, keeper_of
+from riffle_spark.state.restore.keeping import Keeper
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
@@ -78,6 +77,7 @@ class _Piece:
             self._drop(folder)
             self._follow(folder)
             self._snapshot(folder)
+            folder.forget_deltas()
             if self._budget.allows():
                 self._scrub(folder)
 
@@ -111,7 +111,7 @@ class _Piece:
         for one in follower.follow({(f.store, f.key_group): f.entry for f in order.follows}):
             if one.at is not None:
                 self._copies[one.address] = one.at
-            elif not folder.has_copy(*one.address):
+            elif one.address[1] not in folder.held(one.address[0]):
                 self._gone.append(one.address)
             if not one.finished:
                 unfinished.append((*one.address, one.fetched, one.total))

@@ -55,7 +55,7 @@ CHANGES = (
         "another snapshot format",
         (
             "state.formats.part_codec", "worker.seal", "worker.upkeep_piece", "offline.switch",
-            "state.restore.reader", "state.restore.supply", "state.restore.incoming", "state.restore.bring",
+            "state.restore.reader", "state.restore.supply", "state.restore.copy_progress", "state.restore.bring",
             "state.restore.stack_parts", "state.copies.part_files",
         ),
         ("state.formats.part_codec:encode", "state.formats.part_codec:decode"),
@@ -72,7 +72,7 @@ CHANGES = (
         "Spark 5",
         (
             "spark.engine.jvm", "spark.engine.placed", "spark.engine.inventory", "spark.engine.routing",
-            "spark.engine.spark_batch", "spark.engine.event_time", "spark.configure", "worker.member_folders",
+            "spark.engine.spark_batch", "spark.configure", "worker.member_folders",
             "spark.processors.pandas_form", "spark.processors.pandas_output", "spark.processors.spark_processor",
             "spark.processors.handle", "spark.processors.states", "spark.processors.spark_errors",
         ),

@@ -1,4 +1,6 @@
-"""Rows to slots. Knows the key's hash, the partitions' shards and the layout in SQL. Does not know who runs what."""
+"""What a frame says of its rows: their slots, and event time as `withWatermark` set it. Knows the key's hash, the
+partitions' shards and the layout in SQL. Does not know who runs what, or what a watermark does.
+"""
 
 import inspect
 import json
@@ -8,27 +10,40 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructType
+from pyspark.sql.types import (
+    ByteType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order
+from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, Watermark
 from riffle_spark.protocol.input_columns import check_fields, input_of, source_of
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import SlotLayout
+from riffle_spark.protocol.ports import SlotLayout, WatermarkPolicy
 from riffle_spark.protocol.shards import Partition, Shards
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.worker.input import newest_ms
 
 __all__ = [
     "arrow_of",
     "arrow_schema",
     "is_case_sensitive",
+    "newest_event_times",
     "partition_columns",
     "partitions_of",
+    "policy_in",
     "prepared",
     "quoted",
     "routed",
     "spark_schema",
+    "watermark_in",
     "with_initial",
 ]
 
@@ -38,6 +53,8 @@ _UNKNOWN = (
     "riffle: dispatch is by partition, and a row is of none that Spark says the query reads. Topic and partition must "
     "be those of the source, unchanged. The row is of "
 )
+_DELAY = "spark.watermarkDelayMs"
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -178,3 +195,32 @@ def _slot(key_group: str, total: int, layout: SlotLayout) -> str:
 def quoted(name: str) -> str:
     """Return a column name as SQL takes it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def watermark_in(schema: StructType, store: str) -> Watermark:
+    """Return the watermark that ``withWatermark`` left in a batch's schema: the first timestamp column's that has one.
+
+    Raises ``ConfigError`` if there is none.
+    """
+    for field in schema.fields:
+        if _DELAY in (field.metadata or {}) and isinstance(field.dataType, (TimestampType, TimestampNTZType)):
+            return Watermark(field.name, int(field.metadata[_DELAY]))
+    raise ConfigError(
+        "timers go by event time, and no timestamp column of the input has a watermark",
+        remedy="call withWatermark on the events and keep that column, or give the operator "
+        'watermark=(column, "10 minutes"). A union takes the watermark of its first frame',
+        where=store,
+    )
+
+
+def policy_in(spark: SparkSession) -> WatermarkPolicy:
+    """Return which of several watermarks is the query's. In a batch's session Spark keeps what the checkpoint says."""
+    said = spark.conf.get(_POLICY, "min") or "min"
+    return "max" if said.lower() == "max" else "min"
+
+
+def newest_event_times(batch: DataFrame, columns: Sequence[str]) -> dict[str, int]:
+    """Return the newest event time (ms) of each timestamp column that has any: one job over the input."""
+    newest = batch.agg(*[F.max(quoted(name)).alias(f"c{at}") for at, name in enumerate(columns)]).toArrow()
+    found = {name: newest_ms(column) for name, column in zip(columns, newest.columns, strict=True)}
+    return {name: ms for name, ms in found.items() if ms is not None}

@@ -21,7 +21,7 @@ from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
-from riffle_spark.spark.engine import event_time, inventory, routing
+from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.task import RunReceipts, Tell, slot_function
@@ -87,7 +87,7 @@ class SparkWork:
 
     def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
         """Return the newest event time (ms) of each timestamp column that has any. One job."""
-        return event_time.newest_event_times(self._batch, columns)
+        return routing.newest_event_times(self._batch, columns)
 
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""

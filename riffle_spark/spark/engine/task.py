@@ -1,6 +1,7 @@
 """The function that Spark calls once a slot. Knows Spark's calling convention; hands over to the worker."""
 
 import sys
+import threading
 import zipimport
 from collections.abc import Callable, Iterator, Mapping
 
@@ -21,6 +22,10 @@ SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 Tell = tuple[str, Accumulator[dict[str, list[str]]]] | None
 """The run that a task tells something of, and where it tells it."""
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+_ANSWER_SECONDS = 0.03
+"""How long an answer takes to leave the process, about."""
 
 
 class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
@@ -52,12 +57,22 @@ def slot_function(order: Order, given: Computation, answer: pa.Schema, tell: Tel
 def _run(text: str, given: Computation, answer: pa.Schema, tell: Tell, slot: int, rows: pa.Table) -> pa.Table:
     order = Order.from_json(text, slot)
     names = [SLOT, KEY_GROUP, HASH, *order.rows.names, *([] if order.initial is None else [INITIAL])]
-    result = run_slot(order, given, slot, executor_id(), rows.rename_columns(names)).cast(answer)
+    result = run_slot(order, given, slot, executor_id(), rows.rename_columns(names), later=_beside).cast(answer)
     if tell is not None:
         run, told = tell
         told.add({run: result[RECEIPT].drop_null().to_pylist()})
     _forget_zip_directories()
     return result
+
+
+def _beside(work: Callable[[], None]) -> None:
+    """Do some work once the answer is under way, while Spark does its own: between batches slots have nothing to do.
+
+    The worker may end before. Its process takes the next task meanwhile, and neither waits for the other.
+    """
+    timer = threading.Timer(_ANSWER_SECONDS, work)
+    timer.daemon = True
+    timer.start()
 
 
 def _forget_zip_directories() -> None:

@@ -34,7 +34,7 @@ __all__ = ["Folder", "claim"]
 _LOOKS = 60
 _LOOK_SECONDS = 0.05
 _SPARE_FILES_MAX = 256
-_SPARE_BYTES_MIN = 4 << 20
+_SPARE_BYTES_MIN = 256 << 10
 _SPARE_SHARE = 0.1
 """Deltas that no stack has may be wanted by one that lags: as many bytes as this share of those that stacks have."""
 _PROBE_BYTES = 1 << 20
@@ -126,9 +126,13 @@ class Folder:
         """Return the stores that have stacks here, sorted."""
         return sorted(path.name for path in self.path.glob("stacks/*"))
 
-    def has_copy(self, store: str, key_group: int) -> bool:
-        """Tell whether there is a copy of a key-group, whatever it is worth."""
-        return self.stacks(store).read(key_group) is not None or self.current(store, key_group) is not None
+    def held(self, store: str) -> set[int]:
+        """Return the key-groups of a store of which there is a copy, whatever it is worth."""
+        try:
+            links = [name for name in os.listdir(self.path / "copies" / store) if name.isdecimal()]  # noqa: PTH208 - names
+        except OSError:
+            links = []
+        return {*self.stacks(store).key_groups(), *map(int, links)}
 
     def copies(self) -> list[tuple[str, int]]:
         """Return (store, key-group) of every current copy, sorted."""
@@ -215,20 +219,21 @@ class Folder:
         """Return the attempts whose sealed deltas lie here, sorted."""
         return tuple(sorted(file.attempt for file in sealed_files(self.sealed)))
 
-    def forget_deltas(self, before: int) -> None:
-        """Remove files of deltas older than a version that no stack has any more, but for the newest few: what lags
-        may still want them, and they are in the store.
+    def forget_deltas(self) -> None:
+        """Remove files of deltas that no stack has any more, but for a few that a stack which lags may still want: they
+        are in the store. What is as new as the newest stack may be about to be put on one, and stays.
         """
         stores = [self.stacks(store) for store in self.stores_of_columns()]
-        held = [stacks.read(key_group) for stacks in stores for key_group in stacks.key_groups()]
-        parts = {part for stack in held if stack is not None for part in stack.parts}
-        wanted, allowed = {part.file for part in parts}, sum(part.length for part in parts) * _SPARE_SHARE
-        size = 0
+        read = [stacks.read(key_group) for stacks in stores for key_group in stacks.key_groups()]
+        held = [stack for stack in read if stack is not None]
+        parts = {part for stack in held for part in stack.parts}
+        wanted, newest = {part.file for part in parts}, max((stack.head.version for stack in held), default=-1)
+        left = max(sum(part.length for part in parts) * _SPARE_SHARE, _SPARE_BYTES_MIN)
         spare = [file for file in self._deltas() if f"{file.path.parent.name}/{file.path.name}" not in wanted]
-        for number, file in enumerate(file for file in spare if file.version < before):
+        for number, file in enumerate(file for file in spare if file.version < newest):
             with suppress(OSError):
-                size += file.path.stat().st_size
-                if number >= _SPARE_FILES_MAX or size > max(allowed, _SPARE_BYTES_MIN):
+                left -= file.path.stat().st_size
+                if number >= _SPARE_FILES_MAX or left < 0 or file.path.parent == self.fetched:
                     file.path.unlink(missing_ok=True)
 
     def _deltas(self) -> list[SealedFile]:

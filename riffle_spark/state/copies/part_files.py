@@ -1,14 +1,18 @@
 """Files that hold parts of copies, mapped and checked. Knows checksums and what tells that a file was changed. Does not
-know stacks.
+know heads.
 
 Theory of operation. No byte of a file is used before its part's checksum was found right in this process, and again
 after the file's signature has changed. So what a disk, a crash or a person did to a file between two batches is found
 before the next one reads it; the copy is then dropped and comes from the store. Files never change, so nobody waits for
 anybody, and a mapped file that was removed lives on until it is let go.
+
+A disk that forgets bytes by itself changes no signature. So parts are read anew in turn, beside the batches, and a
+stack with a damaged one is dropped before it is needed: ``scrub``.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,12 +20,14 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Signature, StackedPart, signature_of
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log.manifest import Address
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
-__all__ = ["PartFiles"]
+__all__ = ["PartFiles", "scrub"]
 
 _MAPPED_FROM_BYTES = 64 * 1024
 """A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
@@ -89,9 +95,9 @@ class PartFiles:
     def let_go(self) -> None:
         """Let go of files that were removed, so that the disk gets their room back."""
         prefix = f"{self._folder}/"
-        for path in [path for path in _files if path.startswith(prefix) and path[len(prefix) :] not in self._seen]:
-            if signature_of(path) is None:
-                del _files[path]
+        for path in list(_files):
+            if path.startswith(prefix) and path[len(prefix) :] not in self._seen and signature_of(path) is None:
+                _files.pop(path, None)
 
     def _checked(self, part: StackedPart) -> _File:
         file = self._seen.get(part.file)
@@ -152,3 +158,29 @@ def _runs(data: pa.Buffer, schema: PlainColumns, where: str) -> tuple[Run, ...]:
             found.append(Run(hashes.to_numpy(), batch, deleted))
         start += len(hashes)
     return tuple(found)
+
+
+SCRUBBED_BYTES = 8 << 20
+_next: dict[str, Address] = {}
+"""By folder, from which key-group on to look next."""
+
+
+def scrub(folder: Folder, size_bytes: int = SCRUBBED_BYTES) -> list[Address]:
+    """Check about so many bytes of a member's stacks, one key-group in any case, from where the last look ended; return
+    the key-groups that were dropped.
+    """
+    addresses = [(store, kg) for store in folder.stores_of_columns() for kg in folder.stacks(store).key_groups()]
+    begin = _next.get(str(folder.path), ("", 0))
+    turn = chain((one for one in addresses if one >= begin), (one for one in addresses if one < begin))
+    files, dropped = PartFiles(folder.path), []
+    for address in turn:
+        if size_bytes <= 0:
+            _next[str(folder.path)] = address
+            break
+        stack = folder.stacks(address[0]).read(address[1])
+        if stack is not None:
+            size_bytes -= stack.size_bytes
+            if not all(map(files.check, stack.parts)):
+                folder.drop(*address)
+                dropped.append(address)
+    return dropped

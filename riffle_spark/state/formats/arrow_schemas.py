@@ -3,7 +3,6 @@
 import base64
 
 import pyarrow as pa
-from pyarrow import types
 
 __all__ = ["can_become", "listed", "packed", "unpacked", "widens"]
 
@@ -35,51 +34,51 @@ def can_become(before: pa.Schema, now: pa.Schema) -> bool:
 
 def _can_hold(before: pa.DataType, now: pa.DataType) -> bool:
     """Tell whether every value of one type is one of the other; a time must not lose its fractions."""
-    if types.is_timestamp(before) and types.is_timestamp(now) and before.tz == now.tz:
+    if pa.types.is_timestamp(before) and pa.types.is_timestamp(now) and before.tz == now.tz:
         return _UNITS.index(before.unit) <= _UNITS.index(now.unit)
-    return not types.is_null(before) and widens(before, now)
+    return not pa.types.is_null(before) and widens(before, now)
 
 
 def widens(source: pa.DataType, target: pa.DataType) -> bool:
     """Tell whether every value of one type is a value of the other."""
-    if source == target or types.is_null(source):
+    if source == target or pa.types.is_null(source):
         return True
-    if types.is_dictionary(source):
+    if pa.types.is_dictionary(source):
         return widens(source.value_type, target)
-    if types.is_timestamp(source) and types.is_timestamp(target):
+    if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
         return (source.tz is None) == (target.tz is None)
-    if types.is_decimal(source) and types.is_decimal(target):
+    if pa.types.is_decimal(source) and pa.types.is_decimal(target):
         digits = [type.precision - type.scale for type in (source, target)]
         return bool(source.scale <= target.scale and digits[0] <= digits[1])
-    if types.is_nested(source):
+    if pa.types.is_nested(source):
         return _nested_widens(source, target)
     return _number_widens(source, target) or _same_bytes(source, target)
 
 
 def _number_widens(source: pa.DataType, target: pa.DataType) -> bool:
-    if types.is_integer(source) and types.is_integer(target):
-        spare = types.is_unsigned_integer(source) and types.is_signed_integer(target)
-        loses_sign = types.is_signed_integer(source) and types.is_unsigned_integer(target)
+    if pa.types.is_integer(source) and pa.types.is_integer(target):
+        spare = pa.types.is_unsigned_integer(source) and pa.types.is_signed_integer(target)
+        loses_sign = pa.types.is_signed_integer(source) and pa.types.is_unsigned_integer(target)
         return not loses_sign and bool(source.bit_width + spare <= target.bit_width)
-    if types.is_integer(source) and types.is_floating(target):
+    if pa.types.is_integer(source) and pa.types.is_floating(target):
         return bool(2 * source.bit_width <= target.bit_width)
-    return bool(types.is_floating(source) and types.is_floating(target) and source.bit_width <= target.bit_width)
+    return bool(pa.types.is_floating(source) and pa.types.is_floating(target) and source.bit_width <= target.bit_width)
 
 
 def _same_bytes(source: pa.DataType, target: pa.DataType) -> bool:
-    texts = (types.is_string, types.is_large_string, types.is_string_view)
-    octets = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    octets = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     return any(
         any(is_one(source) for is_one in kind) and any(is_one(target) for is_one in kind) for kind in (texts, octets)
     )
 
 
 def _nested_widens(source: pa.DataType, target: pa.DataType) -> bool:
-    lists = (types.is_list, types.is_large_list)
+    lists = (pa.types.is_list, pa.types.is_large_list)
     if any(is_one(source) for is_one in lists) and any(is_one(target) for is_one in lists):
         return widens(source.value_type, target.value_type)
-    if types.is_struct(source) and types.is_struct(target):
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
         same_names = [field.name for field in source] == [field.name for field in target]
         return same_names and all(widens(one.type, other.type) for one, other in zip(source, target, strict=True))
-    both_maps = types.is_map(source) and types.is_map(target)
+    both_maps = pa.types.is_map(source) and pa.types.is_map(target)
     return both_maps and source.key_type == target.key_type and widens(source.item_type, target.item_type)

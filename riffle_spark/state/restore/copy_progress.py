@@ -1,17 +1,87 @@
-"""How far the copies of one member have come, and what they lack. Knows where copies are. Does not know budgets."""
+"""How far the copies of one member have come, and what they lack; snapshots on their way. Knows where copies are. Does
+not know budgets.
+
+    incoming/<store>/<0042>.<snapshot id>
+
+Theory of operation. Bytes are only ever added at a file's end, so whatever is there when a process dies is a beginning
+of the snapshot and the next one goes on from it. Nothing is believed before all of it has the checksum that the log
+lists: the file was not synced, and the disk may be anything.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.copy import CopyInUse, DamagedCopy
+import pyarrow as pa
+
+from riffle_spark.errors import CorruptStateError, OutOfDate
+from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
+from riffle_spark.state.copies.disk import disk_refused, incoming_files
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.log.manifest import Address, Entry, Head, Link
+from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
-from riffle_spark.state.restore.incoming import IncomingSnapshots
-from riffle_spark.state.restore.keeping import head_of
 
-__all__ = ["CopyPlanner", "CopyProgress"]
+__all__ = ["CopyPlanner", "CopyProgress", "IncomingSnapshots", "head_of"]
+
+
+class IncomingSnapshots:
+    """The half-fetched snapshots of one member, for one piece of upkeep at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "incoming"
+        self._files = {(*file.address, file.snapshot_id) for file in incoming_files(self._path)}
+
+    def begun(self, address: Address, snapshot: Snapshot) -> int:
+        """Return how many bytes of the snapshot are there. What came of another one of the key-group goes."""
+        self.forget(address, but=snapshot.id)
+        if (*address, snapshot.id) not in self._files:
+            return 0
+        size = self._file(address, snapshot.id).stat().st_size
+        if size <= snapshot.length:
+            return size
+        self.forget(address)
+        return 0
+
+    def add(self, address: Address, snapshot: Snapshot, data: bytes) -> None:
+        """Add the next bytes. Raises ``LocalDiskError`` if the disk does not take them."""
+        file = self._file(address, snapshot.id)
+        self._files.add((*address, snapshot.id))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("ab") as opened:
+                opened.write(data)
+        except OSError as error:
+            raise disk_refused(f"a snapshot cannot be kept: {error}", file) from error
+
+    def table(self, address: Address, snapshot: Snapshot) -> pa.Table:
+        """Return the rows of a snapshot that has come whole. Raises ``CorruptStateError`` if its bytes are others than
+        were sealed: then it goes, to be fetched again.
+        """
+        with pa.memory_map(str(self._file(address, snapshot.id))) as file:
+            data = file.read_buffer()
+        try:
+            return part_codec.decode(data, snapshot.checksum, paths.snapshot(*address, snapshot.id))
+        except CorruptStateError:
+            self.forget(address)
+            raise
+
+    def move(self, address: Address, snapshot: Snapshot, path: Path) -> None:
+        """Move a snapshot that has come whole, unchecked, to where a copy takes it from."""
+        self._file(address, snapshot.id).replace(path)
+        self._files.discard((*address, snapshot.id))
+
+    def forget(self, address: Address, but: str = "") -> None:
+        """Remove what has come of a key-group's snapshots, except of the one named."""
+        for store, key_group, snapshot_id in [file for file in self._files if file[:2] == address and file[2] != but]:
+            self._file(address, snapshot_id).unlink(missing_ok=True)
+            self._files.discard((store, key_group, snapshot_id))
+
+    def _file(self, address: Address, snapshot_id: str) -> Path:
+        store, key_group = address
+        return self._path / store / f"{key_group:04d}.{snapshot_id}"
 
 
 @dataclass(slots=True)
@@ -89,3 +159,40 @@ class CopyPlanner:
         if not isinstance(trouble, CopyInUse):
             self._folder.drop(*one.address)
             one.at = None
+
+
+def head_of(folder: Folder, store: str, key_group: int) -> Head | None:
+    """Return where a member's copy is, ``None`` if there is none. One that is damaged, or that cannot be trusted, is
+    removed, unless another one has been switched in meanwhile. Raises ``CopyInUse`` if this process has it open.
+    """
+    stacks = folder.stacks(store)
+    if key_group in stacks.key_groups():
+        stack = stacks.read(key_group)
+        if stack is not None and _is_there(folder.path, stack):
+            return stack.head
+        folder.drop(store, key_group)
+        return None
+    current = folder.current(store, key_group)
+    if current is None:
+        return None
+    try:
+        with Copy(current) as copy:
+            head = copy.head()
+    except CopyInUse:
+        raise
+    except DamagedCopy:
+        head = None
+    if head is None and folder.current(store, key_group) == current:
+        folder.drop(store, key_group)
+    return head
+
+
+def _is_there(folder: Path, stack: Stack) -> bool:
+    """Tell whether a stack's files are as long as they have to be: what is in them is checked before it is read."""
+    ends: dict[str, int] = {}
+    for part in stack.parts:
+        ends[part.file] = max(ends.get(part.file, 0), part.start + part.length)
+    try:
+        return all((folder / file).stat().st_size >= end for file, end in ends.items())
+    except OSError:
+        return False

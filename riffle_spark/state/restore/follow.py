@@ -1,5 +1,5 @@
-"""Bringing many copies after the log, piece by piece. Knows a budget and ranges of snapshots. Does not know why a copy
-is wanted, or what becomes of the bytes.
+"""Copies of either kind: what keeps those of a store, and bringing many after the log, piece by piece. Knows a budget
+and ranges of snapshots. Does not know why a copy is wanted, or what becomes of the bytes.
 
 Theory of operation. Copies that are on their chains come first and advance together, object by object in the log's
 order, so that one ranged get of a delta serves all of a member's copies. Then come, in the order given, those that have
@@ -10,27 +10,35 @@ what they brought. What fails fails its own copy.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import pyarrow as pa
+
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress
-from riffle_spark.state.restore.follow_store import ColumnsFollower, VariablesFollower
-from riffle_spark.state.restore.incoming import IncomingSnapshots
+from riffle_spark.state.restore.bring import CopyKeeper
+from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
+from riffle_spark.state.restore.keeping import Keeper, whole_is_unknown
 from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, next_range
+from riffle_spark.state.restore.stack_keeper import StackKeeper
+from riffle_spark.state.restore.stack_parts import ColumnsFollower
+from riffle_spark.state.restore.supply import VariablesFollower
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "keeper_of", "restored"]
 
 RANGE_BYTES = 8 << 20
 """A snapshot is got in ranges of so many bytes."""
 _BYTES_AHEAD = 32 << 20
 _AT_ONCE = 8
+_EVERY_EPOCH = 1 << 30
+"""There is no copy yet that could be beyond its entry."""
 
 
 class _Range(NamedTuple):
@@ -160,3 +168,22 @@ class Follower:
             self._stores[one.address[0]].begin(one)
             one.at, one.restore = one.entry.base, False
             self.restores += 1
+
+
+def keeper_of(
+    schema: StoreSchema, folder: Folder, reader: Reader, epoch: int, whole: Callable[[int], Entry] = whole_is_unknown
+) -> Keeper:
+    """Return what keeps the copies of a store in a member's folder. ``whole`` gets an entry that came cut."""
+
+    def of_columns(columns: PlainColumns) -> Keeper:
+        return StackKeeper(folder, columns, reader, epoch, whole)
+
+    return schema.either(of_columns, lambda variables: CopyKeeper(folder, variables, reader, epoch, whole))
+
+
+def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:
+    """Return the whole state of each shard that was ever touched, as a snapshot's table, by number and in its order.
+
+    Copies are made below ``folder``, which is empty. Raises what bringing copies raises.
+    """
+    return keeper_of(schema, claim(folder, "reader", ()), reader, _EVERY_EPOCH).tables(entries)

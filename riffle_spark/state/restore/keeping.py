@@ -1,20 +1,14 @@
-"""What keepers of copies have in common: what they are asked, what they tell, and where a copy is. Does not know how a
-copy is kept.
-"""
+"""What keepers of copies have in common: what they are asked and what they tell. Does not know how a copy is kept."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
-from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.log.manifest import Entry, Head
 
-__all__ = ["Brought", "Keeper", "TakenRows", "head_of", "out_of_date", "whole_is_unknown"]
+__all__ = ["Brought", "Keeper", "TakenRows", "out_of_date", "whole_is_unknown"]
 
 
 class Brought(NamedTuple):
@@ -72,40 +66,3 @@ def out_of_date(found: Head, wanted: Head, store: str, key_group: int) -> OutOfD
         f"the copy is at version {found.version} of epoch {found.epoch}, the batch starts from {wanted.version}",
         where=f"{store}, key-group {key_group}",
     )
-
-
-def head_of(folder: Folder, store: str, key_group: int) -> Head | None:
-    """Return where a member's copy is, ``None`` if there is none. One that is damaged, or that cannot be trusted, is
-    removed, unless another one has been switched in meanwhile. Raises ``CopyInUse`` if this process has it open.
-    """
-    stacks = folder.stacks(store)
-    if key_group in stacks.key_groups():
-        stack = stacks.read(key_group)
-        if stack is not None and _is_there(folder.path, stack):
-            return stack.head
-        folder.drop(store, key_group)
-        return None
-    current = folder.current(store, key_group)
-    if current is None:
-        return None
-    try:
-        with Copy(current) as copy:
-            head = copy.head()
-    except CopyInUse:
-        raise
-    except DamagedCopy:
-        head = None
-    if head is None and folder.current(store, key_group) == current:
-        folder.drop(store, key_group)
-    return head
-
-
-def _is_there(folder: Path, stack: Stack) -> bool:
-    """Tell whether a stack's files are as long as they have to be: what is in them is checked before it is read."""
-    ends: dict[str, int] = {}
-    for part in stack.parts:
-        ends[part.file] = max(ends.get(part.file, 0), part.start + part.length)
-    try:
-        return all((folder / file).stat().st_size >= end for file, end in ends.items())
-    except OSError:
-        return False

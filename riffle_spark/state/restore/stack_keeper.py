@@ -70,18 +70,21 @@ class StackKeeper:
         stacks, restores, folds = self._advanced(entries)
         opened, broken = self._opened(stacks)
         if broken:
-            for key_group in broken:
-                if self._stacks.read(key_group) == stacks[key_group]:
-                    self._stacks.drop(key_group)
             self._parts.look_again()
             self._stacks.look_again()
+            for key_group in broken:
+                if self._stacks.read(key_group) == stacks[key_group]:  # else another process has replaced it meanwhile
+                    self._stacks.drop(key_group)
             again, more_restores, more_folds = self._advanced({key_group: entries[key_group] for key_group in broken})
             found, _ = self._opened(again, raising=True)
             opened |= found
             restores, folds = restores + more_restores, folds + more_folds
-        self._parts.merge_some({key_group: one.stack for key_group, one in opened.items()})
         self._parts.let_go()
         return opened, Brought(restores, folds, time.perf_counter() - started)
+
+    def merge(self, opened: Mapping[int, OpenStack]) -> None:
+        """Merge those stacks that have grown high. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses."""
+        self._parts.merge_some({key_group: one.stack for key_group, one in opened.items()})
 
     def _advanced(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], int, int]:
         """Return the stacks at the entries' heads, and how many were restored and how many links were added."""

@@ -1,13 +1,17 @@
-"""What becomes part of a stack: sealed deltas, snapshots that were fetched, parts that were merged. Knows files and
-formats. Does not know heads or chains.
+"""What becomes part of a stack: sealed deltas, snapshots that were fetched, parts that were merged, and what comes
+beside the batches, piece by piece. Knows files and formats. Does not know which copies are wanted.
 
 Merging makes stacks quicker to read and frees disk; it changes nothing that a copy holds.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from itertools import takewhile
 
 import pyarrow as pa
 
+from riffle_spark.errors import CorruptStateError, OutOfDate
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles
@@ -16,14 +20,22 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Link
-from riffle_spark.state.restore.fetch import WantedSnapshot
+from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
+from riffle_spark.state.restore.fetch import WantedSnapshot, kept_parts
+from riffle_spark.state.restore.prefetch import Budget, prefetched
+from riffle_spark.state.restore.reader import Reader, span_bytes
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
-__all__ = ["StackParts"]
+__all__ = ["ColumnsFollower", "StackParts"]
+
+_GAP_BYTES = 8 << 20
+"""Beside the batches a delta is got in one get unless more than this lies between two parts."""
+_BYTES_AHEAD = 32 << 20
+_AT_ONCE = 8
 
 _PARTS_MOST = 9
-_MERGED_SHARE = 0.6
-_MERGED_BYTES_MIN = 16 * 1024
+_MERGED_SHARE = 0.5
+_MERGED_BYTES_MIN = 8 * 1024
 _MERGED_BYTES_AT_ONCE = 16 << 20
 
 
@@ -79,15 +91,22 @@ class StackParts:
         return StackedPart(self._stacks.name_of(path), 0, len(data), part_codec.checksum(data), table.num_rows)
 
     def merge_some(self, stacks: Mapping[int, Stack]) -> None:
-        """Merge stacks that have grown high, of bounded bytes at once, but one in any case. Raises ``DamagedCopy``."""
+        """Merge stacks that have grown high, of bounded bytes at once, but one in any case. Raises ``DamagedCopy``.
+
+        Where one has, those go with it that are half as high: stacks share files, which go when the last lets them go.
+        """
+        if all(_merged_from(stack.parts, _MERGED_SHARE) is None for stack in stacks.values()):
+            return
         left = _MERGED_BYTES_AT_ONCE
         for key_group, stack in stacks.items():
             if left > 0:
-                left -= self.merge_if_high(key_group, stack)
+                left -= self.merge_if_high(key_group, stack, _MERGED_SHARE / 2)
 
-    def merge_if_high(self, key_group: int, stack: Stack) -> int:
-        """Merge a stack, or the top of it, if it has grown high; return how many bytes went into that."""
-        at = _merged_from(stack.parts)
+    def merge_if_high(self, key_group: int, stack: Stack, share: float = _MERGED_SHARE) -> int:
+        """Merge a stack, or the top of it, if what lies on the lowest part is more than this share of it, or of too
+        many parts; return how many bytes went into that.
+        """
+        at = _merged_from(stack.parts, share)
         if at is None:
             return 0
         self._merge(key_group, stack.parts[at:], bottom=at == 0)
@@ -114,12 +133,12 @@ class StackParts:
         return data, part.rows
 
 
-def _merged_from(parts: Sequence[StackedPart]) -> int | None:
+def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
     """Return from which part on a stack is to be merged: from the bottom where what lies above has grown, and else, of
     too many, those at the top that are of like size; ``None`` if it is fine.
     """
     above = sum(part.length for part in parts[1:])
-    if above > max(_MERGED_BYTES_MIN, _MERGED_SHARE * parts[0].length if parts else 0):
+    if above > max(_MERGED_BYTES_MIN, share * parts[0].length if parts else 0):
         return 0
     if len(parts) <= _PARTS_MOST:
         return None
@@ -128,3 +147,99 @@ def _merged_from(parts: Sequence[StackedPart]) -> int | None:
         at -= 1
         size += parts[at].length
     return at
+
+
+class ColumnsFollower:
+    """Brings one store's copies after the log: what a link or a snapshot names becomes part of a stack."""
+
+    def __init__(
+        self, schema: PlainColumns, folder: Folder, reader: Reader, incoming: IncomingSnapshots, planner: CopyPlanner,
+        budget: Budget,
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._reader = reader
+        self._incoming = incoming
+        self._planner = planner
+        self._budget = budget
+        self._stacks = folder.stacks(schema.store)
+        self._parts = StackParts(folder, schema)
+
+    def advance(self, those: Sequence[CopyProgress]) -> int:
+        """Add the links that these copies lack, as far as the budget goes; return how many."""
+        owed = {link: one for one in those for link in one.links}
+        coming = self._at_hand(owed)
+        runs = iter(self._reader.runs(owed.keys() - coming.keys(), _GAP_BYTES))
+        with closing(
+            prefetched(self._reader.fetched, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
+        ) as getting:
+            for run, data in getting:
+                coming |= self._kept(run, data, owed)
+        return sum(self._add(one, coming) for one in those)
+
+    def _at_hand(self, owed: Mapping[Link, CopyProgress]) -> dict[Link, StackedPart]:
+        """Return the parts of deltas that this member sealed itself and still has."""
+        found = self._parts.sealed(owed)
+        if not found or not self._budget.allows():
+            return {}
+        self._reader.totals.local_parts += len(found)
+        return found
+
+    def _granted(self, runs: Iterator[list[Link]]) -> Iterator[list[Link]]:
+        for run in runs:
+            if not self._budget.grant(span_bytes(run)):
+                return
+            yield run
+
+    def _kept(
+        self, run: list[Link], getting: Future[dict[Link, memoryview | CorruptStateError]],
+        owed: Mapping[Link, CopyProgress],
+    ) -> dict[Link, StackedPart]:  # fmt: skip
+        try:
+            found: Mapping[Link, memoryview | Exception] = getting.result()
+            kept = kept_parts(self._folder, {k: data for k, data in found.items() if isinstance(data, memoryview)})
+        except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
+            found, kept = dict.fromkeys(run, trouble), {}
+        for link, data in found.items():
+            if isinstance(data, Exception):
+                owed[link].error = owed[link].error or str(data)
+        return kept
+
+    def _add(self, one: CopyProgress, coming: Mapping[Link, StackedPart]) -> int:
+        """Put the next links of a copy on its stack, as far as they have come; return how many."""
+        links = list(takewhile(coming.__contains__, one.links))
+        if not links:
+            return 0
+        try:
+            stack = self._switched(one, links, coming)
+            self._parts.merge_if_high(one.address[1], stack)
+        except OutOfDate as trouble:
+            self._planner.look_again(one, trouble)
+            return 0
+        except DamagedCopy as trouble:
+            self._planner.give_up(one, trouble)
+        except Exception as trouble:  # noqa: BLE001 - as above
+            one.error = str(trouble)
+            return 0
+        one.at, one.links = links[-1].head, one.links[len(links) :]
+        one.fetched += sum(link.length for link in links)
+        return len(links)
+
+    def _switched(self, one: CopyProgress, links: Sequence[Link], coming: Mapping[Link, StackedPart]) -> Stack:
+        key_group = one.address[1]
+        before = self._stacks.read(key_group)
+        if before is None or before.head != one.at:
+            raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
+        stack = before.extended(links[-1].head, [coming[link] for link in links])
+        if not self._stacks.switch(key_group, before, stack):
+            raise OutOfDate("another process moved the copy", remedy="nothing: the next piece looks again")
+        return stack
+
+    def begin(self, one: CopyProgress) -> None:
+        """Switch in a stack that stands at the entry's base. Raises what it finds."""
+        key_group, snapshot = one.address[1], one.entry.snapshot
+        parts: tuple[StackedPart, ...] = ()
+        if snapshot is not None:
+            wanted = WantedSnapshot(*one.address, snapshot, self._stacks.fresh(key_group))
+            self._incoming.move(one.address, snapshot, wanted.path)
+            parts = (self._parts.base(wanted),)
+        self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts))

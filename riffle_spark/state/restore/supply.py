@@ -1,4 +1,5 @@
-"""What copies lack, read ahead of the work on them. Knows parts, snapshots and their order. Does not know copies.
+"""What copies of variables lack, read ahead of the work on them: for a slot at once, or beside the batches, piece by
+piece. Knows parts, snapshots and their order. Does not know which copies are wanted.
 
 Theory of operation. A cold restore is bound by two things in turn, the store and the filling of copies, so one must
 not wait for the other: while a copy is filled, the next ones' bytes are on their way, several gets at a time and large
@@ -6,23 +7,31 @@ snapshots in ranges, and what has come is decoded. Bytes ahead are bounded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from riffle_spark.errors import CorruptStateError, OutOfDate
+from riffle_spark.state.copies.copy import Copy, DamagedCopy
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Address, Link, Snapshot
-from riffle_spark.state.restore.prefetch import prefetched
-from riffle_spark.state.restore.reader import Reader, next_range
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Link, Snapshot
+from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
+from riffle_spark.state.restore.prefetch import Budget, prefetched
+from riffle_spark.state.restore.reader import Reader, next_range, span_bytes
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Lacking", "Supply", "Wanted", "rows_of"]
+__all__ = ["Lacking", "Supply", "VariablesFollower", "Wanted", "rows_of"]
 
 RANGE_BYTES = 8 << 20
 _BYTES_AHEAD = 64 << 20
 _AT_ONCE = 12
+_GAP_BYTES = 8 << 20
+"""Beside the batches a delta is got in one get unless more than this lies between two parts."""
 
 
 class Wanted(NamedTuple):
@@ -138,3 +147,95 @@ def rows_of(schema: VariableColumns, tables: Mapping[Link, pa.Table]) -> dict[Li
         cut[link] = rows.slice(start, start + table.num_rows)
         start += table.num_rows
     return cut
+
+
+class VariablesFollower:
+    """Brings one store's copies after the log: links are folded, a snapshot is loaded."""
+
+    def __init__(
+        self, schema: VariableColumns, folder: Folder, reader: Reader, incoming: IncomingSnapshots,
+        planner: CopyPlanner, budget: Budget,
+    ) -> None:  # fmt: skip
+        self._schema = schema
+        self._folder = folder
+        self._reader = reader
+        self._incoming = incoming
+        self._planner = planner
+        self._budget = budget
+        self._folds = 0
+
+    def advance(self, those: Sequence[CopyProgress]) -> int:
+        """Fold the links that these copies lack, as far as the budget goes; return how many."""
+        before = self._folds
+        owed = {link: one for one in those for link in one.links}
+        runs = iter(self._reader.runs(owed, _GAP_BYTES))
+        reading = prefetched(self._reader.read, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
+        with closing(reading):
+            for run, tables in reading:
+                self._fold_run(run, tables, owed)
+        return self._folds - before
+
+    def _granted(self, runs: Iterator[list[Link]]) -> Iterator[list[Link]]:
+        for run in runs:
+            allowed = self._budget.allows() if self._reader.is_local(run) else self._budget.grant(span_bytes(run))
+            if not allowed:
+                return
+            yield run
+
+    def _fold_run(
+        self, run: list[Link], reading: Future[dict[Link, pa.Table | CorruptStateError]],
+        owed: Mapping[Link, CopyProgress],
+    ) -> None:  # fmt: skip
+        try:
+            found = reading.result()
+        except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
+            found = dict.fromkeys(run, trouble)
+        tables: dict[Link, pa.Table] = {}
+        for link, table in found.items():
+            if isinstance(table, Exception):
+                owed[link].error = owed[link].error or str(table)
+            else:
+                tables[link] = table
+        try:
+            encoded = rows_of(self._schema, tables)
+        except Exception as trouble:  # noqa: BLE001 - as above
+            encoded = {}
+            for link in tables:
+                owed[link].error = owed[link].error or str(trouble)
+        for link, rows in encoded.items():
+            self._fold(owed[link], link, rows)
+
+    def _fold(self, one: CopyProgress, link: Link, rows: CopyRows) -> None:
+        if one.error is not None or one.links[:1] != (link,):
+            return
+        try:
+            with self._opened(one) as copy:
+                copy.fold(one.at or EMPTY_HEAD, link.head, rows, later=[later.head for later in one.links[1:]])
+        except OutOfDate as trouble:
+            self._planner.look_again(one, trouble)
+        except DamagedCopy as trouble:
+            self._planner.give_up(one, trouble)
+        except Exception as trouble:  # noqa: BLE001 - as above
+            one.error = str(trouble)
+        else:
+            one.at, one.links, one.fetched = link.head, one.links[1:], one.fetched + link.length
+            self._folds += 1
+
+    def _opened(self, one: CopyProgress) -> Copy:
+        current = self._folder.current(*one.address)
+        if current is None:
+            raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
+        return Copy.of_layout(current, self._schema.copy_layout)
+
+    def begin(self, one: CopyProgress) -> None:
+        """Switch a new copy in that stands at the entry's base. Raises what it finds."""
+        snapshot = one.entry.snapshot
+        fresh = self._folder.fresh(*one.address)
+        try:
+            with Copy(fresh, new=True, layout=self._schema.copy_layout) as copy:
+                if snapshot is not None:
+                    copy.load(one.entry.base, self._schema.encode(self._incoming.table(one.address, snapshot)))
+            self._folder.switch(*one.address, fresh)
+        except BaseException:
+            self._folder.discard(one.address[0], fresh)
+            raise

@@ -18,7 +18,7 @@ from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
-from riffle_spark.state.restore.keepers import restored
+from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from riffle_spark.testing.faulty_store import FaultyStore

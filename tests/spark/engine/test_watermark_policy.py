@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, aggregate, count, together
-from riffle_spark.spark.engine.event_time import policy_in
+from riffle_spark.spark.engine.routing import policy_in
 from tests.kit.streams.streaming import Feed, Kept, records, settings_in, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

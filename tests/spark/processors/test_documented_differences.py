@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructType
 
 from riffle_spark import transform_with_state, transform_with_state_in_pandas
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.engine.event_time import watermark_in
+from riffle_spark.spark.engine.routing import watermark_in
 from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.testing import Harness
 from tests.kit.processors.columns import Columns

@@ -17,6 +17,8 @@ from riffle_spark.state.copies import folder as folder_module
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.log.manifest import Head
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -176,19 +178,21 @@ def test_an_error_in_the_use_of_a_folder_stays_what_it_is(tmp_path: Path) -> Non
         raise FileNotFoundError("elsewhere")
 
 
-def test_sealed_files_are_kept_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member keeps what it sealed, the newest of it; a disk that refuses harms nothing."""
-    monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 100)
+def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a stack has stay, and what is as new as the newest stack; of older ones a few, fetched ones never."""
+    monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 2)
     folder = claim(tmp_path, "app/1", ())
-    for version in range(200):
-        assert folder.keep_sealed(version, "1-aa", b"x" * version)
-    folder.forget_deltas(200)
-    assert folder.sealed_file(199, "1-aa").read_bytes() == b"x" * 199
-    assert folder.sealed_file(100, "1-aa").exists()
-    assert not folder.sealed_file(99, "1-aa").exists()
+    for version in range(9):
+        assert folder.keep_sealed(version, "1-aa", b"x" * 9)
+        folder.fetched_file(version, "1-bb").write_bytes(b"y")
+    part = StackedPart("sealed/3-1-aa", 0, 9, 0, 1)
+    assert folder.stacks("s").switch(1, None, Stack(Head(7, "1-aa"), (part,)))
+    folder.forget_deltas()
+    assert sorted(path.name for path in folder.sealed.iterdir()) == [f"{n}-1-aa" for n in (3, 6, 7, 8)]
+    assert sorted(path.name[:4] for path in folder.fetched.iterdir()) == ["7-1-", "8-1-"]
     refused = Folder(tmp_path / "absent", "app/1")
     assert not refused.keep_sealed(1, "1-aa", b"x")
-    refused.forget_deltas(200)
+    refused.forget_deltas()
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("nfs4", True), ("ext4", False), ("fuse.s3fs", True)])

@@ -11,9 +11,10 @@ import pytest
 from riffle_spark.state.copies import folder as folder_module
 from riffle_spark.state.copies.abandoned import remove_folders, remove_strays
 from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.objects.directory import DirectoryStore
-from riffle_spark.state.restore.incoming import IncomingSnapshots
+from riffle_spark.state.restore.copy_progress import IncomingSnapshots
 
 FILES = (".DS_Store", "._7-1-aa", "Thumbs.db", "7-1-aa~", ".7-1-aa.swp", "#7-1-aa#", "notes.txt", "0007.old", "²", "-")
 FOLDERS = ("lost+found", ".Trash-0", "8-1-bb", "0008.00000000000000000008-1-aa", "9.part", "m-old")
@@ -44,10 +45,11 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deltas are counted and the old ones forgotten as if nothing else were there."""
-    monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 1)
+    monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 0)
     left = litter(folder.sealed)
     assert folder.sealed_attempts() == ("1-aa", "1-aa")
-    folder.forget_deltas(7)
+    assert folder.stacks("s").switch(1, None, Stack(Head(6, "1-aa")))
+    folder.forget_deltas()
     assert folder.sealed_attempts() == ("1-aa",)
     assert folder.sealed_file(6, "1-aa").exists()
     assert all(path.exists() for path in left)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.state.copies.scrub import scrub
+from riffle_spark.state.copies.part_files import scrub
 from tests.kit.state.members import Place
 
 

@@ -1,0 +1,107 @@
+"""Lists of parts: one after the other, seen whole or not at all, by however many processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.state.copies import stack as stack_module
+from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
+from tests.kit.state.plain_copies import at
+
+ADDRESS = ("totals", 7)
+
+
+def part(number: int, file: str = "sealed/1-aa") -> StackedPart:
+    """Return a part like no other."""
+    return StackedPart(file, 10 * number, 10, number, 1)
+
+
+def stack(version: int, *numbers: int) -> Stack:
+    """Return a stack of such parts."""
+    return Stack(at(version), tuple(map(part, numbers)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A member's folder that this process has read nothing of."""
+    stack_module._kept.clear()
+    return tmp_path
+
+
+def test_a_list_comes_back_and_nothing_else_is_taken_for_one() -> None:
+    """Not one cut anywhere, with any bit flipped, or of another key-group."""
+    data = stack(3, 1, 2).to_bytes(ADDRESS)
+    assert Stack.from_bytes(data, ADDRESS) == stack(3, 1, 2)
+    assert Stack.from_bytes(data, ("totals", 8)) is None
+    assert Stack.from_bytes(data, ("other", 7)) is None
+    for place in range(len(data)):
+        assert Stack.from_bytes(data[:place], ADDRESS) is None
+        flipped = bytes([*data[:place], data[place] ^ 1, *data[place + 1 :]])
+        assert Stack.from_bytes(flipped, ADDRESS) is None
+
+
+def test_a_new_list_takes_the_place_of_the_one_before(folder: Path) -> None:
+    """One file a key-group, whatever was before; files that are its alone go with the list that had them."""
+    stacks = Stacks(folder, "totals")
+    assert stacks.read(7) is None
+    own = stacks.fresh(7)
+    own.write_bytes(b"x" * 10)
+    merged = StackedPart(stacks.name_of(own), 0, 10, 5, 1)
+    assert stacks.switch(7, None, Stack(at(1), (merged,)))
+    assert stacks.switch(7, Stack(at(1), (merged,)), Stack(at(2), (merged, part(2))))
+    assert own.exists()
+    assert stacks.switch(7, Stack(at(2), (merged, part(2))), stack(3, 3))
+    assert not own.exists()
+    assert len(list(folder.glob("stacks/totals/*"))) == 1
+    assert Stacks(folder, "totals").read(7) == stack(3, 3)
+    assert stacks.key_groups() == [7]
+
+
+def test_who_is_overtaken_writes_nothing(folder: Path) -> None:
+    """Two processes begin from one list: the second finds it gone, and what the first wrote stays."""
+    first, second = Stacks(folder, "totals"), Stacks(folder, "totals")
+    assert first.switch(7, None, stack(1, 1))
+    assert second.read(7) == stack(1, 1)
+    assert first.switch(7, stack(1, 1), stack(2, 1, 2))
+    assert not second.switch(7, stack(1, 1), stack(2, 1, 9))
+    assert second.read(7) == stack(2, 1, 2)
+    assert not second.switch(7, None, stack(3, 3))
+
+
+def test_what_was_merged_is_replaced_under_what_came_meanwhile(folder: Path) -> None:
+    """The head stays that of the newest list; parts that are not there any more are left alone."""
+    slow, quick = Stacks(folder, "totals"), Stacks(folder, "totals")
+    assert quick.switch(7, None, stack(2, 1, 2))
+    assert slow.read(7) == stack(2, 1, 2)
+    assert quick.switch(7, stack(2, 1, 2), stack(3, 1, 2, 3))
+    assert slow.replaced(7, (part(1), part(2)), part(12)) == stack(3, 12, 3)
+    quick.look_again()
+    assert quick.read(7) == stack(3, 12, 3)
+    assert slow.replaced(7, (part(1), part(2)), part(13)) is None
+    assert slow.replaced(8, (part(1),), part(13)) is None
+    assert slow.read(7) == stack(3, 12, 3)
+
+
+def test_a_list_that_is_torn_is_passed_over(folder: Path) -> None:
+    """A process that died while it wrote, or a machine that did: the one before counts, as long as it is there."""
+    assert Stacks(folder, "totals").switch(7, None, stack(1, 1))
+    (written,) = folder.glob("stacks/totals/*")
+    torn = written.with_name(written.name.replace("0000000000-", "0000000001-"))
+    torn.write_bytes(stack(2, 1, 2).to_bytes(ADDRESS)[:-3])
+    assert Stacks(folder, "totals").read(7) == stack(1, 1)
+    assert Stacks(folder, "totals").switch(7, stack(1, 1), stack(2, 1, 2))
+    assert [path.name.split("-")[0] for path in folder.glob("stacks/totals/*")] == ["0007.0000000002"]
+
+
+def test_a_stack_that_is_dropped_takes_its_own_files_along(folder: Path) -> None:
+    """And no other key-group's."""
+    stacks = Stacks(folder, "totals")
+    for key_group in (7, 71):
+        stacks.fresh(key_group).write_bytes(b"x")
+        assert stacks.switch(key_group, None, stack(1, 1))
+    stacks.drop(7)
+    assert stacks.read(7) is None
+    assert {path.name[:4] for path in folder.glob("stacks/totals/*")} == {"0071"}
+    stacks.drop(7)
