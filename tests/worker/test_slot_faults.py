@@ -120,6 +120,28 @@ def test_a_damaged_copy_is_healed_within_the_attempt(member: Member, damage: byt
     assert receipt.restores == 1
 
 
+def test_what_is_damaged_before_it_is_merged_is_not_merged(tmp_path: Path) -> None:
+    """A slot merges after its answer: a file that was changed in between is found, and rows stay right."""
+    member, keys = Member(tmp_path, aggregate(total=count())), [(f"k{n}", 1, 0) for n in range(4000)]
+    waiting: list[Callable[[], None]] = []
+    member.later = waiting.append
+    for fed in range(1, 9):
+        assert {row["total"] for row in member.feed(rows_of(*keys))} == {fed}
+        folder = Path(member.home.local_dir or "")
+        for file in [*folder.glob("*/*/*/*-*"), *folder.glob("*/*/stacks/*/*.part")]:
+            data = bytearray(file.read_bytes())
+            step = max(len(data) // 999, 1)
+            data[::step] = bytes(byte ^ 1 for byte in data[::step])
+            with file.open("r+b") as opened:  # where it lies: a mapped file shows it
+                opened.write(data)
+        waiting.pop()()
+    waiting.clear()
+    member.later = lambda work: work()
+    for fed in range(9, 15):
+        assert {row["total"] for row in member.feed(rows_of(*keys))} == {fed}
+    assert list(Path(member.home.local_dir or "").glob("*/*/stacks/*/*.part")), "something was merged"
+
+
 def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_path: Path) -> None:
     """Even before it has a folder, a slot answers with a receipt that names the place and the remedy."""
     (tmp_path / "file").write_text("x")

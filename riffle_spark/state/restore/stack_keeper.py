@@ -83,7 +83,12 @@ class StackKeeper:
         return opened, Brought(restores, folds, time.perf_counter() - started)
 
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
-        """Merge those stacks that have grown high. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses."""
+        """Merge those stacks that have grown high. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
+
+        Some time has passed since they were brought, so files are looked at anew: what is merged gets a checksum of its
+        own, under which damage would be truth.
+        """
+        self._parts.look_again()
         self._parts.merge_some({key_group: one.stack for key_group, one in opened.items()})
 
     def _advanced(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +64,7 @@ class Member:
         self.entries: Mapping[int, Entry] = {}
         self.version = 0
         self.changes = changes
+        self.later: Callable[[Callable[[], None]], object] = lambda work: work()
         self._ids = itertools.count()
 
     def order(self) -> Order:
@@ -80,7 +81,7 @@ class Member:
     def run(self, order: Order, rows: pa.Table, executor: str = "1") -> pa.Table:
         """Run a slot of an order that came as text."""
         order, given = Order.from_json(order.to_json(), 0), self.operator.compute
-        return run_slot(order, given, 0, executor, rows, lambda size: next(self._ids).to_bytes(size, "big"))
+        return run_slot(order, given, 0, executor, rows, lambda size: next(self._ids).to_bytes(size, "big"), self.later)
 
     def answer(self, rows: pa.Table, executor: str = "1") -> tuple[pa.Table, Receipt]:
         """Run the next batch's slot; return output rows and receipt."""
