@@ -221,15 +221,17 @@ class Folder:
 
     def forget_deltas(self) -> None:
         """Remove files of deltas that no stack has any more, but for a few that a stack which lags may still want: they
-        are in the store. What is as new as the newest stack may be about to be put on one, and stays.
+        are in the store. What is as new as the newest stack (the newest delta, where there is none) may be about to
+        be put on one, or folded, and stays.
         """
         stores = [self.stacks(store) for store in self.stores_of_columns()]
         read = [stacks.read(key_group) for stacks in stores for key_group in stacks.key_groups()]
         held = [stack for stack in read if stack is not None]
         parts = {part for stack in held for part in stack.parts}
-        wanted, newest = {part.file for part in parts}, max((stack.head.version for stack in held), default=-1)
+        wanted, deltas = {part.file for part in parts}, self._deltas()
+        newest = max((stack.head.version for stack in held), default=deltas[0].version if deltas else 0)
         left = max(sum(part.length for part in parts) * _SPARE_SHARE, _SPARE_BYTES_MIN)
-        spare = [file for file in self._deltas() if f"{file.path.parent.name}/{file.path.name}" not in wanted]
+        spare = [file for file in deltas if f"{file.path.parent.name}/{file.path.name}" not in wanted]
         for number, file in enumerate(file for file in spare if file.version < newest):
             with suppress(OSError):
                 left -= file.path.stat().st_size

@@ -86,7 +86,6 @@ class Stacks:
         self._store = store
         self._prefix = f"stacks/{store}/"
         self._path = f"{folder}/{self._prefix}"
-        self._folder = folder
         self._names: dict[int, list[str]] | None = None
 
     def look_again(self) -> None:

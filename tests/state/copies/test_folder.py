@@ -195,6 +195,16 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
     refused.forget_deltas()
 
 
+def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
+    """Where there is no stack at all, the newest delta and a few others stay."""
+    folder = claim(tmp_path, "app/1", ())
+    for version in range(300):
+        assert folder.keep_sealed(version, "1-aa", b"x" * 2048)
+    folder.forget_deltas()
+    kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
+    assert kept == list(range(171, 300)), "256 KiB, and the newest"
+
+
 @pytest.mark.parametrize(("kind", "refused"), [("nfs4", True), ("ext4", False), ("fuse.s3fs", True)])
 def test_network_file_systems_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, refused: bool
