@@ -5,7 +5,6 @@ checked once they are there; of deltas only the wanted parts are kept, those of 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from riffle_spark.state.restore.reader import Reader, in_parallel, next_range, s
 __all__ = ["WantedSnapshot", "fetched_links", "fetched_snapshots", "kept_parts", "runs_of"]
 
 RANGE_BYTES = 8 << 20
-_JOIN_GAP_BYTES = 64 * 1024
 
 
 class WantedSnapshot(NamedTuple):
@@ -31,9 +29,9 @@ class WantedSnapshot(NamedTuple):
     path: Path
 
 
-def runs_of(reader: Reader, links: Iterable[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> Iterator[list[Link]]:
+def runs_of(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
     """Yield the links as runs that one get each can fetch, of bounded bytes unless one link is longer."""
-    for run in reader.runs(links, gap_bytes):
+    for run in reader.runs(links):
         first = 0
         for at in range(1, len(run)):
             if span_bytes(run[first : at + 1]) > RANGE_BYTES:
@@ -88,18 +86,6 @@ def _ranges(reader: Reader, one: WantedSnapshot) -> Iterator[Callable[[], None]]
 
 
 def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> None:
-    with _written_at(one.path, start) as write:
-        reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, write)
-
-
-@contextmanager
-def _written_at(path: Path, start: int) -> Iterator[Callable[[bytes], None]]:
-    with path.open("r+b", buffering=0) as file:
+    with one.path.open("r+b") as file:
         file.seek(start)
-
-        def write(data: bytes) -> None:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
-
-        yield write
+        reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, file.write)

@@ -65,7 +65,7 @@ class Reader:
             found.update(tables)
         return found
 
-    def runs(self, links: Iterable[Link], gap_bytes: int) -> list[list[Link]]:
+    def runs(self, links: Iterable[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
         """Return the links as runs for ``read``, the oldest first: what lies at most so far apart in one object."""
         return [run for parts in _by_object(links) for run in joined(parts, gap_bytes)]
 

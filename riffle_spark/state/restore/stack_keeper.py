@@ -76,8 +76,7 @@ class StackKeeper:
                 if self._stacks.read(key_group) == stacks[key_group]:  # else another process has replaced it meanwhile
                     self._stacks.drop(key_group)
             again, more_restores, more_folds = self._advanced({key_group: entries[key_group] for key_group in broken})
-            found, _ = self._opened(again, raising=True)
-            opened |= found
+            opened |= {key_group: self._open(stack) for key_group, stack in again.items()}
             restores, folds = restores + more_restores, folds + more_folds
         self._parts.let_go()
         return opened, Brought(restores, folds, time.perf_counter() - started)
@@ -148,18 +147,19 @@ class StackKeeper:
                 one.path.unlink(missing_ok=True)
             raise
 
-    def _opened(self, stacks: Mapping[int, Stack], *, raising: bool = False) -> tuple[dict[int, OpenStack], list[int]]:
+    def _opened(self, stacks: Mapping[int, Stack]) -> tuple[dict[int, OpenStack], list[int]]:
         """Return the stacks with their runs, and the key-groups that have a part which is not as it was."""
         opened: dict[int, OpenStack] = {}
         broken: list[int] = []
         for key_group, stack in stacks.items():
             try:
-                opened[key_group] = OpenStack(stack, self._parts.runs(stack.parts))
+                opened[key_group] = self._open(stack)
             except DamagedCopy:
-                if raising:
-                    raise
                 broken.append(key_group)
         return opened, broken
+
+    def _open(self, stack: Stack) -> OpenStack:
+        return OpenStack(stack, self._parts.runs(stack.parts))
 
     def forget(self, key_groups: Iterable[int]) -> None:
         """See ``Keeper``."""

@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from contextlib import closing
 from itertools import takewhile
 
-import pyarrow as pa
-
 from riffle_spark.errors import CorruptStateError, OutOfDate
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
@@ -83,12 +81,12 @@ class StackParts:
             return part
         table = self._schema.sealed(part_codec.opened(data, name))
         fetched.path.unlink()
-        return self._written(fetched.key_group, table)
+        return self._written(fetched.key_group, part_codec.encode(table), table.num_rows)
 
-    def _written(self, key_group: int, table: pa.Table) -> StackedPart:
-        path, data = self._stacks.fresh(key_group), part_codec.encode(table)
+    def _written(self, key_group: int, data: bytes, rows: int) -> StackedPart:
+        path = self._stacks.fresh(key_group)
         path.write_bytes(data)
-        return StackedPart(self._stacks.name_of(path), 0, len(data), part_codec.checksum(data), table.num_rows)
+        return StackedPart(self._stacks.name_of(path), 0, len(data), part_codec.checksum(data), rows)
 
     def merge_some(self, stacks: Mapping[int, Stack]) -> None:
         """Merge stacks that have grown high, of bounded bytes at once, but one in any case. Raises ``DamagedCopy``.
@@ -112,11 +110,14 @@ class StackParts:
         self._merge(key_group, stack.parts[at:], bottom=at == 0)
         return sum(part.length for part in stack.parts[at:])
 
-    def _merge(self, key_group: int, parts: Sequence[StackedPart], *, bottom: bool) -> None:
+    def _merge(self, key_group: int, parts: Sequence[StackedPart], *, bottom: bool) -> tuple[bytes, int]:
+        """Put one part in the place of some, if they are there still; return its bytes and rows."""
         table = merged(self.runs(parts), self._schema.key.names, self._schema.row_schema, bottom=bottom)
-        part = self._written(key_group, table)
+        data = part_codec.encode(table)
+        part = self._written(key_group, data, table.num_rows)
         if self._stacks.replaced(key_group, parts, part) is None:
             (self._folder.path / part.file).unlink(missing_ok=True)
+        return data, table.num_rows
 
     def whole(self, key_group: int, stack: Stack) -> tuple[bytes, int]:
         """Return all that a stack holds as a snapshot's bytes, and its rows. What had to be merged stays merged.
@@ -125,12 +126,7 @@ class StackParts:
         """
         if len(stack.parts) == 1 and not self._files.has_deleted(stack.parts[0]):
             return bytes(self._files.data(stack.parts[0])), stack.parts[0].rows
-        table = merged(self.runs(stack.parts), self._schema.key.names, self._schema.row_schema, bottom=True)
-        part = self._written(key_group, table)
-        data = bytes(self._files.data(part))
-        if self._stacks.replaced(key_group, stack.parts, part) is None:
-            (self._folder.path / part.file).unlink(missing_ok=True)
-        return data, part.rows
+        return self._merge(key_group, stack.parts, bottom=True)
 
 
 def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
