@@ -1,12 +1,23 @@
 """What time a batch has, and what its timers go by. Knows Spark's words for it. Does not know timers."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
-__all__ = ["TimeMode", "Times"]
+from riffle_spark.errors import ConfigError
+
+__all__ = ["TimeMode", "Times", "time_mode_of"]
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 """What timers go by, in Spark's words: nothing, the batch's time, or the watermark."""
+
+
+def time_mode_of(given: str) -> TimeMode:
+    """Return the time mode that a user wrote, in letters of any case. Raises ``ConfigError`` for what is none."""
+    modes = get_args(TimeMode)
+    for mode in modes:
+        if mode.lower() == str(given).lower():
+            return cast(TimeMode, mode)
+    raise ConfigError(f"time_mode = {given!r} is unknown", remedy=f"use one of {', '.join(modes)}", where="time_mode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,20 +155,20 @@ class _Switch:
             try:
                 moved = resharded(schema, entries, reader, shards_of, Path(folder))
                 return {
-                    shard: Entry(self._put(schema.store, shard, rows), timer_ms=schema.earliest_ms(rows))
+                    shard: Entry(self._put(schema, shard, rows), timer_ms=schema.earliest_ms(rows))
                     for shard, rows in moved
                 }
             except SharedKey as found:
                 raise self._unmergeable(found) from found
 
-    def _put(self, store: str, shard: int, rows: pa.Table) -> Snapshot:
+    def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
         attempt = f"{self.tail.epoch}-{uuid.uuid4().hex}"
-        head, data = Head(self.tail.version, attempt), part_codec.encode(rows)
+        head, data = Head(self.tail.version, attempt), part_codec.encode(rows, schema.due)
         taken = Snapshot(
             paths.snapshot_id(head.version, attempt), head, len(data), part_codec.checksum(data), rows.num_rows
         )
         if self.execute:
-            self.objects.put_if_absent(paths.snapshot(store, shard, taken.id), data)
+            self.objects.put_if_absent(paths.snapshot(schema.store, shard, taken.id), data)
         return taken
 
     def _unmergeable(self, found: SharedKey) -> ConflictError:

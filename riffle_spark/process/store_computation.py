@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.block import Batch, BlockComputation, Computation, Declared, Update
+from riffle_spark.process.blocks.block import BlockComputation, Computation, Declared
 from riffle_spark.process.processors.processing import Processing, ProcessorComputation
+from riffle_spark.state.formats.due_times import can_be_due
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -26,8 +27,10 @@ Result_co = TypeVar("Result_co", covariant=True)
 class SlotState(Protocol[Result_co]):
     """The input of one slot and the state below it. Each way of computing on them gives what became of both."""
 
-    def over_tables(self, schema: PlainColumns, call: Callable[[Batch], Update]) -> Result_co:
-        """Read the state of all touched keys, then call once with it or, if that was declared, once a key-group."""
+    def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> Result_co:
+        """Read the state of all touched keys, then call once with it or, if that was declared, once a key-group. Then
+        do the same with keys that are due.
+        """
         ...
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> Result_co:
@@ -58,10 +61,30 @@ class _Block:
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
-        return PlainColumns(store, key, declared.state)
+        if declared.due is not None:
+            _check_due(store, key, declared, declared.due)
+        return PlainColumns(store, key, declared.state, declared.due)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         return slot.over_tables(PlainColumns.of_text(store, schema), self.given)
+
+
+def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None:
+    """Raise ``ConfigError`` for what cannot say when keys are due."""
+    columns = pa.schema([*key, *declared.state])
+    kind = columns.field(due).type if due in columns.names else None
+    if kind is None or not can_be_due(kind):
+        raise ConfigError(
+            f"due = {due!r}, and " + (f"that is {kind}" if kind else "neither state nor key has such a column"),
+            remedy="name a column of timestamps, or of milliseconds as pa.int64()",
+            where=store,
+        )
+    if declared.time_mode == "None":
+        raise ConfigError(
+            f"due = {due!r}, and nothing says what time it is",
+            remedy="declare time_mode 'EventTime' (the watermark) or 'ProcessingTime' (the batch's time)",
+            where=store,
+        )
 
 
 @dataclass(frozen=True, slots=True)

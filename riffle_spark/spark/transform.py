@@ -5,14 +5,14 @@ Does not know any of them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Final, TypeAlias, get_args
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType
 
-from riffle_spark.batch_times import TimeMode, Times
+from riffle_spark.batch_times import TimeMode, Times, time_mode_of
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.process.blocks.block import Declared
@@ -33,7 +33,6 @@ OutputType: TypeAlias = str | DataType | pa.Schema
 _STORE: Final = "transform_with_state"
 _OUTPUT_MODES: Final = ("append", "update")
 _METHODS: Final = ("init", "handleInputRows", "close")
-_TIME_MODES: Final[dict[str, TimeMode]] = {mode.lower(): mode for mode in get_args(TimeMode)}
 
 
 @dataclass(frozen=True)
@@ -145,13 +144,7 @@ def _checked(output_mode: str, time_mode: str) -> TimeMode:
             remedy=f"use one of {', '.join(_OUTPUT_MODES)}",
             where="output_mode",
         )
-    if time_mode.lower() not in _TIME_MODES:
-        raise ConfigError(
-            f"time_mode = {time_mode!r} is unknown",
-            remedy=f"use one of {', '.join(_TIME_MODES.values())}",
-            where="time_mode",
-        )
-    return _TIME_MODES[time_mode.lower()]
+    return time_mode_of(time_mode)
 
 
 def _pandas_settings() -> dict[str, object]:

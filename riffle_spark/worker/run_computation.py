@@ -4,7 +4,7 @@ call, results are joined, and which key-groups have something due. Does not know
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order
-from riffle_spark.process.blocks.block import Batch, BoolArray, Update
+from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
 from riffle_spark.process.processors.processing import Outcome, Processing
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.copy import Copy
@@ -33,6 +33,7 @@ __all__ = [
     "now_ms",
     "run_by_key",
     "run_on_blocks",
+    "run_on_due",
 ]
 
 
@@ -105,6 +106,25 @@ def _batch(
     return Batch(
         rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.store
     )
+
+
+def run_on_due(
+    order: Order, compute: BlockComputation, touched: TouchedKeys, state: pa.Table, watermark_ms: int | None
+) -> CallResult:
+    """Give keys whose time has come to the computation as it asks for rows, at once or by key-group. What it does not
+    keep goes.
+    """
+    order, count = replace(order, watermark_ms=watermark_ms), touched.keys.num_rows
+    everything = np.arange(count, dtype=np.int64)
+    updates: list[tuple[int, Update]] = []
+    if isinstance(compute, ExpiringComputation):
+        rows, found = order.rows.empty_table(), np.ones(count, dtype=np.bool_)
+        for key_group, start, end in touched.spans if order.per_key_group else [(None, 0, count)]:
+            keys, old = touched.keys.slice(start, end - start), state.slice(start, end - start)
+            batch = _batch(order, rows, everything[:0], keys, old, found[start:end], key_group)
+            updates.append((start, compute.expired(batch)))
+    result = _join(order, state.schema, updates)
+    return replace(result, deleted=np.setdiff1d(everything, result.changed))
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:

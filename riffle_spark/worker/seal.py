@@ -24,12 +24,13 @@ _OUTPUT_PART = -1
 @dataclass(frozen=True, slots=True)
 class StateChanges:
     """Rows of a delta in key-group order, and the key-group of each; ``timers`` says when a key-group's earliest timer
-    is due from now on (ms).
+    is due from now on (ms), ``due`` which column tells of rows, if one does.
     """
 
     table: pa.Table
     key_groups: npt.NDArray[np.int32]
     timers: Mapping[int, int | None] = field(default_factory=dict)
+    due: str | None = None
 
     def parts(self) -> Iterator[tuple[int, pa.Table]]:
         """Yield each key-group that changed, with its rows."""
@@ -73,7 +74,7 @@ def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str) ->
     parts: list[Part] = []
     start = 0
     for key_group, table in tables:
-        data = part_codec.encode(table)
+        data = part_codec.encode(table, changes.due)
         timer_ms = changes.timers.get(key_group)
         parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)

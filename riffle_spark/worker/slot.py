@@ -20,7 +20,7 @@ import pyarrow as pa
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, error_fields, result_schema
-from riffle_spark.process.blocks.block import Batch, Computation, Update
+from riffle_spark.process.blocks.block import BlockComputation, Computation
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.copies import disk
@@ -36,6 +36,7 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker import run_computation
+from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 from riffle_spark.worker.seal import SlotResult, seal
@@ -196,7 +197,7 @@ class _SlotState:
     touched: TouchedKeys
     entries: dict[int, Entry]
 
-    def over_tables(self, schema: PlainColumns, call: Callable[[Batch], Update]) -> SlotResult:
+    def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> SlotResult:
         attempt, touched, order = self.attempt, self.touched, self.attempt.order
         keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
         with attempt.step("fold"):
@@ -206,8 +207,11 @@ class _SlotState:
         with attempt.step("read"):
             state, found = read_state(schema, touched, stacks)
         with attempt.step("compute"):
-            result = run_computation.run_on_blocks(order, call, self.rows, touched, state, found)
-            return SlotResult(result.output, run_computation.changes_of(schema, touched, result))
+            called = run_computation.run_on_blocks(order, compute, self.rows, touched, state, found)
+            result = SlotResult(called.output, run_computation.changes_of(schema, touched, called))
+            if schema.due is None:
+                return result
+            return with_expired(order, schema, compute, stacks, self.entries, result)
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
         attempt, order = self.attempt, self.attempt.order

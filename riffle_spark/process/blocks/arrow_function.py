@@ -2,14 +2,16 @@
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riffle_spark.batch_times import TimeMode, time_mode_of
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.types.conform import conform
@@ -17,6 +19,9 @@ from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["ArrowFunction", "Context", "arrow_function"]
+
+_ROWS: Final = ("rows", "state", "context")
+_EXPIRED: Final = ("state", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,10 @@ class Context:
 
 
 @checks_keywords
-def arrow_function(function: Callable[..., object], *, state: pa.Schema, output: pa.Schema) -> "ArrowFunction":
+def arrow_function(
+    function: Callable[..., object], *, state: pa.Schema, output: pa.Schema, due: str | None = None,
+    time_mode: str = "None", expired: Callable[..., object] | None = None,
+) -> "ArrowFunction":  # fmt: skip
     """Declare a stateful function on Arrow, called once for each key-group that a batch touches.
 
     ``function(rows, state)``, or ``function(rows, state, context)`` if its third parameter has no default, gets the
@@ -40,6 +48,11 @@ def arrow_function(function: Callable[..., object], *, state: pa.Schema, output:
     ``(output, new_state, deleted)``: rows for the sink; key and state columns of the keys to write, while others stay
     as they are; key columns of the keys to forget. The schema ``state`` names the state columns without the key's,
     ``output`` all columns of the rows for the sink. The function must be deterministic in its arguments.
+
+    ``due`` names a column of state or key, of timestamps or of ms as 64-bit integers, that says when a key's time is
+    over by ``time_mode``: ``EventTime`` is the watermark, ``ProcessingTime`` the batch's time; null is never. Such keys
+    are forgotten. ``expired(state)`` or ``expired(state, context)`` gets them before, after the batch's own rows, and
+    returns rows for the sink or ``(output, new_state)``: keys of ``new_state`` stay.
     """
     for name, schema in (("state", state), ("output", output)):
         if not isinstance(schema, pa.Schema):
@@ -47,23 +60,31 @@ def arrow_function(function: Callable[..., object], *, state: pa.Schema, output:
                 f"arrow_function({name}=...) was given a {type(schema).__name__}",
                 remedy=f"Give an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
             )
-    return ArrowFunction(function, state, output, _takes_context(function))
+    if (expired is not None or time_mode != "None") and due is None:
+        raise ConfigError(
+            "arrow_function() was told of time, and of no column that says when keys are due",
+            remedy="Name it: due='until'; or leave out time_mode and expired.",
+        )
+    return ArrowFunction(
+        function, state, output, _arguments(function, _ROWS), due, time_mode_of(time_mode), expired,
+        _arguments(expired, _EXPIRED) if expired is not None else 0,
+    )  # fmt: skip
 
 
-def _takes_context(function: Callable[..., object]) -> bool:
-    """Tell whether the function wants a third argument; refuse what cannot be called with two or three."""
+def _arguments(function: Callable[..., object], wanted: Sequence[str]) -> int:
+    """Return how many of these arguments the function takes, all but the last at least; refuse what cannot."""
     if not callable(function):
         raise ConfigError(f"arrow_function() was given a {type(function).__name__}", remedy="Give it a function.")
     signature = inspect.signature(function)
-    for count in (2, 3):
+    for count in (len(wanted) - 1, len(wanted)):
         try:
             signature.bind(*range(count))
         except TypeError:
             continue
-        return count == 3
+        return count
     raise ConfigError(
-        f"{_name(function)}{signature} cannot be called with two or three arguments",
-        remedy="Write it as function(rows, state) or function(rows, state, context).",
+        f"{_name(function)}{signature} cannot be called with {len(wanted) - 1} or {len(wanted)} arguments",
+        remedy=f"Write it as function({', '.join(wanted[:-1])}) or function({', '.join(wanted)}).",
     )
 
 
@@ -74,7 +95,11 @@ class ArrowFunction:
     function: Callable[..., object]
     state: pa.Schema
     output: pa.Schema
-    takes_context: bool
+    arguments: int
+    due: str | None = None
+    time_mode: TimeMode = "None"
+    on_expired: Callable[..., object] | None = None
+    expired_arguments: int = 0
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the function may read any column
         """Declare the schemas as given; ``ConfigError`` where they cannot be stored or told from the key's columns."""
@@ -87,13 +112,15 @@ class ArrowFunction:
                 )
         if not self.state.names:
             raise ConfigError("The state has no column", remedy="Declare at least one, such as ('seen', pa.bool_()).")
-        return Declared(self.state, self.output, columns=None, per_key_group=True)
+        return Declared(
+            self.state, self.output, columns=None, per_key_group=True, time_mode=self.time_mode, due=self.due
+        )
 
     def __call__(self, batch: Batch) -> Update:
         """Call the function and check what it returns; ``UserFunctionError`` where it breaks its declaration."""
-        where = f"store {batch.store!r}, key-group {batch.key_group}"
-        stored = pa.schema([*batch.keys.schema, *self.state])
-        output, new_state, deleted = _parts(self._run(batch, stored, where), batch.keys.schema, where)
+        where, stored = _where(batch), self._stored(batch)
+        returned = _called(self.function, (batch.rows, self._known(batch), _context(batch))[: self.arguments], where)
+        output, new_state, deleted = _parts(returned, batch.keys.schema, where)
         output = conform(output, self.output, "output", where)
         new_state = conform(new_state, stored, "new state", where)
         deleted = conform(deleted, batch.keys.schema, "table of deleted keys", where)
@@ -103,21 +130,48 @@ class ArrowFunction:
         _refuse_both(changed, removed, batch.keys, where)
         return Update(output, changed, new_state.select(self.state.names), removed[batch.found[removed]])
 
-    def _run(self, batch: Batch, stored: pa.Schema, where: str) -> object:
-        state = pa.table([*batch.keys.columns, *batch.state.select(self.state.names).columns], schema=stored)
-        assert batch.key_group is not None
-        context = Context(batch.key_group, batch.version, batch.time_ms, batch.watermark_ms, batch.store)
-        arguments = (batch.rows, state.filter(pa.array(batch.found)), context)
-        try:
-            return self.function(*arguments[: 3 if self.takes_context else 2])
-        except Exception as error:
-            inner = error.__traceback__.tb_next if error.__traceback__ else None
-            told = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
-            raise UserFunctionError(
-                f"{_name(self.function)} raised {type(error).__name__}:\n{told}",
-                remedy="Fix the function, or the input it cannot take. The batch failed and nothing was committed.",
-                where=where,
-            ) from error
+    def expired(self, batch: Batch) -> Update:
+        """Call the function of expired keys, if there is one, and check what it returns, as for rows."""
+        where, stored, output, new_state = _where(batch), self._stored(batch), self.output.empty_table(), None
+        if self.on_expired is not None:
+            given = (self._known(batch), _context(batch))[: self.expired_arguments]
+            output = returned = _called(self.on_expired, given, where)
+            if isinstance(returned, tuple) and len(returned) == 2:
+                output, new_state = returned
+        new_state = stored.empty_table() if new_state is None else conform(new_state, stored, "new state", where)
+        encoded = encode_keys(batch.keys.columns)
+        kept = _own_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
+        return Update(conform(output, self.output, "output", where), kept, new_state.select(self.state.names), kept[:0])
+
+    def _stored(self, batch: Batch) -> pa.Schema:
+        return pa.schema([*batch.keys.schema, *self.state])
+
+    def _known(self, batch: Batch) -> pa.Table:
+        """Return the state of those keys that have some."""
+        columns = [*batch.keys.columns, *batch.state.select(self.state.names).columns]
+        return pa.table(columns, schema=self._stored(batch)).filter(pa.array(batch.found))
+
+
+def _where(batch: Batch) -> str:
+    return f"store {batch.store!r}, key-group {batch.key_group}"
+
+
+def _context(batch: Batch) -> Context:
+    assert batch.key_group is not None
+    return Context(batch.key_group, batch.version, batch.time_ms, batch.watermark_ms, batch.store)
+
+
+def _called(function: Callable[..., object], arguments: tuple[object, ...], where: str) -> object:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        inner = error.__traceback__.tb_next if error.__traceback__ else None
+        told = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+        raise UserFunctionError(
+            f"{_name(function)} raised {type(error).__name__}:\n{told}",
+            remedy="Fix the function, or the input it cannot take. The batch failed and nothing was committed.",
+            where=where,
+        ) from error
 
 
 def _parts(returned: object, key: pa.Schema, where: str) -> tuple[object, object, object]:

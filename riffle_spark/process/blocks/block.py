@@ -17,6 +17,7 @@ __all__ = [
     "BoolArray",
     "Computation",
     "Declared",
+    "ExpiringComputation",
     "IndexArray",
     "NamesColumns",
     "Update",
@@ -33,8 +34,9 @@ class Declared:
     ``state`` holds the state columns without the key's, ``output`` all columns of the result. ``columns`` names the
     input columns that are needed besides the key (``None``: all of them), so that the others are dropped before the
     shuffle. ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
-    ``time_mode`` says what its timers go by. A computation that keeps several variables a key names them instead of
-    ``state``.
+    ``time_mode`` says what its timers go by. ``due`` names a column of state or key that says when a key's time is
+    over (ms as 64-bit integers, or timestamps; null: never): then the key goes, and an ``ExpiringComputation`` gets it
+    once more. A computation that keeps several variables a key names them instead of ``state``.
     """
 
     state: pa.Schema
@@ -43,6 +45,7 @@ class Declared:
     per_key_group: bool
     time_mode: TimeMode = "None"
     variables: tuple[Variable, ...] | None = None
+    due: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +113,15 @@ class BlockComputation(Computation, Protocol):
 
     def __call__(self, batch: Batch) -> Update:
         """Compute one batch. Must depend on nothing but its argument, so that a batch can run again."""
+        ...
+
+
+@runtime_checkable
+class ExpiringComputation(BlockComputation, Protocol):
+    """One that has something to say of keys whose time is over."""
+
+    def expired(self, batch: Batch) -> Update:
+        """Return output for keys that are due, after what this batch's rows did to them, and the state of those that
+        are to stay; all others are deleted. The batch has no rows. The order of keys means nothing.
+        """
         ...

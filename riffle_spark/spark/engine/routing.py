@@ -9,17 +9,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import (
-    ByteType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
@@ -62,13 +53,13 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     return arrow_of(frame.schema)
 
 
-def arrow_of(schema: StructType) -> pa.Schema:
+def arrow_of(schema: T.StructType) -> pa.Schema:
     """Return the Arrow schema in which Spark takes rows of a Spark schema."""
     found = to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
     return pa.schema([field.remove_metadata() for field in found])
 
 
-def spark_schema(schema: pa.Schema) -> StructType:
+def spark_schema(schema: pa.Schema) -> T.StructType:
     """Return the Spark schema of rows of an Arrow schema."""
     return from_arrow_schema(schema)
 
@@ -112,7 +103,7 @@ def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFram
     """Return the rows that an order needs and, after them, those of its initial state, which have keys alone."""
     names, kinds = order.rows.names, {field.name: field.dataType for field in batch.schema.fields}
     keys = set(order.key)
-    nothing = F.lit(None).cast(StructType(initial.schema.fields))
+    nothing = F.lit(None).cast(T.StructType(initial.schema.fields))
     rows = batch.select(*[F.col(quoted(name)) for name in names], nothing.alias(INITIAL))
     states = initial.select(
         *[(F.col(quoted(name)) if name in keys else F.lit(None)).cast(kinds[name]).alias(name) for name in names],
@@ -127,10 +118,10 @@ def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, st
     found = [source_of(name, rows, "dispatch_columns", case_sensitive=case_sensitive) for name in columns]
     paths = [".".join(map(quoted, column.path)) for column in found if column is not None]
     kinds = [field.dataType for field in batch.select(*map(F.col, paths)).schema.fields]
-    whole = (ByteType, ShortType, IntegerType, LongType)
+    whole = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
     if len(columns) != 2 or len(kinds) != len(columns):
         problem = f"rows are dispatched by the columns {' and '.join(columns)}, and the batch has not got both"
-    elif not isinstance(kinds[0], StringType) or not isinstance(kinds[1], whole):
+    elif not isinstance(kinds[0], T.StringType) or not isinstance(kinds[1], whole):
         told = " and ".join(f"{name} {kind.simpleString()}" for name, kind in zip(columns, kinds, strict=True))
         problem = f"rows are dispatched by a topic (string) and a partition (int), and the batch has {told}"
     else:
@@ -197,13 +188,13 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def watermark_in(schema: StructType, store: str) -> Watermark:
+def watermark_in(schema: T.StructType, store: str) -> Watermark:
     """Return the watermark that ``withWatermark`` left in a batch's schema: the first timestamp column's that has one.
 
     Raises ``ConfigError`` if there is none.
     """
     for field in schema.fields:
-        if _DELAY in (field.metadata or {}) and isinstance(field.dataType, (TimestampType, TimestampNTZType)):
+        if _DELAY in (field.metadata or {}) and isinstance(field.dataType, (T.TimestampType, T.TimestampNTZType)):
             return Watermark(field.name, int(field.metadata[_DELAY]))
     raise ConfigError(
         "timers go by event time, and no timestamp column of the input has a watermark",

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +26,7 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Signature, StackedPart, signature_of
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, due_times
 from riffle_spark.state.log.manifest import Address
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
@@ -150,14 +153,25 @@ def _runs(data: pa.Buffer, schema: PlainColumns, where: str) -> tuple[Run, ...]:
     gone = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
     if gone is not None and not pc.any(gone).as_py():
         gone = None
+    order = _order_of(table, schema.due)
     found, start = [], 0
     for hashes in table.column(part_codec.HASH).chunks:
         batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0] if len(hashes) else None
         if batch is not None:
             deleted = None if gone is None else gone.slice(start, len(hashes)).to_numpy()
-            found.append(Run(hashes.to_numpy(), batch, deleted))
+            due = None if schema.due is None else due_times(batch.column(schema.due), deleted, order)
+            found.append(Run(hashes.to_numpy(), batch, deleted, due))
         start += len(hashes)
     return tuple(found)
+
+
+def _order_of(table: pa.Table, due: str | None) -> npt.NDArray[np.uint32] | None:
+    """Return the rows' stored order by due time, if there is one, by that column, over all of them."""
+    column = (table.schema.metadata or {}).get(DUE_COLUMN)
+    if due is None or column != due.encode() or table.column(DUE_ORDER).num_chunks != 1:
+        return None
+    order: npt.NDArray[np.uint32] = table.column(DUE_ORDER).chunk(0).to_numpy()
+    return order
 
 
 SCRUBBED_BYTES = 8 << 20

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.columns import one_array
+from riffle_spark.state.formats.due_times import DueTimes
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 
-__all__ = ["Hashes", "Run", "WantedKeys", "differing", "look_up", "merged"]
+__all__ = ["Hashes", "Indices", "Run", "WantedKeys", "differing", "look_up", "merged", "newest"]
 
 Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -29,12 +30,13 @@ Indices = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Run:
     """One or more rows, key columns first, with their hashes, ascending; ``deleted`` says which only remove their
-    key.
+    key, ``due`` when rows are due, if they ever are.
     """
 
     hashes: Hashes
     rows: pa.RecordBatch
     deleted: Mask | None = None
+    due: DueTimes | None = None
 
 
 class WantedKeys(NamedTuple):
@@ -127,7 +129,7 @@ def merged(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bottom:
     deleted = np.concatenate(
         [np.empty(0, dtype=np.bool_), *(_deleted(run, np.arange(len(run.hashes))) for run in runs)]
     )
-    picked = _newest(hashes, table.select(keys))
+    picked = newest(hashes, table.select(keys))
     if bottom:
         picked = picked[~deleted[picked]]
     columns = [pa.array(hashes[picked]), *table.take(pa.array(picked)).columns]
@@ -137,7 +139,7 @@ def merged(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bottom:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _newest(hashes: Hashes, keys: pa.Table) -> Indices:
+def newest(hashes: Hashes, keys: pa.Table) -> Indices:
     """Return the first row of each key, by hash and, where keys share one, by stored key."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]

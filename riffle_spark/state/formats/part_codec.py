@@ -11,6 +11,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
     "DELETED", "HASH", "altered", "checksum", "copy_layout_of", "decode", "encode", "fitted", "is_by_hash", "opened",
@@ -35,10 +36,12 @@ def checksum(data: bytes | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def encode(table: pa.Table) -> bytes:
-    """Return the bytes of one part: in format 2 if its rows have hashes, by which they are sorted then."""
+def encode(table: pa.Table, due: str | None = None) -> bytes:
+    """Return the bytes of one part: in format 2 if its rows have hashes, by which they are sorted then. ``due`` names
+    the column that says when rows are due, if there is one.
+    """
     if HASH in table.column_names:
-        return bytes(_stream(table, _PLAIN, _BY_HASH))
+        return bytes(_stream(table if due is None else with_order(table, due, DELETED), _PLAIN, _BY_HASH))
     if table.nbytes >= _COMPRESS_FROM_BYTES:
         packed = _stream(table, _COMPRESSED, _UNSORTED)
         if packed.size < _WORTH_IT * table.nbytes:
@@ -47,7 +50,8 @@ def encode(table: pa.Table) -> bytes:
 
 
 def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) -> pa.Buffer:
-    schema = table.schema.with_metadata({_VERSION_KEY: version})
+    of_due = {key: text for key, text in (table.schema.metadata or {}).items() if key in (DUE_COLUMN, DUE_SPAN)}
+    schema = table.schema.with_metadata({_VERSION_KEY: version, **of_due})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_table(
@@ -57,14 +61,15 @@ def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) ->
 
 
 def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:
-    """Return the table of one part, without hashes, after its checksum was found to be ``expected``.
+    """Return the table of one part, without hashes and order, after its checksum was found to be ``expected``.
 
     Raises ``CorruptStateError`` naming ``where`` if the bytes are not what was sealed, or of another format.
     """
     if checksum(data) != expected:
         raise altered(where)
     table = opened(data, where)
-    return table.drop_columns([HASH]) if HASH in table.column_names else table
+    added = [name for name in (HASH, DUE_ORDER) if name in table.column_names]
+    return table.drop_columns(added).replace_schema_metadata(None)
 
 
 def altered(where: str) -> CorruptStateError:
@@ -82,7 +87,7 @@ def is_by_hash(data: pa.Buffer, where: str) -> bool:
 
 
 def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
-    """Return the table of one part whose checksum was found to be right, as it lies there.
+    """Return the table of one part whose checksum was found to be right, as it lies there, with its metadata.
 
     Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format.
     """
@@ -90,7 +95,7 @@ def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
         reader = pa.ipc.open_stream(data)
         found = (reader.schema.metadata or {}).get(_VERSION_KEY)
         if found in (_UNSORTED, _BY_HASH):
-            return reader.read_all().replace_schema_metadata(None)
+            return reader.read_all()
     except (pa.ArrowInvalid, OSError) as error:
         raise CorruptStateError(
             f"the bytes are not an Arrow stream: {error}", remedy="restore the object", where=where

@@ -81,7 +81,7 @@ class StackParts:
             return part
         table = self._schema.sealed(part_codec.opened(data, name))
         fetched.path.unlink()
-        return self._written(fetched.key_group, part_codec.encode(table), table.num_rows)
+        return self._written(fetched.key_group, part_codec.encode(table, self._schema.due), table.num_rows)
 
     def _written(self, key_group: int, data: bytes, rows: int) -> StackedPart:
         path = self._stacks.fresh(key_group)
@@ -113,7 +113,7 @@ class StackParts:
     def _merge(self, key_group: int, parts: Sequence[StackedPart], *, bottom: bool) -> tuple[bytes, int]:
         """Put one part in the place of some, if they are there still; return its bytes and rows."""
         table = merged(self.runs(parts), self._schema.key.names, self._schema.row_schema, bottom=bottom)
-        data = part_codec.encode(table)
+        data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows)
         if self._stacks.replaced(key_group, parts, part) is None:
             (self._folder.path / part.file).unlink(missing_ok=True)

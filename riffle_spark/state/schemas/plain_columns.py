@@ -13,6 +13,7 @@ from riffle_spark.columns import one_array
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.keyhash import Words
 from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
+from riffle_spark.state.formats.due_times import in_milliseconds
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 
@@ -23,18 +24,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PlainColumns:
-    """The key and state columns of one store (Arrow schemas)."""
+    """The key and state columns of one store (Arrow schemas). ``due`` names the one that says when a row is due."""
 
     one_row_a_key: ClassVar[bool] = True
 
     store: str
     key: pa.Schema
     state: pa.Schema
+    due: str | None = None
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
-        return _of_text(store, text["key"], text["state"])
+        return _of_text(store, text["key"], text["state"], text.get("due"))
 
     def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a kind
         """See ``StoreSchema``."""
@@ -43,11 +45,14 @@ class PlainColumns:
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
         text = f"{listed(self.key)} | {listed(self.state)}"
-        return {"key": packed(self.key), "state": packed(self.state), "text": text}
+        due = {} if self.due is None else {"due": self.due}
+        return {"key": packed(self.key), "state": packed(self.state), "text": text, **due}
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """See ``StoreSchema``. Columns that may be null come, others go; types become wider."""
-        if "state" not in text or unpacked(text["key"]) != self.key:
+        """See ``StoreSchema``. Columns that may be null come, others go; types become wider. The due column stays: when
+        what was written by another one is due, nobody has noted.
+        """
+        if "state" not in text or unpacked(text["key"]) != self.key or text.get("due") != self.due:
             return False
         return can_become(unpacked(text["state"]), self.state)
 
@@ -68,9 +73,12 @@ class PlainColumns:
             order = np.lexsort((ranks, hashes))
         return table.take(pa.array(order)).add_column(0, HASH, pa.array(hashes[order]))
 
-    def earliest_ms(self, table: pa.Table) -> int | None:  # noqa: ARG002 - columns are never due
+    def earliest_ms(self, table: pa.Table) -> int | None:
         """See ``StoreSchema``."""
-        return None
+        if self.due is None:
+            return None
+        times = table.column(self.due).drop_null()
+        return int(in_milliseconds(one_array(times)).min()) if len(times) else None
 
     @cached_property
     def row_schema(self) -> pa.Schema:
@@ -85,5 +93,5 @@ class PlainColumns:
 
 
 @lru_cache(maxsize=64)
-def _of_text(store: str, key: str, state: str) -> PlainColumns:
-    return PlainColumns(store, unpacked(key), unpacked(state))
+def _of_text(store: str, key: str, state: str, due: str | None) -> PlainColumns:
+    return PlainColumns(store, unpacked(key), unpacked(state), due)

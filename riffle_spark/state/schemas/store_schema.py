@@ -31,6 +31,11 @@ class StoreSchema(Protocol):
         """Whether a key's state is one row, so that its newest row in a chain is all of it."""
         ...
 
+    @property
+    def due(self) -> str | None:
+        """The column of rows that says when they are due, if there is one."""
+        ...
+
     def either(
         self, columns: Callable[[PlainColumns], Result], variables: Callable[[VariableColumns], Result]
     ) -> Result:

@@ -55,6 +55,7 @@ class VariableColumns:
     """
 
     one_row_a_key: ClassVar[bool] = False
+    due: ClassVar[None] = None
 
     store: str
     key: pa.Schema

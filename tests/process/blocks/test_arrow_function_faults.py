@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.blocks.block import Batch
 from tests.kit.process.arrow_totals import (
     NOTHING,
     OUTPUT,
@@ -127,3 +129,40 @@ def test_schemas_of_another_kind_are_refused_at_once() -> None:
     """The parameter is named."""
     with pytest.raises(ConfigError, match=r"arrow_function\(state=\.\.\.\) was given a str"):
         arrow_function(running_total, state="total long", output=OUTPUT)
+
+
+EXPIRING = {"state": STATE, "output": OUTPUT, "due": "until", "time_mode": "EventTime"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"due": None}, "no column that says when keys are due"),
+        ({"due": None, "time_mode": "None", "expired": running_total}, "no column that says when keys are due"),
+        ({"time_mode": "Sometimes"}, "time_mode = 'Sometimes' is unknown"),
+        ({"expired": lambda: None}, "cannot be called with 1 or 2 arguments"),
+        ({"expired": lambda _a, _b, _c: None}, "cannot be called with 1 or 2 arguments"),
+    ],
+)
+def test_what_cannot_expire_keys_is_refused(given: dict[str, Any], told: str) -> None:
+    """Time without a column, unknown time, and functions that cannot take what they are given."""
+    with pytest.raises(ConfigError, match=told):
+        arrow_function(running_total, **{**EXPIRING, **given})
+
+
+@pytest.mark.parametrize(
+    ("expired", "told"),
+    [
+        (lambda _: 1 / 0, "raised ZeroDivisionError"),
+        (lambda _: None, "The output is a builtins.NoneType"),
+        (lambda state: (state, state, state), "The output is a builtins.tuple"),
+        (lambda _: (OUTPUT.empty_table(), stored(z=1)), "a key that is not its own"),
+    ],
+)
+def test_faults_of_the_function_of_expired_keys_are_told(expired: Any, told: str) -> None:
+    """As those of the other function, with the place."""
+    compute = arrow_function(running_total, expired=expired, **EXPIRING)
+    state, nothing = stored(a=1), np.empty(0, np.int64)
+    given = (ROWS.empty_table(), nothing, state.select(["k"]), state.select(["total"]), np.ones(1, np.bool_))
+    with pytest.raises(UserFunctionError, match=told):
+        compute.expired(Batch(*given, version=0, time_ms=0, watermark_ms=None, key_group=3))

@@ -1,0 +1,108 @@
+"""Due times of rows, and the order that finds what is due. Knows Arrow's numbers. Does not know clocks or files.
+
+Theory of operation. A part of a store with a due column holds the numbers of its rows by due time. What is due between
+two times is a slice of them, found by two binary searches, whatever the part holds besides.
+"""
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from riffle_spark.columns import fixed_values, one_array, valid_mask
+
+__all__ = [
+    "DUE_COLUMN", "DUE_ORDER", "DUE_SPAN", "NEVER_MS", "DueTimes", "can_be_due", "due_times", "in_milliseconds",
+    "with_order",
+]  # fmt: skip
+
+NEVER_MS = 2**63 - 1
+
+DUE_ORDER = "__due_order"
+"""The column with the numbers of a part's rows by due time, those that are never due behind all others."""
+DUE_SPAN, DUE_COLUMN = b"riffle.due", b"riffle.due_column"
+"""Metadata of a part: its least and greatest due time in ms, and the column that holds the times."""
+_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+_Numbers = npt.NDArray[np.uint32]
+
+
+class DueTimes(NamedTuple):
+    """When each row of a part is due: ``values`` a row, so many a millisecond; ``order`` numbers those that ever are,
+    by time.
+    """
+
+    values: npt.NDArray[np.int64]
+    per_ms: int
+    order: _Numbers
+
+    def position(self, ms: int) -> int:
+        """Return the place in the order of the first row that is due at this time or later."""
+        values, order = self.values, self.order
+        limit = (ms - 1) * self.per_ms  # what is due within a millisecond is due at its end
+        return bisect_left(range(len(order)), limit + 1, key=lambda at: int(values[order[at]]))
+
+    def between(self, first_ms: int, last_ms: int) -> _Numbers:
+        """Return the numbers of the rows that are due from the first to the last time, both with it."""
+        return self.order[self.position(first_ms) : self.position(last_ms + 1)]
+
+    def ms_at(self, place: int) -> int:
+        """Return when the row at this place of the order is due."""
+        return -(-int(self.values[self.order[place]]) // self.per_ms)
+
+
+def can_be_due(kind: pa.DataType) -> bool:
+    """Tell whether values of a type can say when rows are due: milliseconds as 64-bit integers, or timestamps."""
+    return bool(pa.types.is_int64(kind)) or (pa.types.is_timestamp(kind) and kind.unit in _PER_MS)
+
+
+def in_milliseconds(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return due times in ms, rounded up; those that are null are anything."""
+    per_ms = _per_ms(column.type)
+    return _values(column) if per_ms == 1 else -(-_values(column) // per_ms)
+
+
+def due_times(column: pa.Array, deleted: npt.NDArray[np.bool_] | None, order: _Numbers | None = None) -> DueTimes:
+    """Return when rows are due; ``deleted`` ones never are. The order is one that ``with_order`` made, or is made."""
+    values, is_due = _values(column), _are_due(column, deleted)
+    if order is None:
+        order = _ordered(values, is_due)
+    count = len(values) if is_due is None else int(np.count_nonzero(is_due))
+    return DueTimes(values, _per_ms(column.type), order[:count])
+
+
+def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
+    """Return a part's rows with their order by due time, and with what its metadata says of that.
+
+    ``name`` is the due column, ``deleted`` that of rows that only remove their key, if there is one.
+    """
+    column = one_array(table.column(name))
+    gone = one_array(table.column(deleted)).to_numpy(zero_copy_only=False) if deleted in table.column_names else None
+    values, is_due = _values(column), _are_due(column, gone)
+    order = _ordered(values, is_due)
+    due = DueTimes(values, _per_ms(column.type), order)
+    last = (len(values) if is_due is None else int(np.count_nonzero(is_due))) - 1
+    span = {DUE_SPAN: f"{due.ms_at(0)},{due.ms_at(last)}"} if last >= 0 else {}
+    return table.append_column(DUE_ORDER, pa.array(order)).replace_schema_metadata({DUE_COLUMN: name, **span})
+
+
+def _per_ms(kind: pa.DataType) -> int:
+    return _PER_MS[kind.unit] if pa.types.is_timestamp(kind) else 1
+
+
+def _values(column: pa.Array) -> npt.NDArray[np.int64]:
+    return fixed_values(column).view(np.int64)
+
+
+def _are_due(column: pa.Array, deleted: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
+    """Return which rows are ever due, ``None`` for all."""
+    mask = valid_mask(column)
+    if deleted is None:
+        return mask
+    return ~deleted if mask is None else mask & ~deleted
+
+
+def _ordered(values: npt.NDArray[np.int64], is_due: npt.NDArray[np.bool_] | None) -> _Numbers:
+    order = np.argsort(values, kind="stable") if is_due is None else np.lexsort((values, ~is_due))
+    return order.astype(np.uint32)

@@ -1,0 +1,271 @@
+"""Keys of stores of columns whose time is over: given out once, gone after it, and found wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.batch_times import TimeMode
+from riffle_spark.errors import ConfigError
+from riffle_spark.keygroups import key_groups
+from riffle_spark.messages.slot_orders import Part, Receipt
+from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN
+from riffle_spark.state.log import paths
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import schema_of_text
+from tests.kit.worker.slot_member import TOTAL, Member, rows_of
+
+OUTPUT = pa.schema([("k", pa.string()), ("total", pa.int64()), ("late", pa.bool_())])
+KEY = pa.schema([("k", pa.string())])
+Row: TypeAlias = tuple[str, int | None, int | None]
+_KEPT = 7
+_LONGER = 5
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Sums values until a time that rows move, and tells each sum at its end; a null value forgets the key.
+
+    One whose sum is a multiple of seven stays for five milliseconds more, once each time.
+    """
+
+    kind: pa.DataType = pa.int64()  # noqa: RUF009 - types do not change
+    time_mode: TimeMode = "EventTime"
+    per_key_group: bool = False
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
+        """Declare a sum and a time."""
+        state = pa.schema([("total", pa.int64()), ("until", self.kind)])
+        return Declared(state, OUTPUT, ("v", "at"), self.per_key_group, time_mode=self.time_mode, due="until")
+
+    def __call__(self, batch: Batch) -> Update:
+        """Add values, move times."""
+        keys = batch.keys.num_rows
+        values = pc.fill_null(batch.rows["v"], 0).to_numpy()
+        total = np.zeros(keys, np.int64)
+        np.add.at(total, batch.codes, values)
+        total += pc.fill_null(batch.state["total"], 0).to_numpy()
+        until = np.full(keys, np.iinfo(np.int64).min)
+        np.maximum.at(until, batch.codes, pc.fill_null(batch.rows["at"], np.iinfo(np.int64).min).to_numpy())
+        forgotten = np.unique(batch.codes[batch.rows["v"].is_null().to_numpy()])
+        kept = np.setdiff1d(np.arange(keys), forgotten)
+        never = until[kept] == np.iinfo(np.int64).min
+        state = pa.table(
+            [pa.array(total[kept]), _times(np.where(never, 0, until[kept]), never, self.kind)], ["total", "until"]
+        )
+        return Update(OUTPUT.empty_table(), kept, state, forgotten[batch.found[forgotten]])
+
+    def expired(self, batch: Batch) -> Update:
+        """Tell sums; keep those of seven."""
+        assert batch.rows.num_rows == len(batch.codes) == 0
+        assert batch.found.all()
+        total = batch.state["total"].to_numpy()
+        late = pa.repeat(batch.watermark_ms != batch.time_ms, len(total))
+        kept = np.flatnonzero(total % _KEPT == 0)
+        until = pc.add(batch.state["until"].cast(pa.int64()), _LONGER * _per_ms(self.kind)).take(kept)
+        state = pa.table([pa.array(total[kept]), until.cast(self.kind)], ["total", "until"])
+        return Update(pa.table([batch.keys["k"], pa.array(total), late], schema=OUTPUT), kept, state, kept[:0])
+
+
+def _per_ms(kind: pa.DataType) -> int:
+    return {"us": 1000}.get(getattr(kind, "unit", ""), 1)
+
+
+def _times(until: np.ndarray, never: np.ndarray, kind: pa.DataType) -> pa.Array:
+    return pa.array(until * _per_ms(kind), pa.int64(), mask=never).cast(kind)
+
+
+class Model:
+    """What a store must hold, by a dictionary."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, tuple[int, int | None]] = {}
+
+    def batch(self, rows: Sequence[Row]) -> None:
+        """Take rows."""
+        totals: dict[str, int] = {}
+        untils: dict[str, list[int]] = {}
+        forgotten = {k for k, v, _ in rows if v is None}
+        for k, v, at in rows:
+            totals[k] = totals.get(k, 0) + (v or 0)
+            untils.setdefault(k, []).extend([] if at is None else [at])
+        for k, total in totals.items():
+            if k in forgotten:
+                self.state.pop(k, None)
+            else:
+                self.state[k] = (self.state.get(k, (0, None))[0] + total, max(untils[k], default=None))
+
+    def expire(self, until_ms: int) -> list[tuple[str, int]]:
+        """Let keys go."""
+        due = [(k, total, at) for k, (total, at) in self.state.items() if at is not None and at <= until_ms]
+        for k, total, at in due:
+            if total % _KEPT == 0:
+                self.state[k] = (total, at + _LONGER)
+            else:
+                del self.state[k]
+        return sorted((k, total) for k, total, _ in due)
+
+    def timers(self) -> dict[int, int]:
+        """Return the earliest time of each key-group that has one."""
+        first: dict[int, int] = {}
+        for k, (_, at) in self.state.items():
+            if at is not None:
+                group = int(key_groups([pa.array([k])], TOTAL)[0])
+                first[group] = min(first.get(group, at), at)
+        return first
+
+
+def timers_of(member: Member) -> dict[int, int]:
+    """Return when the log says that key-groups are due."""
+    return {kg: entry.timer_ms for kg, entry in member.entries.items() if entry.timer_ms is not None}
+
+
+_KEYS = st.sampled_from([f"k{number}" for number in range(12)])
+_ROW = st.tuples(_KEYS, st.one_of(st.none(), st.integers(0, 5)), st.one_of(st.none(), st.integers(0, 40)))
+_BATCH = st.tuples(st.lists(_ROW, max_size=8), st.integers(0, 8), st.sampled_from([0, 0, 3]), st.sampled_from("112"))
+
+
+@pytest.mark.parametrize("compute", [Sessions(), Sessions(pa.timestamp("us"), per_key_group=True)])
+@settings(deadline=None, max_examples=60)
+@given(st.lists(_BATCH, max_size=16))
+def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
+    tmp_path_factory: pytest.TempPathFactory, compute: Sessions, batches: list[tuple[list[Row], int, int, str]],
+) -> None:  # fmt: skip
+    """Rows move times, forget keys and come back; watermarks rise; last passes come; owners change: as a dictionary."""
+    member, model, watermark = Member(tmp_path_factory.mktemp("m"), compute), Model(), 0
+    for rows, rise, last, executor in batches:
+        watermark += rise
+        times = {"time_mode": "EventTime", "watermark_ms": watermark, "time_ms": watermark}
+        member.changes = {**times, **({"last_pass_ms": watermark + last} if last else {})}
+        output = member.feed(rows_of(*rows), executor)
+        model.batch(rows)
+        told = [sorted((row["k"], row["total"]) for row in output if row["late"] is late) for late in (False, True)]
+        assert told == [model.expire(watermark), model.expire(watermark + last) if last else []]
+        assert timers_of(member) == model.timers()
+
+
+def test_what_has_gone_was_deleted_and_counted(tmp_path: Path) -> None:
+    """An expired key is a deleted row of the delta; the receipt says how many there were; none is told again."""
+    member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=9)
+    member.feed(rows_of(("a", 1, 10), ("b", 2, 11), ("c", 3, None)))
+    member.changes["watermark_ms"] = 10
+    output, receipt = member.answer(rows_of())
+    assert [(row["k"], row["total"]) for row in output.to_pylist()] == [("a", 1)]
+    assert (receipt.expired, [(row["k"], row["__deleted"]) for row in member.changes_sealed(receipt)]) == (
+        1,
+        [("a", True)],
+    )
+    member.commit(receipt)
+    assert member.feed(rows_of()) == []
+
+
+def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
+    """A batch without rows and with nothing due seals nothing and visits nothing."""
+    member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
+    member.feed(rows_of(("a", 1, 10)))
+    _, receipt = member.answer(rows_of())
+    assert (receipt.parts, receipt.expired, receipt.local_parts) == ((), 0, 0)
+
+
+def test_a_part_says_when_its_rows_are_due(tmp_path: Path) -> None:
+    """Least and greatest time, the column, and the rows' order, those that are never due last."""
+    member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
+    _, receipt = member.answer(
+        rows_of(*((f"k{number}", 1, number % 5 + 2 or None) for number in range(200)), ("n", 1, None))
+    )
+    for part, data in parts_of(member, receipt):
+        table = pa.ipc.open_stream(data).read_all()
+        dues = table["until"].to_pylist()
+        of_rows = [dues[row] for row in table[DUE_ORDER].to_pylist()]
+        known = sorted(due for due in dues if due is not None)
+        assert of_rows == known + [None] * (len(dues) - len(known))
+        assert table.schema.metadata[DUE_SPAN].decode() == f"{known[0]},{known[-1]}"
+        assert (table.schema.metadata[DUE_COLUMN], part.timer_ms) == (b"until", known[0])
+
+
+def parts_of(member: Member, receipt: Receipt) -> list[tuple[Part, bytes]]:
+    """Return the parts that a receipt lists, with their bytes."""
+    data = member.store.inner.get(paths.delta(receipt.version, receipt.attempt)) or b""
+    return [(part, data[part.start : part.start + part.length]) for part in receipt.parts]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Counts rows by key and the end of their window, which is a column of the key; tells each when it ends."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
+        """Declare a count."""
+        state = pa.schema([("n", pa.int64())])
+        return Declared(state, pa.schema([*key, *state]), (), per_key_group=False, time_mode="EventTime", due="at")
+
+    def __call__(self, batch: Batch) -> Update:
+        """Count."""
+        n = np.bincount(batch.codes, minlength=batch.keys.num_rows) + pc.fill_null(batch.state["n"], 0).to_numpy()
+        state, output = pa.table([pa.array(n)], ["n"]), pa.schema([*batch.keys.schema, ("n", pa.int64())])
+        return Update(output.empty_table(), np.arange(len(n)), state, np.empty(0, np.int64))
+
+    def expired(self, batch: Batch) -> Update:
+        """Tell counts."""
+        output = batch.keys.append_column("n", batch.state["n"])
+        return Update(output, np.empty(0, np.int64), batch.state.schema.empty_table(), np.empty(0, np.int64))
+
+
+def test_windows_close_out_of_merged_stacks_restored_ones_and_those_of_old_parts(tmp_path: Path) -> None:
+    """Thousands of windows, the due column of the key: rows that were deleted lie in parts and are not told again,
+    whether stacks were merged, restored from deltas, or hold parts without an order.
+    """
+    member = Member(tmp_path, Windows(), key=("k", "at"), time_mode="EventTime")
+    random, model = np.random.default_rng(1), dict[tuple[str, int], int]()
+    for batch in range(30):
+        member.changes["watermark_ms"] = 20 * batch
+        ends = (20 * batch + random.integers(1, 100, 1500)).tolist()
+        keys = [f"k{number}" for number in random.integers(0, 40, 1500)]
+        told = member.feed(rows_of(*zip(keys, [1] * 1500, ends, strict=True)), "1" if batch % 10 else "2")
+        for one in zip(keys, ends, strict=True):
+            model[one] = model.get(one, 0) + 1
+        due = {one: model.pop(one) for one in list(model) if one[1] <= 20 * batch}
+        assert {(row["k"], row["at"]): row["n"] for row in told} == due
+        assert len(told) == len(due)
+    assert min(timers_of(member).values()) == min(at for _, at in model)
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        ({"due": "gone"}, "neither state nor key has such a column"),
+        ({"due": "k"}, "that is string"),
+        ({"due": "v", "time_mode": "None"}, "nothing says what time it is"),
+    ],
+)
+def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[str, str], problem: str) -> None:
+    """It must be there, hold times, and something must say what time it is."""
+
+    class Given(Sessions):
+        def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+            usual = super().declare(key, rows)
+            return replace(usual, state=pa.schema([("v", pa.int64())]), **declared)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=problem):
+        Member(tmp_path, Given())
+
+
+def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
+    """State that was written by another due column, or by none, cannot be read: nobody noted when it is due."""
+    due, none = (
+        Member(tmp_path, Sessions()).operator.schema,
+        PlainColumns("totals", KEY, Sessions().declare(KEY, KEY).state),
+    )
+    assert due.can_read(due.to_text())
+    assert not due.can_read(none.to_text())
+    assert not none.can_read(due.to_text())
+    assert schema_of_text("totals", due.to_text()) == due
