@@ -6,7 +6,6 @@ folder and switched in. A copy that is beyond what the driver named means that t
 follow the log beside the batches are brought after it by `follow`, piece by piece.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -67,7 +66,6 @@ class CopyKeeper:
         is beyond its entry, ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the
         store refuses, ``LocalDiskError`` if the local disk does.
         """
-        started = time.perf_counter()
         try:
             opened, work = self._brought(entries)
         except DamagedCopy:
@@ -75,7 +73,7 @@ class CopyKeeper:
             opened, work = self._brought(entries)
         restores = sum(w.restore for w in work)
         folds = sum(len(w.links) for w in work)
-        return opened, Brought(restores, folds, time.perf_counter() - started)
+        return opened, Brought(restores, folds)
 
     def _brought(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], list[_Work]]:
         opened: dict[int, Copy] = {}

@@ -12,11 +12,10 @@ __all__ = ["Brought", "Keeper", "TakenRows", "out_of_date", "whole_is_unknown"]
 
 
 class Brought(NamedTuple):
-    """What bringing copies took: copies restored, deltas added, seconds."""
+    """What bringing copies took: copies restored, deltas added."""
 
     restores: int
     folds: int
-    seconds: float
 
 
 class TakenRows(NamedTuple):

@@ -7,7 +7,6 @@ it is read; a copy that has one which is not as it was sealed is dropped and bro
 not help.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +65,6 @@ class StackKeeper:
         """Return a copy at exactly the entry's head for each key-group that was ever touched; raises as
         ``CopyKeeper.bring``.
         """
-        started = time.perf_counter()
         stacks, restores, folds = self._advanced(entries)
         opened, broken = self._opened(stacks)
         if broken:
@@ -79,7 +77,7 @@ class StackKeeper:
             opened |= {key_group: self._open(stack) for key_group, stack in again.items()}
             restores, folds = restores + more_restores, folds + more_folds
         self._parts.let_go()
-        return opened, Brought(restores, folds, time.perf_counter() - started)
+        return opened, Brought(restores, folds)
 
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge those stacks that have grown high. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
