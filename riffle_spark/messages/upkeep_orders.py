@@ -98,18 +98,19 @@ class UpkeepOrder:
 @dataclass(frozen=True, slots=True)
 class UpkeepReceipt:
     """What one piece did. ``copies`` are (store, key-group, version, attempt) of copies that are now at that head,
-    ``gone`` those that are not there (any more), ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of
-    those it did not come to the end of or did not come to; ``taken`` are snapshots put. ``failed`` are those of the
-    unfinished that something is wrong with or that may not be begun, ``failed_snapshots`` those that could not be
-    taken; of drops and snapshots it did not come to the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to
-    its work; else ``errors`` say what kept it from its folder, or it is ``overdue``: it did
-    not end in its time, and what became of it is not known.
+    ``gone`` those that are not there (any more), ``damaged`` those of them that went because a file of theirs was not
+    whole, ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of those it did not come to the end of or
+    did not come to; ``taken`` are snapshots put. ``failed`` are those of the unfinished that something is wrong with or
+    that may not be begun, ``failed_snapshots`` those that could not be taken; of drops and snapshots it did not come to
+    the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to its work; else ``errors`` say what kept it from
+    its folder, or it is ``overdue``: it did not end in its time, and what became of it is not known.
     """
 
     executor: str
     member: str = ""
     copies: tuple[tuple[str, int, int, str], ...] = ()
     gone: tuple[tuple[str, int], ...] = ()
+    damaged: tuple[tuple[str, int], ...] = ()
     unfinished: tuple[tuple[str, int, int, int], ...] = ()
     taken: tuple[tuple[str, int, Snapshot], ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
@@ -134,7 +135,7 @@ class UpkeepReceipt:
     def from_json(cls, text: str) -> "UpkeepReceipt":
         """Return the receipt that ``to_json`` wrote."""
         body = json.loads(text)
-        for name in ("copies", "gone", "unfinished", "failed", "failed_snapshots"):
+        for name in ("copies", "gone", "damaged", "unfinished", "failed", "failed_snapshots"):
             body[name] = tuple(map(tuple, body[name]))
         taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
         return cls(**{**body, "taken": tuple(taken), "errors": tuple(body["errors"])})

@@ -61,6 +61,7 @@ class _Piece:
         self._budget = budget
         self._copies: dict[Address, Head] = {}
         self._gone: list[Address] = []
+        self._damaged: list[Address] = []
         self._taken: list[tuple[str, int, Snapshot]] = []
         self._full = False
 
@@ -153,7 +154,7 @@ class _Piece:
         for address in scrub(folder):
             self._copies.pop(address, None)
             self._gone.append(address)
-            self._fail(address, "a part of the copy was damaged on the disk: it is restored when it is needed")
+            self._damaged.append(address)
 
     def _take(self, due: SnapshotOrder, folder: Folder) -> Snapshot:
         order, schema = self._order, schema_of_text(due.store, self._order.schemas[due.store])
@@ -171,8 +172,8 @@ class _Piece:
         """Return what the driver is told."""
         return UpkeepReceipt(
             self._executor, copies=tuple((*address, *head) for address, head in self._copies.items()),
-            gone=tuple(self._gone), taken=tuple(self._taken), seconds=seconds, errors=tuple(self.errors),
-            **self.facts,  # type: ignore[arg-type]
+            gone=tuple(self._gone), damaged=tuple(self._damaged), taken=tuple(self._taken), seconds=seconds,
+            errors=tuple(self.errors), **self.facts,  # type: ignore[arg-type]
         )  # fmt: skip
 
 

@@ -263,6 +263,11 @@ class Upkeep:
         self._warnings.update(
             f"upkeep on executor {receipt.executor} is tried again later: {error}" for error in receipt.errors
         )
+        self._warnings.update(
+            f"executor {receipt.executor} removed its copy of {store}, key-group {key_group}, damaged on its disk: "
+            "whatever needs it next restores it\n  What to do: nothing; if it happens again, look at that disk"
+            for store, key_group in receipt.damaged
+        )
 
     def take_facts(self) -> UpkeepFacts:
         """Return what was done since the last call, for the report."""

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.testing import InlineBackground, SimCluster
 from riffle_spark.testing.faulty_store import Fault
-from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import World, rows_of, totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -108,6 +109,24 @@ def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path:
     assert any("tried again later" in warning for report in reports for warning in report.warnings)
     assert [report.runs for report in reports] == [1] * 4
     world.feed(2)
+    assert all(copy.warm for copy in world.ownership.readiness)
+    world.check_state()
+
+
+def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> None:
+    """It was found by looking, not by failing: nothing is tried again, and the next piece restores the standby's."""
+    world = Elastic(tmp_path, num_standbys=1)
+    world.feed(3)
+    standby = world.holds("2")[1]
+    for key_group in standby:
+        stack = Folder(world.folder_of("2"), "").stacks("totals").read(key_group)
+        assert stack is not None
+        (world.folder_of("2") / stack.parts[0].file).write_bytes(bytes(stack.parts[0].start + stack.parts[0].length))
+    reports = [world.feed() for _ in range(5)]
+    (told, *_) = warnings(reports, "key-group")
+    assert f"executor 2 removed its copy of totals, key-group {min(standby)}, damaged on its disk" in told
+    assert warnings(reports, "tried again") == []
+    assert standby <= world.copies_of("2")
     assert all(copy.warm for copy in world.ownership.readiness)
     world.check_state()
 
