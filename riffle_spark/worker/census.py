@@ -13,6 +13,7 @@ from riffle_spark.state.copies.abandoned import remove_folders
 from riffle_spark.state.copies.copy import CopyInUse
 from riffle_spark.state.copies.disk import used_share
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import Stacks
 from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.restore.copy_progress import head_of
 from riffle_spark.worker.member_folders import folder_of
@@ -71,13 +72,14 @@ def _known_zone() -> str:
 
 
 def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
-    found = ((store, key_group, _head(folder, store, key_group)) for store, key_group in folder.copies())
+    stacks = functools.cache(folder.stacks)
+    found = ((store, key_group, _head(folder, stacks(store), key_group)) for store, key_group in folder.copies())
     return tuple((store, key_group, *head) for store, key_group, head in found if head is not None)
 
 
-def _head(folder: Folder, store: str, key_group: int) -> Head | None:
+def _head(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
     try:
-        return head_of(folder, store, key_group)
+        return head_of(folder, stacks, key_group)
     except CopyInUse:
         return None
 

@@ -5,7 +5,7 @@ a number of bytes to stay within. Does not know why a copy is wanted.
 import os
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
@@ -83,18 +83,18 @@ class _Piece:
                 self._scrub(folder)
 
     def _drop(self, folder: Folder) -> None:
-        incoming = IncomingSnapshots(folder.path)
+        incoming, stacks = IncomingSnapshots(folder.path), cache(folder.stacks)
         for at, drop in enumerate(self._order.drops):
             address = (drop.store, drop.key_group)
             if not self._budget.allows():
                 self.facts["drops_left"] = len(self._order.drops) - at
                 return
             try:
-                found = head_of(folder, *address)
+                found = head_of(folder, stacks(drop.store), drop.key_group)
                 if found is not None and drop.head not in {None, found}:
                     self._copies[address] = found
                     continue
-                folder.drop(*address)
+                folder.drop(*address, stacks(drop.store))
                 incoming.forget(address)
                 self._gone.append(address)
             except Exception as trouble:  # noqa: BLE001 - one that fails leaves the others be
@@ -109,10 +109,12 @@ class _Piece:
         )  # fmt: skip
         unfinished: list[tuple[str, int, int, int]] = []
         failed: list[Address] = []
-        for one in follower.follow({(f.store, f.key_group): f.entry for f in order.follows}):
+        followed = follower.follow({(f.store, f.key_group): f.entry for f in order.follows})
+        held = cache(folder.held)
+        for one in followed:
             if one.at is not None:
                 self._copies[one.address] = one.at
-            elif one.address[1] not in folder.held(one.address[0]):
+            elif one.address[1] not in held(one.address[0]):
                 self._gone.append(one.address)
             if not one.finished:
                 unfinished.append((*one.address, one.fetched, one.total))
@@ -139,12 +141,13 @@ class _Piece:
     def _snapshot(self, folder: Folder) -> None:
         order, left = self._order, len(self._order.snapshots)
         failed: list[Address] = []
+        keepers = cache(partial(self._keeper, folder))
         for due in order.snapshots:
             if not self._budget.allows():
                 break
             left -= 1
             try:
-                self._taken.append((due.store, due.key_group, self._take(due, folder)))
+                self._taken.append((due.store, due.key_group, self._take(due, keepers(due.store))))
             except Exception as trouble:  # noqa: BLE001 - one that fails leaves the others be
                 failed.append((due.store, due.key_group))
                 self._fail(failed[-1], trouble)
@@ -156,11 +159,14 @@ class _Piece:
             self._gone.append(address)
             self._damaged.append(address)
 
-    def _take(self, due: SnapshotOrder, folder: Folder) -> Snapshot:
-        order, schema = self._order, schema_of_text(due.store, self._order.schemas[due.store])
-        objects, attempt = store_of(order.home), f"{order.epoch}-{self._random_bytes(16).hex()}"
-        keeper = keeper_of(schema, folder, Reader(objects, folder), order.epoch, partial(self._whole, due.store))
-        return take_snapshot(due, keeper, objects, attempt)
+    def _keeper(self, folder: Folder, store: str) -> Keeper:
+        order, schema = self._order, schema_of_text(store, self._order.schemas[store])
+        reader = Reader(store_of(order.home), folder)
+        return keeper_of(schema, folder, reader, order.epoch, partial(self._whole, store))
+
+    def _take(self, due: SnapshotOrder, keeper: Keeper) -> Snapshot:
+        attempt = f"{self._order.epoch}-{self._random_bytes(16).hex()}"
+        return take_snapshot(due, keeper, store_of(self._order.home), attempt)
 
     def _whole(self, store: str, key_group: int) -> Entry:
         return manifest_at(self._order.home, self._order.sequence).entry(store, key_group)

@@ -245,6 +245,22 @@ def test_a_copy_that_another_process_moves_on_is_not_disturbed(upkept: Upkept) -
     assert receipt.unfinished == ()
 
 
+def test_a_copy_that_another_process_restores_meanwhile_is_left_alone(upkept: Upkept) -> None:
+    """A slot has it before the piece has all bytes: there is one list of its parts, and it is the slot's."""
+    upkept.place.snapshot(1)
+    entry, original = upkept.place.entries[1], upkept.store.get
+
+    def overtaken(name, start=0, length=None):  # type: ignore[no-untyped-def]
+        upkept.store.get = original  # type: ignore[method-assign]
+        upkept.place.keeper(folder=upkept.folder()).bring({1: entry})
+        return original(name, start, length)
+
+    upkept.store.get = overtaken  # type: ignore[method-assign]
+    receipt = upkept.run(follows=upkept.follows({1: entry}))
+    assert (receipt.restores, receipt.copies) == (0, ((STORE, 1, *entry.head),))
+    assert [path.name[:15] for path in upkept.folder().path.glob("stacks/*/*.stack")] == ["0001.0000000000"]
+
+
 def test_an_executor_that_cannot_work_says_why(tmp_path: Path) -> None:
     """Nothing is raised, whatever it is."""
     upkept = Upkept(tmp_path)

@@ -119,7 +119,7 @@ class Folder:
             return None
 
     def stacks(self, store: str) -> Stacks:
-        """Return the stacks of a store of columns."""
+        """Return the stacks of a store of columns. Whoever looks at many key-groups asks once."""
         return Stacks(self.path, store)
 
     def stores_of_columns(self) -> list[str]:
@@ -166,10 +166,12 @@ class Folder:
         if filled.resolve() not in current:
             shutil.rmtree(filled, ignore_errors=True)
 
-    def drop(self, store: str, key_group: int) -> None:
-        """Remove the current copy of a key-group, if there is one."""
+    def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
+        """Remove the current copy of a key-group, if there is one; ``stacks`` are the store's where they were looked
+        at already.
+        """
         with self._on_disk():
-            self.stacks(store).drop(key_group)
+            (stacks or self.stacks(store)).drop(key_group)
         link = self.link(store, key_group)
         if link.is_symlink():
             with self._on_disk():

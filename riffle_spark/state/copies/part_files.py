@@ -24,7 +24,7 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run
-from riffle_spark.state.copies.stack import Signature, StackedPart, signature_of
+from riffle_spark.state.copies.stack import Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, due_times
 from riffle_spark.state.log.manifest import Address
@@ -183,7 +183,8 @@ def scrub(folder: Folder, size_bytes: int = SCRUBBED_BYTES) -> list[Address]:
     """Check about so many bytes of a member's stacks, one key-group in any case, from where the last look ended; return
     the key-groups that were dropped.
     """
-    addresses = [(store, kg) for store in folder.stores_of_columns() for kg in folder.stacks(store).key_groups()]
+    stacks = {store: folder.stacks(store) for store in folder.stores_of_columns()}
+    addresses = [(store, kg) for store, of_store in stacks.items() for kg in of_store.key_groups()]
     begin = _next.get(str(folder.path), ("", 0))
     turn = chain((one for one in addresses if one >= begin), (one for one in addresses if one < begin))
     files, dropped = PartFiles(folder.path), []
@@ -191,10 +192,15 @@ def scrub(folder: Folder, size_bytes: int = SCRUBBED_BYTES) -> list[Address]:
         if size_bytes <= 0:
             _next[str(folder.path)] = address
             break
-        stack = folder.stacks(address[0]).read(address[1])
+        stack = _now(stacks[address[0]], address[1])
         if stack is not None:
             size_bytes -= stack.size_bytes
-            if not all(map(files.check, stack.parts)):
-                folder.drop(*address)
+            # A slot that merges meanwhile takes parts away: that is no damage.
+            if not all(map(files.check, stack.parts)) and _now(stacks[address[0]], address[1]) == stack:
+                folder.drop(*address, stacks[address[0]])
                 dropped.append(address)
     return dropped
+
+
+def _now(stacks: Stacks, key_group: int) -> Stack | None:
+    return stacks.read(key_group) if stacks.has(key_group) else None

@@ -31,6 +31,8 @@ Signature = tuple[int, int, int, int]
 _KEPT_MOST = 65_536
 _TRIES = 3
 LIST = ".stack"
+_PART = ".part"
+_OURS = (LIST, _PART)
 
 
 class StackedPart(NamedTuple):
@@ -77,16 +79,18 @@ class Stack:
 
 
 class Stacks:
-    """The stacks of one store in one member's folder, as one task sees them: they are listed once.
+    """The stacks of one ``store`` in one member's folder, as one task sees them: they are listed once, and again where
+    a list turns out to be gone. One that another process begins meanwhile is seen by those who look again.
 
     Lists that were read are kept in this process.
     """
 
     def __init__(self, folder: Path, store: str) -> None:
-        self._store = store
+        self.store = store
         self._prefix = f"stacks/{store}/"
         self._path = f"{folder}/{self._prefix}"
         self._names: dict[int, list[str]] | None = None
+        self._own: dict[int, list[str]] = {}
 
     def look_again(self) -> None:
         """List the stacks anew when one is needed next."""
@@ -101,14 +105,23 @@ class Stacks:
         return self._listed()[key_group][-1]
 
     def _listed(self) -> dict[int, list[str]]:
-        """Return the names of lists by key-group, the newest last."""
+        """Return the names of lists by key-group, the newest last; note those of other files that are its alone."""
         if self._names is None:
-            self._names = {}
-            with suppress(FileNotFoundError):
+            self._names, self._own = {}, {}
+            with suppress(FileNotFoundError, NotADirectoryError):
                 for name in sorted(os.listdir(self._path)):  # noqa: PTH208 - names alone
-                    if name.endswith(LIST):
-                        self._names.setdefault(int(name.partition(".")[0]), []).append(name)
+                    number, _, rest = name.partition(".")
+                    if number.isdecimal() and rest.endswith(_OURS):
+                        files = self._names if name.endswith(LIST) else self._own
+                        files.setdefault(int(number), []).append(name)
         return self._names
+
+    def has(self, key_group: int) -> bool:
+        """Tell whether a key-group has a stack, whatever it is worth; its newest list is looked for on the disk."""
+        names = self._listed().get(key_group)
+        if names and not os.path.exists(self._path + names[-1]):  # noqa: PTH110 - half the time
+            self.look_again()  # another process has put a new one in its place, or none
+        return key_group in self._listed()
 
     def read(self, key_group: int) -> Stack | None:
         """Return a key-group's stack, ``None`` if there is none that can be read."""
@@ -117,9 +130,8 @@ class Stacks:
                 stack = self._read(key_group, name)
                 if stack is not None:
                     return stack
-            if key_group not in self._listed():
-                return None
-            self.look_again()  # another process may have put a new one in its place meanwhile
+            if not self.has(key_group):
+                break
         return None
 
     def _read(self, key_group: int, name: str) -> Stack | None:
@@ -129,7 +141,7 @@ class Stacks:
             return kept
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the time of Path.read_bytes
-                stack = Stack.from_bytes(file.read(), (self._store, key_group))
+                stack = Stack.from_bytes(file.read(), (self.store, key_group))
         except OSError:
             return None
         if stack is not None:
@@ -147,7 +159,7 @@ class Stacks:
         names = self._listed().get(key_group, [])
         number = int(names[-1].split(".")[1].split("-")[0]) + 1 if names else 0
         name = f"{key_group:04d}.{number:010d}-{uuid.uuid4().hex[:8]}{LIST}"
-        data = stack.to_bytes((self._store, key_group))
+        data = stack.to_bytes((self.store, key_group))
         try:
             _write(self._path + name, data)
         except FileNotFoundError:
@@ -164,11 +176,7 @@ class Stacks:
     def _is_still(self, key_group: int, before: Stack | None) -> bool:
         if self.read(key_group) != before:
             return False
-        names = self._listed().get(key_group)
-        if not names or before is None or os.path.exists(self._path + names[-1]):  # noqa: PTH110 - half the time
-            return True
-        self.look_again()
-        return self.read(key_group) == before
+        return before is None or (self.has(key_group) and self.read(key_group) == before)
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -189,20 +197,19 @@ class Stacks:
             stack = Stack(now.head, (*now.parts[:at], merged, *now.parts[at + len(some) :]))
             if self.switch(key_group, now, stack):
                 return stack
-            self.look_again()
         return None
 
     def drop(self, key_group: int) -> None:
         """Remove a key-group's stack, if there is one, with the files that are its alone."""
-        own = f"{key_group:04d}."
-        with suppress(FileNotFoundError):
-            self._remove([name for name in os.listdir(self._path) if name.startswith(own)])  # noqa: PTH208 - as above
-        self._listed().pop(key_group, None)
+        self.has(key_group)  # another process may have put another one in its place
+        self._remove([*self._listed().pop(key_group, ()), *self._own.pop(key_group, ())])
 
     def fresh(self, key_group: int) -> Path:
         """Return a new path for a file that is this key-group's alone."""
-        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}.part")
+        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{_PART}")
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._listed()
+        self._own.setdefault(key_group, []).append(path.name)
         return path
 
     def name_of(self, path: Path) -> str:

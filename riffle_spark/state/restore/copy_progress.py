@@ -18,7 +18,7 @@ from riffle_spark.errors import CorruptStateError, OutOfDate
 from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.copies.disk import disk_refused, incoming_files
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
@@ -104,7 +104,10 @@ class CopyProgress:
 
 
 class CopyPlanner:
-    """Looks where copies of one member are, and plans what they lack. ``whole`` gets an entry that came cut."""
+    """Looks where copies of one member are, and plans what they lack. ``whole`` gets an entry that came cut.
+
+    For one task: what it looks at and what follows its plans sees the same ``stacks``.
+    """
 
     def __init__(
         self, folder: Folder, incoming: IncomingSnapshots, epoch: int, whole: Callable[[Address], Entry]
@@ -113,6 +116,13 @@ class CopyPlanner:
         self._incoming = incoming
         self._epoch = epoch
         self._whole = whole
+        self._stacks: dict[str, Stacks] = {}
+
+    def stacks(self, store: str) -> Stacks:
+        """Return the stacks of a store, the same each time."""
+        if store not in self._stacks:
+            self._stacks[store] = self._folder.stacks(store)
+        return self._stacks[store]
 
     def looked(self, address: Address, entry: Entry) -> CopyProgress:
         """Return where a copy is, with what it lacks or what was wrong with looking."""
@@ -129,15 +139,14 @@ class CopyPlanner:
         A copy of a key-group that is empty goes, one that is beyond its entry stays. Raises what reading the log
         raises.
         """
-        one.at = head_of(self._folder, *one.address)
+        one.at = self._head(one)
         one.restore, one.links = False, ()
         plan = plan_copy(one.at, one.entry, self._epoch, lambda: self._whole(one.address))
         one.entry, one.restore, one.links = plan.entry, plan.action == "restore", plan.links
         if plan.action == "beyond":
             return
         if plan.action == "drop":
-            self._folder.drop(*one.address)
-            one.at = None
+            self._drop(one)
             return
         one.total = sum(link.length for link in one.links)
         if one.restore and one.entry.snapshot is not None:
@@ -146,7 +155,7 @@ class CopyPlanner:
 
     def look_again(self, one: CopyProgress, trouble: OutOfDate) -> None:
         """Another process moved the copy: good if it is where it should be or further on, else for the next piece."""
-        one.at = head_of(self._folder, *one.address)
+        one.at = self._head(one)
         plan = plan_of_entry(one.at, one.entry, self._epoch)
         if plan.action == "beyond" or (plan.action == "fold" and not plan.links):
             one.links = ()
@@ -157,20 +166,28 @@ class CopyPlanner:
         """Remove a copy that turned out damaged: the next piece restores it."""
         one.error = str(trouble)
         if not isinstance(trouble, CopyInUse):
-            self._folder.drop(*one.address)
-            one.at = None
+            self._drop(one)
+
+    def _head(self, one: CopyProgress) -> Head | None:
+        store, key_group = one.address
+        return head_of(self._folder, self.stacks(store), key_group)
+
+    def _drop(self, one: CopyProgress) -> None:
+        self._folder.drop(*one.address, self.stacks(one.address[0]))
+        one.at = None
 
 
-def head_of(folder: Folder, store: str, key_group: int) -> Head | None:
-    """Return where a member's copy is, ``None`` if there is none. One that is damaged, or that cannot be trusted, is
-    removed, unless another one has been switched in meanwhile. Raises ``CopyInUse`` if this process has it open.
+def head_of(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
+    """Return where a member's copy is, ``None`` if there is none; ``stacks`` are its store's. One that is damaged, or
+    that cannot be trusted, is removed, unless another one has been switched in meanwhile. Raises ``CopyInUse`` if this
+    process has it open.
     """
-    stacks = folder.stacks(store)
-    if key_group in stacks.key_groups():
+    store = stacks.store
+    if stacks.has(key_group):
         stack = stacks.read(key_group)
         if stack is not None and _is_there(folder.path, stack):
             return stack.head
-        folder.drop(store, key_group)
+        folder.drop(store, key_group, stacks)
         return None
     current = folder.current(store, key_group)
     if current is None:

@@ -37,6 +37,8 @@ RANGE_BYTES = 8 << 20
 """A snapshot is got in ranges of so many bytes."""
 _BYTES_AHEAD = 32 << 20
 _AT_ONCE = 8
+_BEGUN_AT_ONCE = 64
+"""Small copies are begun together: a folder of many is listed before, as others may have begun some."""
 _EVERY_EPOCH = 1 << 30
 """There is no copy yet that could be beyond its entry."""
 
@@ -117,14 +119,19 @@ class Follower:
             self.folds += follower.advance([one for one in those if one.address[0] == store and one.error is None])
 
     def _restore(self, those: Sequence[CopyProgress]) -> None:
+        whole: list[CopyProgress] = []
         getting = prefetched(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)
         with closing(getting):
             for piece, data in getting:
                 if piece.of.error is None:
                     try:
-                        self._take(piece, data.result())
+                        whole += self._taken(piece, data.result())
                     except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
                         piece.of.error = str(trouble)
+                if len(whole) >= _BEGUN_AT_ONCE or sum(one.fetched for one in whole) >= RANGE_BYTES:
+                    self._begin_all(whole)
+                    whole = []
+        self._begin_all(whole)
 
     def _ranges(self, those: Sequence[CopyProgress]) -> Iterator[_Range]:
         """Yield what is still to be got of each snapshot, as far as disk and budget allow."""
@@ -149,8 +156,8 @@ class Follower:
             return b""
         return self._reader.snapshot_range(one.address, snapshot, piece.start, piece.length)
 
-    def _take(self, piece: _Range, data: bytes) -> None:
-        """Add what came to the snapshot's file; begin the copy once that is whole."""
+    def _taken(self, piece: _Range, data: bytes) -> list[CopyProgress]:
+        """Add what came to the snapshot's file; return the copy if that is whole with it."""
         one, snapshot = piece.of, piece.of.entry.snapshot
         if snapshot is not None and len(data) != piece.length:
             name = paths.snapshot(*one.address, snapshot.id)
@@ -158,11 +165,19 @@ class Follower:
         if snapshot is not None and data:
             self._incoming.add(one.address, snapshot, data)
             one.fetched += len(data)
-        if snapshot is None or one.fetched == snapshot.length:
-            self._begin(one)
+        return [one] if snapshot is None or one.fetched == snapshot.length else []
+
+    def _begin_all(self, those: Sequence[CopyProgress]) -> None:
+        """Have new copies stand where their chains begin, but for those where another process was quicker."""
+        for store in {one.address[0] for one in those}:
+            self._planner.stacks(store).look_again()  # a slot may have restored some while bytes were on their way
+        for one in those:
+            try:
+                self._begin(one)
+            except Exception as trouble:  # noqa: BLE001 - as above
+                one.error = str(trouble)
 
     def _begin(self, one: CopyProgress) -> None:
-        """Have a new copy stand where the chain begins, unless another process was quicker."""
         self._planner.plan(one)
         if one.restore:
             self._stores[one.address[0]].begin(one)

@@ -59,7 +59,7 @@ class StackKeeper:
         self._whole = whole
         self._newest = newest
         self._stacks = folder.stacks(schema.store)
-        self._parts = StackParts(folder, schema)
+        self._parts = StackParts(folder, schema, self._stacks)
 
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], Brought]:
         """Return a copy at exactly the entry's head for each key-group that was ever touched; raises as
@@ -95,12 +95,12 @@ class StackKeeper:
         for key_group, entry in sorted(entries.items()):
             one = self._planned(key_group, entry)
             if one.plan.action == "drop":
-                self._folder.drop(self._schema.store, key_group)
+                self._folder.drop(self._schema.store, key_group, self._stacks)
             elif one.before is not None and one.plan.action == "fold" and not one.plan.links:
                 stacks[key_group] = one.before
             else:
                 if one.before is None and self._folder.current(self._schema.store, key_group) is not None:
-                    self._folder.drop(self._schema.store, key_group)  # what an earlier version kept
+                    self._folder.drop(self._schema.store, key_group, self._stacks)  # what an earlier version kept
                 work.append(one)
         parts = self._parts_of([link for one in work for link in one.plan.links])
         bases = self._bases([one for one in work if one.plan.action == "restore"])
@@ -165,7 +165,10 @@ class StackKeeper:
             self._stacks.drop(key_group)
 
     def snapshot(self, key_group: int, entry: Entry) -> TakenRows:
-        """See ``Keeper``."""
+        """See ``Keeper``. Time passes from one snapshot to the next: stacks and files are looked at anew."""
+        self._parts.look_again()
+        if not self._stacks.has(key_group):
+            self._stacks.look_again()
         try:
             stack = self.bring({key_group: entry})[0][key_group].stack
         except OutOfDate:

@@ -14,7 +14,7 @@ from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles
 from riffle_spark.state.copies.run import Run, merged
-from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Link
@@ -40,10 +40,10 @@ _MERGED_BYTES_AT_ONCE = 16 << 20
 class StackParts:
     """The parts of one store's stacks in a member's folder, as one task sees them: each file is looked at once."""
 
-    def __init__(self, folder: Folder, schema: PlainColumns) -> None:
+    def __init__(self, folder: Folder, schema: PlainColumns, stacks: Stacks) -> None:
         self._folder = folder
         self._schema = schema
-        self._stacks = folder.stacks(schema.store)
+        self._stacks = stacks
         self._files = PartFiles(folder.path)
 
     def sealed(self, links: Collection[Link]) -> dict[Link, StackedPart]:
@@ -157,8 +157,8 @@ class ColumnsFollower:
         self._incoming = incoming
         self._planner = planner
         self._budget = budget
-        self._stacks = folder.stacks(schema.store)
-        self._parts = StackParts(folder, schema)
+        self._stacks = planner.stacks(schema.store)
+        self._parts = StackParts(folder, schema, self._stacks)
 
     def advance(self, those: Sequence[CopyProgress]) -> int:
         """Add the links that these copies lack, as far as the budget goes; return how many."""

@@ -68,6 +68,17 @@ def test_copies_are_found_beside_foreign_files(folder: Folder) -> None:
     assert folder.current("s", 7) == filled
 
 
+def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
+    """Stacks are found, switched and dropped as if nothing else were there."""
+    left = litter(folder.path / "stacks", folder.path / "stacks" / "s")
+    assert folder.stacks("s").switch(7, None, Stack(Head(6, "1-aa")))
+    assert folder.copies() == [("s", 7)]
+    for key_group in (7, 8, 9):
+        folder.drop("s", key_group)
+    assert folder.copies() == []
+    assert all(path.exists() for path in left)
+
+
 def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
     """What came half is gone on with, and forgotten, as if nothing else were there."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from riffle_spark.state.copies.part_files import scrub
-from tests.kit.state.members import Place
+from riffle_spark.state.copies.stack import Stack
+from tests.kit.state.members import SCHEMA, Place
 
 
 @pytest.fixture
@@ -42,6 +44,29 @@ def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None
     rot(place.files(3)[0])
     assert [scrub(place.folder, 1) for _ in range(5)].count([("totals", 3)]) == 1
     assert place.bring().restores == 1
+
+
+def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot puts another part in its place while its stack is looked at: that stack is left alone."""
+    stacks, opening = place.folder.stacks(SCHEMA.store), Path.open
+    before = stacks.read(2)
+    assert before is not None
+    part = place.folder.path / before.parts[0].file
+
+    def overtaken(path: Path, *how):  # type: ignore[no-untyped-def]
+        if path == part and path.exists():
+            merged = stacks.fresh(2)
+            shutil.copyfile(part, merged)
+            now = before.parts[0]._replace(file=stacks.name_of(merged))
+            assert stacks.switch(2, before, Stack(before.head, (now,)))
+            path.unlink(missing_ok=True)
+        return opening(path, *how)
+
+    monkeypatch.setattr(Path, "open", overtaken)
+    assert scrub(place.folder) == []
+    monkeypatch.undo()
+    assert not part.exists()
+    assert place.bring().restores == 0
 
 
 def test_one_large_look_finds_all(place: Place) -> None:

@@ -70,6 +70,35 @@ def test_who_is_overtaken_writes_nothing(folder: Path) -> None:
     assert not second.switch(7, None, stack(3, 3))
 
 
+def as_another_process(folder: Path, before: Stack, after: Stack) -> None:
+    """Switch as a process would that keeps lists of its own."""
+    known = dict(stack_module._kept)
+    assert Stacks(folder, "totals").switch(7, before, after)
+    stack_module._kept.clear()
+    stack_module._kept.update(known)
+
+
+def test_a_list_that_is_gone_is_looked_for_anew(folder: Path) -> None:
+    """Whoever looks at many key-groups lists them once, and is told of the one that another process replaced."""
+    stacks = Stacks(folder, "totals")
+    assert stacks.switch(7, None, stack(1, 1))
+    as_another_process(folder, stack(1, 1), stack(2, 1, 2))
+    assert stacks.has(7)
+    assert stacks.read(7) == stack(2, 1, 2)
+    Stacks(folder, "totals").drop(7)
+    assert not stacks.has(7)
+
+
+def test_what_is_dropped_is_what_is_there_now(folder: Path) -> None:
+    """Not the stack that was listed, if another process has put one in its place since."""
+    stacks = Stacks(folder, "totals")
+    assert stacks.switch(7, None, stack(1, 1))
+    as_another_process(folder, stack(1, 1), stack(2, 1, 2))
+    stacks.drop(7)
+    assert list(folder.glob("stacks/totals/*")) == []
+    assert stacks.read(7) is None
+
+
 def test_what_was_merged_is_replaced_under_what_came_meanwhile(folder: Path) -> None:
     """The head stays that of the newest list; parts that are not there any more are left alone."""
     slow, quick = Stacks(folder, "totals"), Stacks(folder, "totals")
@@ -101,6 +130,8 @@ def test_a_stack_that_is_dropped_takes_its_own_files_along(folder: Path) -> None
     for key_group in (7, 71):
         stacks.fresh(key_group).write_bytes(b"x")
         assert stacks.switch(key_group, None, stack(1, 1))
+    own = stacks.fresh(7)
+    own.write_bytes(b"x")
     stacks.drop(7)
     assert stacks.read(7) is None
     assert {path.name[:4] for path in folder.glob("stacks/totals/*")} == {"0071"}

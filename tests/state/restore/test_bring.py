@@ -172,6 +172,18 @@ def live_through(place: Place, history: list[tuple[dict[int, dict[str, int | Non
     assert place.strays() == []
 
 
+def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> None:
+    """A keeper takes one after the other: what was whole for the one before may not be any more."""
+    place.seal(0, {1: {f"k{n}": n for n in range(5_000)}})
+    place.snapshot(1)
+    keeper = place.keeper()
+    first = keeper.snapshot(1, place.entries[1])
+    with place.files(1)[0].open("r+b") as file:
+        file.seek(len(first.data) // 2)
+        file.write(b"damaged")
+    assert keeper.snapshot(1, place.entries[1]) == first
+
+
 def test_an_entry_may_be_a_snapshot_alone(place: Place) -> None:
     """A key-group that rests has no chain."""
     place.seal(0, {1: {"a": 1}})

@@ -1,0 +1,95 @@
+"""How often a member's folder is listed: by how much there is to be done beside the batches, it does not matter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.messages.upkeep_orders import CensusOrder
+from riffle_spark.state.copies.part_files import scrub
+from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.log.manifest import EMPTY, Head
+from riffle_spark.testing import home_of
+from riffle_spark.worker.census import take_census
+from riffle_spark.worker.member_folders import folder_of
+from tests.kit.worker.upkeep_member import STORE, Upkept
+
+FEW, MANY = 5, 2_000
+
+
+class Listings:
+    """Counts the system's listings of folders."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("listdir", "scandir"):
+            monkeypatch.setattr(os, name, self._counting(getattr(os, name)))
+
+    def _counting(self, listing):  # type: ignore[no-untyped-def]
+        def counted(*where):  # type: ignore[no-untyped-def]
+            self.count += 1
+            return listing(*where)
+
+        return counted
+
+    def taken(self) -> int:
+        """Return how many there were since the last call."""
+        count, self.count = self.count, 0
+        return count
+
+
+@pytest.fixture
+def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
+    """What counts from here."""
+    return Listings(monkeypatch)
+
+
+def test_a_census_of_many_copies_lists_no_more_than_one_of_a_few(tmp_path: Path, listings: Listings) -> None:
+    """Nor does a look at the files of as many stacks."""
+    home, counts = home_of("memory://listed", tmp_path), []
+    stacks = folder_of(home, "1").stacks("totals")
+    for number in range(MANY):
+        assert stacks.switch(number, None, Stack(Head(3, "1-aa")))
+        if number + 1 in (FEW, MANY):
+            listings.taken()
+            assert len(take_census(CensusOrder(home), "1").copies) == number + 1
+            assert scrub(folder_of(home, "1")) == []
+            counts.append(listings.taken())
+    assert counts[0] == counts[1] <= 16
+
+
+def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
+    """Do all kinds of upkeep for so many key-groups; return how many listings each took."""
+    place = upkept.place
+    for version in range(2):
+        place.seal(version, {kg: {"k": version} for kg in range(count)})
+    listings.taken()
+    assert upkept.run().restores == count
+    counts = [listings.taken() - count // 64]
+    place.seal(2, {0: {"k": 2}})
+    place.seal(3, {kg: {"k": 3} for kg in range(count)})
+    nothing = {count + kg: EMPTY for kg in range(count)}
+    drops = tuple(upkept.drop(kg) for kg in range(2 * count))
+    for order in (
+        {"follows": upkept.follows()},
+        {"follows": upkept.follows()},
+        {"follows": upkept.follows(nothing)},
+        {"follows": (), "snapshots": tuple(upkept.snapshot(kg) for kg in range(count))},
+        {"follows": (), "drops": drops},
+    ):
+        listings.taken()
+        receipt = upkept.run(**order)
+        counts.append(listings.taken())
+        assert len((*receipt.copies, *receipt.gone, *receipt.taken)) >= count
+        assert receipt.restores == 0
+    assert upkept.folder().held(STORE) == set()
+    return counts
+
+
+def test_upkeep_of_many_copies_lists_no_more_than_that_of_a_few(tmp_path: Path, listings: Listings) -> None:
+    """Copies begun, 64 at a time; that follow, or have nothing to add, or are not to be there; snapshots; drops."""
+    few, many = (pieces(Upkept(tmp_path / str(count)), count, listings) for count in (FEW, MANY // 4))
+    assert few == many
+    assert max(many) <= 16
