@@ -2,9 +2,10 @@
 know heads.
 
 Theory of operation. No byte of a file is used before its part's checksum was found right in this process, and again
-after the file's signature has changed. So what a disk, a crash or a person did to a file between two batches is found
-before the next one reads it; the copy is then dropped and comes from the store. Files never change, so nobody waits for
-anybody, and a mapped file that was removed lives on until it is let go.
+after the file's signature has changed; what the process wrote itself it may have checked on its way there. So what a
+disk, a crash or a person did to a file between two batches is found before the next one reads it; the copy is then
+dropped and comes from the store. Files never change, so nobody waits for anybody, and a mapped file that was removed
+lives on until it is let go.
 
 A disk that forgets bytes by itself changes no signature. So parts are read anew in turn, beside the batches, and a
 stack with a damaged one is dropped before it is needed: ``scrub``.
@@ -85,6 +86,11 @@ class PartFiles:
         except DamagedCopy:
             return False
         return True
+
+    def found_whole(self, part: StackedPart) -> None:
+        """Note that this process has just written a part's bytes, and had found them whole. Raises ``DamagedCopy``."""
+        file = self._seen[part.file] = self._looked(part.file)
+        file.checked[part.start, part.length] = part.checksum
 
     def check(self, part: StackedPart) -> bool:
         """Read a part anew, whatever is known of it, and tell whether it has its checksum."""

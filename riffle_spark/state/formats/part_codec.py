@@ -14,7 +14,8 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
-    "DELETED", "HASH", "altered", "checksum", "copy_layout_of", "decode", "encode", "fitted", "is_by_hash", "opened",
+    "DELETED", "HASH", "Checksum", "altered", "checksum", "copy_layout_of", "decode", "encode", "fitted", "is_by_hash",
+    "opened",
 ]  # fmt: skip
 
 _UNSORTED, _BY_HASH = b"1", b"2"
@@ -29,6 +30,10 @@ _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
 _WORTH_IT = 0.9
 """What compressing does not bring below this share is kept plain: then it can be read where it lies."""
+
+
+Checksum = xxhash.xxh3_64
+"""``checksum`` of bytes that come piece by piece: ``update`` and then ``intdigest``."""
 
 
 def checksum(data: bytes | memoryview) -> int:

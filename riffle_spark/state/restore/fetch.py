@@ -1,7 +1,7 @@
 """Bytes of parts from the store to files. Knows ranges, gets and files. Does not know stacks.
 
-What is fetched is written as it came. Snapshots come in ranges, several at a time, straight into their files, and are
-checked once they are there; of deltas only the wanted parts are kept, those of one object in one file.
+What is fetched is written as it came. Snapshots come in ranges, several at a time, straight into their files; of deltas
+only the wanted parts are kept, those of one object in one file. What comes in order is checked on its way.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Link, Snapshot
 from riffle_spark.state.restore.reader import Reader, in_parallel, next_range, span_bytes
 
@@ -58,7 +59,7 @@ def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) ->
 
 
 def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
-    """Write parts of one object, checked before, into one new file of a member's folder."""
+    """Write parts of one object, found whole before, into one new file of a member's folder."""
     if not parts:
         return {}
     head = next(iter(parts)).head
@@ -71,12 +72,17 @@ def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, S
     return kept
 
 
-def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> None:
-    """Fetch snapshots into their files, unchecked. Raises what ``Reader`` raises."""
-    in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one)])
+def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> set[Path]:
+    """Fetch snapshots into their files; return those that were found whole on their way, all others are unchecked.
+
+    Raises what ``Reader`` raises.
+    """
+    come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one)])
+    checksums = {one.path: one.snapshot.checksum for one in wanted}
+    return {path for path, checksum in come if checksum == checksums[path]}
 
 
-def _ranges(reader: Reader, one: WantedSnapshot) -> Iterator[Callable[[], None]]:
+def _ranges(reader: Reader, one: WantedSnapshot) -> Iterator[Callable[[], tuple[Path, int]]]:
     start = 0
     one.path.touch()
     while start < one.snapshot.length:
@@ -85,7 +91,15 @@ def _ranges(reader: Reader, one: WantedSnapshot) -> Iterator[Callable[[], None]]
         start += size
 
 
-def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> None:
+def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> tuple[Path, int]:
+    """Fetch a range into its file; return that and the checksum of the range."""
+    checksum = part_codec.Checksum()
     with one.path.open("r+b") as file:
         file.seek(start)
-        reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, file.write)
+
+        def write(piece: bytes) -> None:
+            file.write(piece)
+            checksum.update(piece)
+
+        reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, write)
+    return one.path, checksum.intdigest()

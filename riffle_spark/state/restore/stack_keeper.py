@@ -128,7 +128,9 @@ class StackKeeper:
         self._reader.totals.local_parts += len(parts)
         missing = [link for link in links if link not in parts]
         if missing:
-            parts |= fetched_links(self._reader, self._folder, runs_of(self._reader, missing))
+            fetched = fetched_links(self._reader, self._folder, runs_of(self._reader, missing))
+            self._parts.found_whole(fetched.values())
+            parts |= fetched
         return parts
 
     def _bases(self, work: Iterable[_Work]) -> dict[int, tuple[StackedPart, ...]]:
@@ -138,8 +140,8 @@ class StackKeeper:
             for one in work if one.plan.entry.snapshot is not None
         ]  # fmt: skip
         try:
-            fetched_snapshots(self._reader, wanted)
-            return {one.key_group: (self._parts.base(one),) for one in wanted}
+            whole = fetched_snapshots(self._reader, wanted)
+            return {one.key_group: (self._parts.base(one, is_whole=one.path in whole),) for one in wanted}
         except BaseException:
             for one in wanted:
                 one.path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ beside the batches, piece by piece. Knows files and formats. Does not know which
 Merging makes stacks quicker to read and frees disk; it changes nothing that a copy holds.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from itertools import takewhile
@@ -64,15 +64,22 @@ class StackParts:
         """Look at all files anew when they are needed next."""
         self._files = PartFiles(self._folder.path)
 
-    def base(self, fetched: WantedSnapshot) -> StackedPart:
+    def found_whole(self, parts: Iterable[StackedPart]) -> None:
+        """Note parts that were found whole when they were fetched, just now. Raises ``DamagedCopy``."""
+        for part in parts:
+            self._files.found_whole(part)
+
+    def base(self, fetched: WantedSnapshot, *, is_whole: bool = False) -> StackedPart:
         """Return a snapshot that was fetched as the lowest part of a stack. One whose rows cannot be read where they
-        lie is unpacked, once.
+        lie is unpacked, once. ``is_whole``: it was found so on its way.
 
         Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed.
         """
         snapshot, name = fetched.snapshot, paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
         part = StackedPart(self._stacks.name_of(fetched.path), 0, snapshot.length, snapshot.checksum, snapshot.rows)
         try:
+            if is_whole:
+                self._files.found_whole(part)
             data = self._files.data(part)
         except DamagedCopy as error:
             fetched.path.unlink(missing_ok=True)
@@ -198,6 +205,7 @@ class ColumnsFollower:
         for link, data in found.items():
             if isinstance(data, Exception):
                 owed[link].error = owed[link].error or str(data)
+        self._parts.found_whole(kept.values())
         return kept
 
     def _add(self, one: CopyProgress, coming: Mapping[Link, StackedPart]) -> int:

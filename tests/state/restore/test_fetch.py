@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import fetch
 from riffle_spark.state.restore.reader import next_range
 from riffle_spark.testing.faulty_store import Fault
@@ -43,10 +45,38 @@ def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
     assert len(ranged) > max(lengths) // 3_000
 
 
-@pytest.mark.parametrize("kind", ["truncated", "flipped", "missing", "unavailable"])
-@pytest.mark.parametrize("skip", [0, 1, 5])
-def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(place: Place, kind: str, skip: int) -> None:
-    """Named as ever; what came goes, and the next try works."""
+def test_what_comes_in_one_range_is_checked_once_on_its_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of a delta has its checksum computed once, no snapshot is read again; then a changed file is found."""
+    monkeypatch.undo()
+    checked: list[int] = []
+    compute = part_codec.checksum
+
+    def counted(data: bytes | memoryview) -> int:
+        checked.append(len(data))
+        return compute(data)
+
+    monkeypatch.setattr(part_codec, "checksum", counted)
+    assert place.bring().restores == 6
+    assert sorted(checked) == sorted(link.length for entry in place.entries.values() for link in entry.chain)
+    for file in place.folder.path.glob("stacks/*/*.part"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    assert place.bring().restores == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "skip", "range_bytes"),
+    [
+        *itertools.product(["truncated", "flipped", "missing", "unavailable"], [0, 1, 5], [2_000]),
+        *itertools.product(["truncated", "flipped", "missing", "unavailable"], [0], [1 << 20]),
+    ],
+)
+def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, kind: str, skip: int, range_bytes: int
+) -> None:
+    """Named as ever, be it the only range or one of several; what came goes, and the next try works."""
+    monkeypatch.setattr(fetch, "RANGE_BYTES", range_bytes)
     place.store.script(Fault(kind, "get", name="totals/key_group=0003", skip=skip))  # type: ignore[arg-type]
     with pytest.raises((CorruptStateError, UnavailableError)) as caught:
         place.bring()
