@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from riffle_spark.batch_times import TimeMode
+from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import RiffleError
 from riffle_spark.state.formats.arrow_schemas import packed, unpacked
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
@@ -126,6 +126,11 @@ class Order:
     last_pass_ms: int | None = None
     initial: pa.Schema | None = None
     shown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def times(self) -> Times:
+        """The batch's times, as far as anything goes by them."""
+        return Times(self.time_mode, self.time_ms, self.watermark_ms, self.last_pass_ms)
 
     def to_json(self) -> str:
         """Return the order as lines of JSON: what all slots are told, then the entries of each slot."""

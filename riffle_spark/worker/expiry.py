@@ -3,15 +3,15 @@ Knows changes and stacks. Does not know objects.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.batch_times import Times
 from riffle_spark.messages.slot_orders import Order
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.state.copies.due_rows import DueRows, RunsOfKeyGroup, due_rows, first_due_ms
-from riffle_spark.state.copies.run import Run, newest
+from riffle_spark.state.copies.run import Run, newest_by_group
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, due_times
 from riffle_spark.state.log.manifest import Entry
@@ -31,28 +31,22 @@ def with_expired(
     """Return what became of a slot's rows, and of the keys that are due then, and when key-groups that changed are due
     next. ``stacks`` and ``entries`` are those of the touched key-groups and of those with something due.
     """
-    times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
-    first_ms = {key_group: _never_if_none(entry.timer_ms) for key_group, entry in entries.items()}
+    first_ms = {kg: NEVER_MS if entry.timer_ms is None else entry.timer_ms for kg, entry in entries.items()}
     changes, outputs, count = result.changes, [result.output], 0
-    for until_ms, watermark_ms in times.passes:
-        groups = _groups(schema, changes, stacks, first_ms)
+    groups = _groups(schema, changes, stacks, first_ms)
+    for until_ms, watermark_ms in order.times.passes:
         due = due_rows(schema, [one for one in groups if one.first_ms <= until_ms], until_ms)
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
         if due.rows.num_rows:
-            touched = _touched(schema, due)
-            state = due.rows.select(schema.state.names)
+            touched, state = _touched(schema, due), due.rows.select(schema.state.names)
             gone = run_computation.run_on_due(order, compute, touched, state, watermark_ms)
             changes = _laid_over(schema, run_computation.changes_of(schema, touched, gone), changes)
+            groups = _groups(schema, changes, stacks, first_ms)
             outputs.append(gone.output)
             count += due.rows.num_rows
-    changed = set(np.unique(changes.key_groups).tolist())
-    groups = [one for one in _groups(schema, changes, stacks, first_ms) if one.key_group in changed]
-    changes = StateChanges(changes.table, changes.key_groups, first_due_ms(schema, groups), schema.due)
-    return SlotResult(pa.concat_tables(outputs), changes, expired=count)
-
-
-def _never_if_none(ms: int | None) -> int:
-    return NEVER_MS if ms is None else ms
+    changed = set(changes.key_groups.tolist())
+    timers = first_due_ms(schema, [one for one in groups if one.key_group in changed])
+    return SlotResult(pa.concat_tables(outputs), replace(changes, timers=timers), expired=count)
 
 
 def _groups(
@@ -63,11 +57,10 @@ def _groups(
     groups = []
     for key_group, ms in sorted(first_ms.items()):
         runs = stacks[key_group].runs if key_group in stacks else ()
-        run, at_first = of_batch.get(key_group), ms
-        if run is not None:
-            runs = (run, *runs)
-            at_first = min([ms, *(run.due.ms_at(0) for _ in run.due.order[:1])]) if run.due else ms
-        groups.append(RunsOfKeyGroup(key_group, runs, at_first))
+        run = of_batch.get(key_group)
+        if run is not None and run.due is not None:
+            runs, ms = (run, *runs), min(ms, run.due.ms_at(0))  # noqa: PLW2901 - what changed may be due before
+        groups.append(RunsOfKeyGroup(key_group, runs, ms))
     return groups
 
 
@@ -88,7 +81,5 @@ def _laid_over(schema: PlainColumns, above: StateChanges, below: StateChanges) -
     """Return the changes of both, those above where a key is in both."""
     table = pa.concat_tables([above.table, below.table]).combine_chunks()
     key_groups = np.concatenate([above.key_groups, below.key_groups])
-    keys = table.select(schema.key.names).append_column("", pa.array(key_groups))
-    once = newest(table.column(part_codec.HASH).to_numpy(), keys)
-    once = once[np.argsort(key_groups[once], kind="stable")]
+    once = newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
     return StateChanges(table.take(pa.array(once)), key_groups[once])

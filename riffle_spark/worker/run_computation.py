@@ -30,7 +30,6 @@ __all__ = [
     "changes_of",
     "due_key_groups",
     "in_declared_order",
-    "now_ms",
     "run_by_key",
     "run_on_blocks",
     "run_on_due",
@@ -131,7 +130,7 @@ def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update
     nothing = np.empty(0, dtype=np.int64)
     if not updates:
         return CallResult(order.output.empty_table(), nothing, state_schema.empty_table(), nothing)
-    output = pa.concat_tables([update.output.select(order.output.names) for _, update in updates])
+    output = pa.concat_tables([update.output.select(order.output.names) for _, update in updates]).cast(order.output)
     changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
     state = pa.concat_tables([update.state.select(state_schema.names) for _, update in updates])
     deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
@@ -166,8 +165,7 @@ def run_by_key(
 
     Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
     """
-    times = Times(order.time_mode, order.time_ms, order.watermark_ms, order.last_pass_ms)
-    processing = begun(times, f"store {order.store!r}")
+    processing = begun(order.times, f"store {order.store!r}")
     processing.begin(_grouped(order, rows, touched))
     counts = {key_group: end - start for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
@@ -202,18 +200,11 @@ def _changes(schema: StoreSchema, outcomes: Mapping[int, Outcome]) -> StateChang
     return StateChanges(table, key_groups, {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()})
 
 
-def now_ms(order: Order) -> int | None:
-    """Return the time that timers go by, ``None`` where there are none: the batch's time or the watermark."""
-    if order.time_mode == "EventTime":
-        return order.watermark_ms or 0
-    return order.time_ms if order.time_mode == "ProcessingTime" else None
-
-
 def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:
-    """Return the slot's key-groups whose earliest timer is due, ascending; those of a last pass too."""
-    now = now_ms(order)
-    if now is None:
+    """Return the slot's key-groups where a timer, an element or a key is due, ascending; those of a last pass too."""
+    passes = order.times.passes
+    if not passes:
         return ()
-    until = now if order.last_pass_ms is None else max(now, order.last_pass_ms)
+    until, _ = passes[-1]
     timers = ((key_group, order.entries.get(key_group, EMPTY).timer_ms) for key_group in sorted(order.slots[slot]))
     return tuple(key_group for key_group, timer in timers if timer is not None and timer <= until)

@@ -24,13 +24,12 @@ _OUTPUT_PART = -1
 @dataclass(frozen=True, slots=True)
 class StateChanges:
     """Rows of a delta in key-group order, and the key-group of each; ``timers`` says when a key-group's earliest timer
-    is due from now on (ms), ``due`` which column tells of rows, if one does.
+    is due from now on (ms).
     """
 
     table: pa.Table
     key_groups: npt.NDArray[np.int32]
     timers: Mapping[int, int | None] = field(default_factory=dict)
-    due: str | None = None
 
     def parts(self) -> Iterator[tuple[int, pa.Table]]:
         """Yield each key-group that changed, with its rows."""
@@ -39,7 +38,7 @@ class StateChanges:
 
 
 class SlotResult(NamedTuple):
-    """What became of a slot's rows: output, changes, how many timers fired and how many elements expired."""
+    """What became of a slot's rows: output, changes, how many timers fired, how many elements or keys expired."""
 
     output: pa.Table
     changes: StateChanges
@@ -62,8 +61,8 @@ class SealedDelta:
             objects.put_if_absent(self.name, self.data)
 
 
-def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str) -> SealedDelta:
-    """Return the delta of one attempt, output rows last if they are to be sealed too.
+def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str, due: str | None = None) -> SealedDelta:
+    """Return the delta of one attempt, output rows last if they are to be sealed too. ``due`` names the due column.
 
     Parts that one member will read lie together, else key-groups ascend: one ranged get takes all, and little else.
     """
@@ -74,7 +73,7 @@ def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str) ->
     parts: list[Part] = []
     start = 0
     for key_group, table in tables:
-        data = part_codec.encode(table, changes.due)
+        data = part_codec.encode(table, due)
         timer_ms = changes.timers.get(key_group)
         parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)

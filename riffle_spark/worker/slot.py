@@ -2,7 +2,7 @@
 
 The steps are those of docs/architecture.md: bring the touched copies to the base that the driver named, read, compute
 in memory, seal one delta under a name no other attempt can have, answer. The copies are not written to: what is
-sealed here is folded only once the log lists it.
+sealed here is used only once the log lists it.
 """
 
 import logging
@@ -108,7 +108,7 @@ class _Attempt:
         computed = self._compute(slot, rows, touched)
         output = computed.output
         with self.step("seal"):
-            sealed = seal(order, computed.changes, output, self.name)
+            sealed = seal(order, computed.changes, output, self.name, self.schema.due)
         if sealed.data:
             self.folder.keep_sealed(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:

@@ -19,7 +19,11 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import key_groups
 from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN
+from riffle_spark.state.copies.due_rows import RunsOfKeyGroup, due_rows, first_due_ms
+from riffle_spark.state.copies.part_files import PartFiles
+from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, due_times, in_milliseconds
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
@@ -220,10 +224,8 @@ class Windows:
         return Update(output, np.empty(0, np.int64), batch.state.schema.empty_table(), np.empty(0, np.int64))
 
 
-def test_windows_close_out_of_merged_stacks_restored_ones_and_those_of_old_parts(tmp_path: Path) -> None:
-    """Thousands of windows, the due column of the key: rows that were deleted lie in parts and are not told again,
-    whether stacks were merged, restored from deltas, or hold parts without an order.
-    """
+def test_windows_close_out_of_merged_stacks_and_restored_ones(tmp_path: Path) -> None:
+    """Thousands of windows, the due column of the key: rows that were deleted lie in parts and are not told again."""
     member = Member(tmp_path, Windows(), key=("k", "at"), time_mode="EventTime")
     random, model = np.random.default_rng(1), dict[tuple[str, int], int]()
     for batch in range(30):
@@ -257,6 +259,47 @@ def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[s
 
     with pytest.raises(ConfigError, match=problem):
         Member(tmp_path, Given())
+
+
+class Strict(Windows):
+    """The same, and its output is declared not null."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare a count that is there."""
+        usual = super().declare(key, rows)
+        return replace(usual, output=pa.schema([field.with_nullable(False) for field in usual.output]))
+
+
+def test_output_may_be_declared_not_null(tmp_path: Path) -> None:
+    """Rows of a batch and of keys that end go together whatever their tables say of nulls."""
+    member = Member(tmp_path, Strict(), key=("k", "at"), time_mode="EventTime", watermark_ms=5)
+    assert member.feed(rows_of(("a", 1, 5), ("b", 1, 6))) == [{"k": "a", "at": 5, "n": 1}]
+    member.changes["watermark_ms"] = 6
+    assert member.feed(rows_of()) == [{"k": "b", "at": 6, "n": 1}]
+
+
+@pytest.mark.parametrize("value", [-(2**63), -1, 0, 1, 999, 1000, 1001, 2**63 - 1])
+def test_due_times_are_rounded_up_wherever_they_are(value: int) -> None:
+    """A microsecond after a millisecond is due with the next one, before 1970 too."""
+    column = pa.array([value], pa.int64()).cast(pa.timestamp("us"))
+    assert in_milliseconds(column).tolist() == [-(-value // 1000)]
+    times = due_times(column, None)
+    assert times.ms_at(0) == -(-value // 1000)
+    assert times.between(-(2**63), times.ms_at(0)).tolist() == [0]
+    assert times.between(-(2**63), times.ms_at(0) - 1).tolist() == []
+
+
+def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
+    """What is due is found in a part that was sealed without the order of its rows."""
+    schema = Member(tmp_path, Sessions()).operator.schema
+    assert isinstance(schema, PlainColumns)
+    rows = pa.table([["a", "b", "c"], [1, 2, 3], [9, None, 4]], schema=schema.part_schema())
+    data = part_codec.encode(schema.sealed(rows))
+    (tmp_path / "file").write_bytes(data)
+    part = StackedPart("file", 0, len(data), part_codec.checksum(data), 3)
+    runs = PartFiles(tmp_path).runs(part, schema)
+    assert due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
+    assert first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}
 
 
 def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:

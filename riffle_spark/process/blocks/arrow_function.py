@@ -52,7 +52,8 @@ def arrow_function(
     ``due`` names a column of state or key, of timestamps or of ms as 64-bit integers, that says when a key's time is
     over by ``time_mode``: ``EventTime`` is the watermark, ``ProcessingTime`` the batch's time; null is never. Such keys
     are forgotten. ``expired(state)`` or ``expired(state, context)`` gets them before, after the batch's own rows, and
-    returns rows for the sink or ``(output, new_state)``: keys of ``new_state`` stay.
+    returns rows for the sink or ``(output, new_state)``: keys of ``new_state`` stay until the time that it gives them,
+    and where that is past, until the next batch.
     """
     for name, schema in (("state", state), ("output", output)):
         if not isinstance(schema, pa.Schema):
@@ -66,15 +67,16 @@ def arrow_function(
             remedy="Name it: due='until'; or leave out time_mode and expired.",
         )
     return ArrowFunction(
-        function, state, output, _arguments(function, _ROWS), due, time_mode_of(time_mode), expired,
-        _arguments(expired, _EXPIRED) if expired is not None else 0,
+        function, state, output, _arguments("the function", function, _ROWS), due, time_mode_of(time_mode), expired,
+        _arguments("expired", expired, _EXPIRED) if expired is not None else 0,
     )  # fmt: skip
 
 
-def _arguments(function: Callable[..., object], wanted: Sequence[str]) -> int:
+def _arguments(what: str, function: Callable[..., object], wanted: Sequence[str]) -> int:
     """Return how many of these arguments the function takes, all but the last at least; refuse what cannot."""
     if not callable(function):
-        raise ConfigError(f"arrow_function() was given a {type(function).__name__}", remedy="Give it a function.")
+        problem = f"arrow_function(): {what} is a {type(function).__name__}, not a function"
+        raise ConfigError(problem, remedy="Give it a function.")
     signature = inspect.signature(function)
     for count in (len(wanted) - 1, len(wanted)):
         try:
@@ -132,13 +134,14 @@ class ArrowFunction:
 
     def expired(self, batch: Batch) -> Update:
         """Call the function of expired keys, if there is one, and check what it returns, as for rows."""
-        where, stored, output, new_state = _where(batch), self._stored(batch), self.output.empty_table(), None
+        where, stored, nothing = _where(batch), self._stored(batch), self._stored(batch).empty_table()
+        returned: object = self.output.empty_table()
         if self.on_expired is not None:
-            given = (self._known(batch), _context(batch))[: self.expired_arguments]
-            output = returned = _called(self.on_expired, given, where)
-            if isinstance(returned, tuple) and len(returned) == 2:
-                output, new_state = returned
-        new_state = stored.empty_table() if new_state is None else conform(new_state, stored, "new state", where)
+            returned = _called(self.on_expired, (self._known(batch), _context(batch))[: self.expired_arguments], where)
+        if isinstance(returned, tuple) and len(returned) != 2:
+            raise _misshapen(returned, "rows for the sink or (output, new_state)", where)
+        output, new_state = returned if isinstance(returned, tuple) else (returned, nothing)
+        new_state = conform(new_state, stored, "new state", where)
         encoded = encode_keys(batch.keys.columns)
         kept = _own_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
         return Update(conform(output, self.output, "output", where), kept, new_state.select(self.state.names), kept[:0])
@@ -179,12 +182,13 @@ def _parts(returned: object, key: pa.Schema, where: str) -> tuple[object, object
         return *returned, key.empty_table()
     if isinstance(returned, tuple) and len(returned) == 3:
         return returned
+    raise _misshapen(returned, "(output, new_state) or (output, new_state, deleted)", where)
+
+
+def _misshapen(returned: object, wanted: str, where: str) -> UserFunctionError:
     told = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
-    raise UserFunctionError(
-        f"The function returned {told}",
-        remedy="Return (output, new_state) or (output, new_state, deleted), all Arrow tables.",
-        where=where,
-    )
+    remedy = f"Return {wanted}, all Arrow tables."
+    return UserFunctionError(f"The function returned {told}", remedy=remedy, where=where)
 
 
 def _own_keys(keys: pa.Table, encoded: pa.Array, what: str, where: str) -> npt.NDArray[np.int64]:

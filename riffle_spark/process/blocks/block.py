@@ -122,6 +122,7 @@ class ExpiringComputation(BlockComputation, Protocol):
 
     def expired(self, batch: Batch) -> Update:
         """Return output for keys that are due, after what this batch's rows did to them, and the state of those that
-        are to stay; all others are deleted. The batch has no rows. The order of keys means nothing.
+        are to stay until the time that it gives them; all others are deleted. The batch has no rows. The order of keys
+        means nothing.
         """
         ...

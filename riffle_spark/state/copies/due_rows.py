@@ -13,14 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.columns import one_array
-from riffle_spark.state.copies.run import Hashes, Indices, Run, WantedKeys, look_up, newest
+from riffle_spark.state.copies.run import Hashes, Indices, Run, WantedKeys, look_up, newest_by_group
 from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes, in_milliseconds
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = ["DueRows", "RunsOfKeyGroup", "due_rows", "first_due_ms"]
 
 _MORE = 8
-_KEY_GROUP = "__key_group"
 
 
 class RunsOfKeyGroup(NamedTuple):
@@ -79,8 +78,7 @@ def _due(run: Run) -> DueTimes:
 
 def _unseen_ms(one: RunsOfKeyGroup, places: Sequence[int]) -> int:
     """Return when the first row is due that was not looked at yet."""
-    dues = [(_due(run), at) for run, at in zip(one.runs, places, strict=True)]
-    return min((due.ms_at(at) for due, at in dues if at < len(due.order)), default=NEVER_MS)
+    return min((_due(run).ms_at(at) for run, at in zip(one.runs, places, strict=True)), default=NEVER_MS)
 
 
 def _newest_rows(
@@ -98,8 +96,7 @@ def _newest_rows(
     keys = pa.Table.from_batches(batches, schema.key).combine_chunks()
     hashes = np.concatenate([np.empty(0, np.uint64), *(run.hashes[rows] for _, run, rows in some)])
     of_row = np.repeat(np.array([kg for kg, _, _ in some], np.int32), [len(rows) for _, _, rows in some])
-    once = newest(hashes, keys.append_column(_KEY_GROUP, pa.array(of_row)))
-    once = once[np.argsort(of_row[once], kind="stable")]
+    once = newest_by_group(hashes, keys, of_row)
     keys, hashes, of_row = keys.take(pa.array(once)), hashes[once], of_row[once]
     ends = np.searchsorted(of_row, [one.key_group + 1 for one in groups])
     starts = np.searchsorted(of_row, [one.key_group for one in groups])

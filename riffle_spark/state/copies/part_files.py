@@ -126,7 +126,7 @@ class PartFiles:
         signature = signature_of(path)
         kept = _files.get(path)
         if kept is not None and kept.signature == signature:
-            _files.move_to_end(path)
+            _files[path] = _files.pop(path, kept)  # the newest, whatever the thread that merges does to it
             return kept
         _files.pop(path, None)
         if signature is None:
@@ -161,12 +161,11 @@ def _runs(data: pa.Buffer, schema: PlainColumns, where: str) -> tuple[Run, ...]:
         gone = None
     order = _order_of(table, schema.due)
     found, start = [], 0
-    for hashes in table.column(part_codec.HASH).chunks:
-        batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0] if len(hashes) else None
-        if batch is not None:
-            deleted = None if gone is None else gone.slice(start, len(hashes)).to_numpy()
-            due = None if schema.due is None else due_times(batch.column(schema.due), deleted, order)
-            found.append(Run(hashes.to_numpy(), batch, deleted, due))
+    for hashes in filter(len, table.column(part_codec.HASH).chunks):
+        batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0]
+        deleted = None if gone is None else gone.slice(start, len(hashes)).to_numpy()
+        due = None if schema.due is None else due_times(batch.column(schema.due), deleted, order)
+        found.append(Run(hashes.to_numpy(), batch, deleted, due))
         start += len(hashes)
     return tuple(found)
 

@@ -20,7 +20,7 @@ from riffle_spark.state.formats.due_times import DueTimes
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 
-__all__ = ["Hashes", "Indices", "Run", "WantedKeys", "differing", "look_up", "merged", "newest"]
+__all__ = ["Hashes", "Indices", "Run", "WantedKeys", "differing", "look_up", "merged", "newest_by_group"]
 
 Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -30,7 +30,7 @@ Indices = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Run:
     """One or more rows, key columns first, with their hashes, ascending; ``deleted`` says which only remove their
-    key, ``due`` when rows are due, if they ever are.
+    key, ``due`` when rows are due, in stores with a due column.
     """
 
     hashes: Hashes
@@ -129,7 +129,7 @@ def merged(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bottom:
     deleted = np.concatenate(
         [np.empty(0, dtype=np.bool_), *(_deleted(run, np.arange(len(run.hashes))) for run in runs)]
     )
-    picked = newest(hashes, table.select(keys))
+    picked = _newest(hashes, table.select(keys))
     if bottom:
         picked = picked[~deleted[picked]]
     columns = [pa.array(hashes[picked]), *table.take(pa.array(picked)).columns]
@@ -139,7 +139,13 @@ def merged(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bottom:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def newest(hashes: Hashes, keys: pa.Table) -> Indices:
+def newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
+    """Return the first row of each key of each key-group, by key-group and hash."""
+    once = _newest(hashes, keys.append_column("", pa.array(key_groups)))
+    return once[np.argsort(key_groups[once], kind="stable")]
+
+
+def _newest(hashes: Hashes, keys: pa.Table) -> Indices:
     """Return the first row of each key, by hash and, where keys share one, by stored key."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]

@@ -44,11 +44,13 @@ class DueTimes(NamedTuple):
         return bisect_left(range(len(order)), limit + 1, key=lambda at: int(values[order[at]]))
 
     def between(self, first_ms: int, last_ms: int) -> _Numbers:
-        """Return the numbers of the rows that are due from the first to the last time, both with it."""
+        """Return the numbers of the rows that are due from the first to the last time, both included."""
         return self.order[self.position(first_ms) : self.position(last_ms + 1)]
 
     def ms_at(self, place: int) -> int:
-        """Return when the row at this place of the order is due."""
+        """Return when the row at this place of the order is due, behind the last one ``NEVER_MS``."""
+        if place >= len(self.order):
+            return NEVER_MS
         return -(-int(self.values[self.order[place]]) // self.per_ms)
 
 
@@ -60,11 +62,12 @@ def can_be_due(kind: pa.DataType) -> bool:
 def in_milliseconds(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return due times in ms, rounded up; those that are null are anything."""
     per_ms = _per_ms(column.type)
-    return _values(column) if per_ms == 1 else -(-_values(column) // per_ms)
+    values = _values(column)
+    return values if per_ms == 1 else values // per_ms + (values % per_ms != 0)
 
 
 def due_times(column: pa.Array, deleted: npt.NDArray[np.bool_] | None, order: _Numbers | None = None) -> DueTimes:
-    """Return when rows are due; ``deleted`` ones never are. The order is one that ``with_order`` made, or is made."""
+    """Return when rows are due; ``deleted`` ones never are. ``order`` is the stored one, without it one is made."""
     values, is_due = _values(column), _are_due(column, deleted)
     if order is None:
         order = _ordered(values, is_due)

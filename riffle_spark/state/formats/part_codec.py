@@ -14,8 +14,7 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
-    "DELETED", "HASH", "Checksum", "altered", "checksum", "copy_layout_of", "decode", "encode", "fitted", "is_by_hash",
-    "opened",
+    "DELETED", "HASH", "Checksum", "altered", "checksum", "copy_layout_of", "decode", "encode", "fitted", "opened",
 ]  # fmt: skip
 
 _UNSORTED, _BY_HASH = b"1", b"2"
@@ -84,11 +83,6 @@ def altered(where: str) -> CorruptStateError:
         remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
         where=where,
     )
-
-
-def is_by_hash(data: pa.Buffer, where: str) -> bool:
-    """Tell whether a part's rows are sorted by hash, to be read where they lie. Raises as ``opened``."""
-    return HASH in opened(data, where).column_names
 
 
 def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:

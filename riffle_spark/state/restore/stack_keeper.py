@@ -104,11 +104,14 @@ class StackKeeper:
                 work.append(one)
         parts = self._parts_of([link for one in work for link in one.plan.links])
         bases = self._bases([one for one in work if one.plan.action == "restore"])
+        if bases:
+            self._stacks.look_again()  # upkeep may have been quicker
         for one in work:
             bottom = one.before if one.plan.action == "fold" else Stack(one.plan.base, bases.get(one.key_group, ()))
             assert bottom is not None, "links are added to a copy that is there"
             stack = bottom.extended(one.plan.entry.head, (parts[link] for link in one.plan.links))
-            self._stacks.switch(one.key_group, one.before, stack)
+            if not self._stacks.switch(one.key_group, one.before, stack):
+                self._parts.discard(bases.get(one.key_group, ()))
             stacks[one.key_group] = stack
         restores = sum(one.plan.action == "restore" for one in work)
         return stacks, restores, sum(len(one.plan.links) for one in work)

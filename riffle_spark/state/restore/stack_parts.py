@@ -84,11 +84,17 @@ class StackParts:
         except DamagedCopy as error:
             fetched.path.unlink(missing_ok=True)
             raise part_codec.altered(name) from error
-        if part_codec.is_by_hash(data, name):
+        table = part_codec.opened(data, name)
+        if part_codec.HASH in table.column_names:
             return part
-        table = self._schema.sealed(part_codec.opened(data, name))
+        table = self._schema.sealed(table)
         fetched.path.unlink()
         return self._written(fetched.key_group, part_codec.encode(table, self._schema.due), table.num_rows)
+
+    def discard(self, parts: Iterable[StackedPart]) -> None:
+        """Remove the files of parts that became no stack's."""
+        for part in parts:
+            (self._folder.path / part.file).unlink(missing_ok=True)
 
     def _written(self, key_group: int, data: bytes, rows: int) -> StackedPart:
         path = self._stacks.fresh(key_group)
@@ -123,7 +129,7 @@ class StackParts:
         data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows)
         if self._stacks.replaced(key_group, parts, part) is None:
-            (self._folder.path / part.file).unlink(missing_ok=True)
+            self.discard([part])
         return data, table.num_rows
 
     def whole(self, key_group: int, stack: Stack) -> tuple[bytes, int]:
@@ -246,4 +252,5 @@ class ColumnsFollower:
             wanted = WantedSnapshot(*one.address, snapshot, self._stacks.fresh(key_group))
             self._incoming.move(one.address, snapshot, wanted.path)
             parts = (self._parts.base(wanted),)
-        self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts))
+        if not self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts)):
+            self._parts.discard(parts)

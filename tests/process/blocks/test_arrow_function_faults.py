@@ -155,7 +155,8 @@ def test_what_cannot_expire_keys_is_refused(given: dict[str, Any], told: str) ->
     [
         (lambda _: 1 / 0, "raised ZeroDivisionError"),
         (lambda _: None, "The output is a builtins.NoneType"),
-        (lambda state: (state, state, state), "The output is a builtins.tuple"),
+        (lambda state: (state, state, state), "returned a tuple of 3"),
+        (lambda state: (state, None), "The new state is a builtins.NoneType"),
         (lambda _: (OUTPUT.empty_table(), stored(z=1)), "a key that is not its own"),
     ],
 )
