@@ -167,7 +167,7 @@ def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -
     parts = reader.links(entry.chain)
     tables = [parts[link] for link in entry.chain]
     if entry.snapshot is not None:
-        (kept,) = reader.snapshots([(schema.store, key_group, entry.snapshot)])
+        kept = reader.snapshot((schema.store, key_group), entry.snapshot)
         tables.insert(0, kept.append_column(DELETED, pa.repeat(False, kept.num_rows)))
     if not tables:
         return schema.part_schema().empty_table()

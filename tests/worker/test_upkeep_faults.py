@@ -18,6 +18,7 @@ from riffle_spark.state.log.manifest import Snapshot
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.restore import follow as follow_module
 from riffle_spark.state.restore import prefetch as budget_module
+from riffle_spark.state.restore import reader as reader_module
 from riffle_spark.testing import home_of
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.worker.member_folders import use_store
@@ -31,7 +32,8 @@ RANGE = 2_000
 @pytest.fixture
 def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upkept:
     """A member without copies. Key-group 1 has a snapshot of many ranges and a chain, 2 and 3 have a chain alone."""
-    monkeypatch.setattr(follow_module, "RANGE_BYTES", RANGE)
+    monkeypatch.setattr(reader_module, "RANGE_BYTES", RANGE)
+    monkeypatch.setattr(follow_module, "_BEGUN_BYTES", RANGE)  # private: as below
     monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: small state
     upkept = Upkept(tmp_path)
     fill(upkept)
@@ -195,7 +197,8 @@ def committed(folder: Path) -> tuple[Upkept, UpkeepOrder]:
 
 def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
-    follow_module.RANGE_BYTES = RANGE
+    reader_module.RANGE_BYTES = RANGE
+    follow_module._BEGUN_BYTES = RANGE  # private: small state
     follow_module._AT_ONCE = 1  # private: one after the other
 
     def die(_: float) -> None:
@@ -209,7 +212,8 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
 
 def outgrown(order: UpkeepOrder, limit: int) -> None:
     """Do a piece in a process whose files may not grow beyond a limit, then one without it."""
-    follow_module.RANGE_BYTES = RANGE
+    reader_module.RANGE_BYTES = RANGE
+    follow_module._BEGUN_BYTES = RANGE  # private: small state
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     receipt = run_upkeep(order, "1")

@@ -5,8 +5,6 @@ carries the format version. Its checksum (XXH3-64 of the bytes) is kept by whoev
 format 2: their rows are sorted by it, and nothing is compressed, so that they are read where they lie.
 """
 
-import hashlib
-
 import pyarrow as pa
 import xxhash
 
@@ -14,7 +12,7 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
-    "DELETED", "HASH", "Checksum", "altered", "checksum", "copy_layout_of", "decode", "encode", "fitted", "opened",
+    "DELETED", "HASH", "Checksum", "altered", "checksum", "decode", "encode", "fitted", "opened",
 ]  # fmt: skip
 
 _UNSORTED, _BY_HASH = b"1", b"2"
@@ -124,9 +122,3 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
             f"column {field.name!r} was written as {column.type} and does not fit {field.type}: {error}",
             remedy="declare the column as it is stored",
         ) from error
-
-
-def copy_layout_of(*schemas: pa.Schema) -> bytes:
-    """Return a name for how rows of these columns lie in a local copy: a digest of names and types, in order."""
-    text = "|".join(f"{field.name}: {field.type}" for schema in schemas for field in schema)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest().encode()

@@ -18,7 +18,7 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.restore.copy_plan import plan_copy
-from riffle_spark.state.restore.keeping import Brought, TakenRows, out_of_date, whole_is_unknown
+from riffle_spark.state.restore.keeping import Brought, TakenRows, cache_begins_at, out_of_date, whole_is_unknown
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
 from riffle_spark.state.schemas.copy_rows import CopyRows
@@ -84,7 +84,7 @@ class CopyKeeper:
             lacking = [self._lacking(group) for group in groups]
             with closing(Supply(self._reader, self._schema, lacking)) as supply:
                 for group in groups:
-                    self._advance(group, supply, opened)
+                    self._advance(group, supply)
         except BaseException:
             for copy in opened.values():
                 copy.close()
@@ -92,15 +92,6 @@ class CopyKeeper:
                 self._folder.discard(self._schema.store, fresh)
             raise
         return opened, work
-
-    def bring_or_beyond(self, key_group: int, entry: Entry) -> Copy:
-        """Return an open copy at the entry's head, or where it is if that is beyond: a copy holds committed effects
-        only.
-        """
-        try:
-            return self.bring({key_group: entry})[0][key_group]
-        except OutOfDate:
-            return Copy.of_layout(self._folder.link(self._schema.store, key_group).resolve(), self._schema.copy_layout)
 
     def forget(self, key_groups: Iterable[int]) -> None:
         """Drop the copies of these key-groups: the next ``bring`` restores them from the store."""
@@ -146,7 +137,7 @@ class CopyKeeper:
         wanted = (Wanted(work.key_group, snapshot) for work, snapshot in snapshots if snapshot is not None)
         return Lacking(links, tuple(wanted))
 
-    def _advance(self, group: list[_Work], supply: Supply, opened: dict[int, Copy]) -> None:
+    def _advance(self, group: list[_Work], supply: Supply) -> None:
         rows = supply.links()
         for work in group:
             if work.restore and work.entry.snapshot:
@@ -154,15 +145,16 @@ class CopyKeeper:
         for work in group:
             work.copy.fold_all([work.base, *(link.head for link in work.links)], [rows[link] for link in work.links])
             if work.restore:
-                self._switch(work, opened)
-
-    def _switch(self, work: _Work, opened: dict[int, Copy]) -> None:
-        self._folder.switch(self._schema.store, work.key_group, work.copy.folder)
-        assert opened[work.key_group] is work.copy
+                self._folder.switch(self._schema.store, work.key_group, work.copy.folder)
 
     def snapshot(self, key_group: int, entry: Entry) -> TakenRows:
         """See ``Keeper``."""
-        with self.bring_or_beyond(key_group, entry) as copy:
+        try:
+            copy = self.bring({key_group: entry})[0][key_group]
+        except OutOfDate:
+            path = self._folder.link(self._schema.store, key_group).resolve()
+            copy = Copy.of_layout(path, self._schema.copy_layout)
+        with copy:
             head, pairs, longs = copy.scan()
         try:
             table = self._schema.table(pairs, longs)
@@ -187,10 +179,9 @@ class CopyKeeper:
                 continue
             head, link = self._head(key_group), entry.chain[-1]
             at_hand = self._folder.sealed_file(link.head.version, link.head.attempt).exists()
-            if head == entry.head or (head == entry.base and at_hand):
-                continue
-            begins_with_it = entry.base == EMPTY_HEAD and at_hand
-            self._begin(key_group, EMPTY_HEAD if begins_with_it else entry.head)
+            begin = cache_begins_at(head, entry, at_hand=at_hand)
+            if begin is not None:
+                self._begin(key_group, begin)
 
     def _head(self, key_group: int) -> Head | None:
         current = self._folder.current(self._schema.store, key_group)

@@ -102,6 +102,10 @@ class CopyProgress:
         """Whether the copy is where it should be, or further on."""
         return not self.links and not self.restore and self.error is None
 
+    def fail(self, trouble: Exception) -> None:
+        """Note what went wrong; what did first counts."""
+        self.error = self.error or str(trouble)
+
 
 class CopyPlanner:
     """Looks where copies of one member are, and plans what they lack. ``whole`` gets an entry that came cut.

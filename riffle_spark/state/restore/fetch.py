@@ -14,11 +14,9 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Link, Snapshot
-from riffle_spark.state.restore.reader import Reader, in_parallel, next_range, span_bytes
+from riffle_spark.state.restore.reader import RANGE_BYTES, Reader, in_parallel, ranges, span_bytes
 
 __all__ = ["WantedSnapshot", "fetched_links", "fetched_snapshots", "kept_parts", "runs_of"]
-
-RANGE_BYTES = 8 << 20
 
 
 class WantedSnapshot(NamedTuple):
@@ -83,12 +81,9 @@ def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> set[P
 
 
 def _ranges(reader: Reader, one: WantedSnapshot) -> Iterator[Callable[[], tuple[Path, int]]]:
-    start = 0
     one.path.touch()
-    while start < one.snapshot.length:
-        size = next_range(one.snapshot.length - start, RANGE_BYTES)
+    for start, size in ranges(one.snapshot.length):
         yield partial(_fetch_range, reader, one, start, size)
-        start += size
 
 
 def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> tuple[Path, int]:

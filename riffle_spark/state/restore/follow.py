@@ -33,11 +33,10 @@ from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Follower", "keeper_of", "restored"]
 
-RANGE_BYTES = 8 << 20
-"""A snapshot is got in ranges of so many bytes."""
 _BYTES_AHEAD = 32 << 20
 _AT_ONCE = 8
 _BEGUN_AT_ONCE = 64
+_BEGUN_BYTES = 8 << 20
 """Small copies are begun together: a folder of many is listed before, as others may have begun some."""
 _EVERY_EPOCH = 1 << 30
 """There is no copy yet that could be beyond its entry."""
@@ -102,9 +101,7 @@ class Follower:
         all_of_them = [self._planner.looked(address, entry) for address, entry in wanted.items()]
         for one in all_of_them:
             if one.address[0] not in self._stores:
-                one.error = one.error or str(
-                    ConfigError("the order does not tell the columns of this store", where=one.address[0])
-                )
+                one.fail(ConfigError("the order does not tell the columns of this store", where=one.address[0]))
         restores = [one for one in all_of_them if one.restore]
         self._advance([one for one in all_of_them if not one.restore])
         self._restore(restores)
@@ -127,8 +124,8 @@ class Follower:
                     try:
                         whole += self._taken(piece, data.result())
                     except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
-                        piece.of.error = str(trouble)
-                if len(whole) >= _BEGUN_AT_ONCE or sum(one.fetched for one in whole) >= RANGE_BYTES:
+                        piece.of.fail(trouble)
+                if len(whole) >= _BEGUN_AT_ONCE or sum(one.fetched for one in whole) >= _BEGUN_BYTES:
                     self._begin_all(whole)
                     whole = []
         self._begin_all(whole)
@@ -144,7 +141,7 @@ class Follower:
             if at == size:
                 yield _Range(one, at, 0)
             while at < size and one.error is None:
-                granted = self._budget.grant(next_range(size - at, RANGE_BYTES), part=True)
+                granted = self._budget.grant(next_range(size - at), part=True)
                 if not granted:
                     return
                 yield _Range(one, at, granted)
@@ -175,7 +172,7 @@ class Follower:
             try:
                 self._begin(one)
             except Exception as trouble:  # noqa: BLE001 - as above
-                one.error = str(trouble)
+                one.fail(trouble)
 
     def _begin(self, one: CopyProgress) -> None:
         self._planner.plan(one)

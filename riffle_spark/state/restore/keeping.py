@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from riffle_spark.errors import OutOfDate
-from riffle_spark.state.log.manifest import Entry, Head
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head
 
-__all__ = ["Brought", "Keeper", "TakenRows", "out_of_date", "whole_is_unknown"]
+__all__ = ["Brought", "Keeper", "TakenRows", "cache_begins_at", "out_of_date", "whole_is_unknown"]
 
 
 class Brought(NamedTuple):
@@ -65,3 +65,12 @@ def out_of_date(found: Head, wanted: Head, store: str, key_group: int) -> OutOfD
         f"the copy is at version {found.version} of epoch {found.epoch}, the batch starts from {wanted.version}",
         where=f"{store}, key-group {key_group}",
     )
+
+
+def cache_begins_at(head: Head | None, entry: Entry, *, at_hand: bool) -> Head | None:
+    """Return where an empty copy of a cache is to begin, ``None`` if the one at ``head`` can be brought. ``at_hand``:
+    the newest delta lies here.
+    """
+    if head == entry.head or (at_hand and head == entry.base):
+        return None
+    return EMPTY_HEAD if at_hand and entry.base == EMPTY_HEAD else entry.head

@@ -20,8 +20,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Reader", "Totals", "in_parallel", "next_range", "span_bytes"]
+__all__ = ["RANGE_BYTES", "Reader", "Totals", "in_parallel", "next_range", "ranges", "span_bytes"]
 
+RANGE_BYTES = 8 << 20
+"""A snapshot is got in ranges of so many bytes."""
 _CONCURRENT_GETS = 12
 _JOIN_GAP_BYTES = 64 * 1024
 _Item = TypeVar("_Item")
@@ -101,9 +103,10 @@ class Reader:
                     found[link] = error
         return found
 
-    def snapshots(self, wanted: Sequence[tuple[str, int, Snapshot]]) -> list[pa.Table]:
-        """Return the tables of (store, key-group, snapshot), checked."""
-        return in_parallel(self._fetch_snapshot, wanted)
+    def snapshot(self, address: Address, snapshot: Snapshot) -> pa.Table:
+        """Return the table of a snapshot, checked. Raises ``CorruptStateError`` if the object is damaged or missing."""
+        data = self.snapshot_range(address, snapshot, 0, snapshot.length)
+        return part_codec.decode(data, snapshot.checksum, paths.snapshot(*address, snapshot.id))
 
     def _local(self, parts: list[Link]) -> dict[Link, pa.Table]:
         if self._folder is None:
@@ -158,11 +161,6 @@ class Reader:
             self.totals.fetched_bytes += size
             self.totals.snapshot_bytes += size
 
-    def _fetch_snapshot(self, wanted: tuple[str, int, Snapshot]) -> pa.Table:
-        store, key_group, snapshot = wanted
-        data = self.snapshot_range((store, key_group), snapshot, 0, snapshot.length)
-        return part_codec.decode(data, snapshot.checksum, paths.snapshot(store, key_group, snapshot.id))
-
 
 def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
     """Return what ``work`` makes of each item, several at a time; raises what the first to fail raised."""
@@ -183,11 +181,20 @@ def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Lin
     return runs
 
 
-def next_range(left: int, range_bytes: int) -> int:
+def next_range(left: int) -> int:
     """Return how many of the bytes that are left of a snapshot to get at once: a range, with what else were a short
     rest.
     """
-    return left if left <= range_bytes + range_bytes // 2 else range_bytes
+    return left if left <= RANGE_BYTES + RANGE_BYTES // 2 else RANGE_BYTES
+
+
+def ranges(length: int) -> Iterator[tuple[int, int]]:
+    """Yield where each range of a snapshot starts, and its bytes."""
+    start = 0
+    while start < length:
+        size = next_range(length - start)
+        yield start, size
+        start += size
 
 
 def span_bytes(run: list[Link]) -> int:

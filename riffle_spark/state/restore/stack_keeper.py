@@ -20,7 +20,7 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Link
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
 from riffle_spark.state.restore.fetch import WantedSnapshot, fetched_links, fetched_snapshots, runs_of
-from riffle_spark.state.restore.keeping import Brought, TakenRows, out_of_date, whole_is_unknown
+from riffle_spark.state.restore.keeping import Brought, TakenRows, cache_begins_at, out_of_date, whole_is_unknown
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_parts import StackParts
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -199,8 +199,7 @@ class StackKeeper:
                 self._stacks.drop(key_group)
                 continue
             before, link = self._stacks.read(key_group), entry.chain[-1]
-            head, at_hand = before.head if before else None, link in self._parts.sealed([link])
-            if head == entry.head or (head == entry.base and at_hand):
-                continue
-            begins_with_it = entry.base == EMPTY_HEAD and at_hand
-            self._stacks.switch(key_group, before, Stack(EMPTY_HEAD if begins_with_it else entry.head))
+            at_hand = link in self._parts.sealed([link])
+            begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
+            if begin is not None:
+                self._stacks.switch(key_group, before, Stack(begin))

@@ -210,7 +210,7 @@ class ColumnsFollower:
             found, kept = dict.fromkeys(run, trouble), {}
         for link, data in found.items():
             if isinstance(data, Exception):
-                owed[link].error = owed[link].error or str(data)
+                owed[link].fail(data)
         self._parts.found_whole(kept.values())
         return kept
 
@@ -228,7 +228,7 @@ class ColumnsFollower:
         except DamagedCopy as trouble:
             self._planner.give_up(one, trouble)
         except Exception as trouble:  # noqa: BLE001 - as above
-            one.error = str(trouble)
+            one.fail(trouble)
             return 0
         one.at, one.links = links[-1].head, one.links[len(links) :]
         one.fetched += sum(link.length for link in links)

@@ -21,13 +21,12 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Link, Snapshot
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, prefetched
-from riffle_spark.state.restore.reader import Reader, next_range, span_bytes
+from riffle_spark.state.restore.reader import Reader, ranges, span_bytes
 from riffle_spark.state.schemas.copy_rows import CopyRows
 from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["Lacking", "Supply", "VariablesFollower", "Wanted", "rows_of"]
 
-RANGE_BYTES = 8 << 20
 _BYTES_AHEAD = 64 << 20
 _AT_ONCE = 12
 _GAP_BYTES = 8 << 20
@@ -119,11 +118,8 @@ class Supply:
         for group in groups:
             yield _Links(group.links)
             for key_group, snapshot in group.snapshots:
-                start = 0
-                while start < snapshot.length:
-                    size = next_range(snapshot.length - start, RANGE_BYTES)
+                for start, size in ranges(snapshot.length):
                     yield _Range((self._schema.store, key_group), snapshot, start, size)
-                    start += size
 
     def _read(self, item: _Links | _Range) -> dict[Link, CopyRows] | CopyRows | bytes:
         if isinstance(item, _Links):
@@ -193,7 +189,7 @@ class VariablesFollower:
         tables: dict[Link, pa.Table] = {}
         for link, table in found.items():
             if isinstance(table, Exception):
-                owed[link].error = owed[link].error or str(table)
+                owed[link].fail(table)
             else:
                 tables[link] = table
         try:
@@ -201,7 +197,7 @@ class VariablesFollower:
         except Exception as trouble:  # noqa: BLE001 - as above
             encoded = {}
             for link in tables:
-                owed[link].error = owed[link].error or str(trouble)
+                owed[link].fail(trouble)
         for link, rows in encoded.items():
             self._fold(owed[link], link, rows)
 
@@ -216,7 +212,7 @@ class VariablesFollower:
         except DamagedCopy as trouble:
             self._planner.give_up(one, trouble)
         except Exception as trouble:  # noqa: BLE001 - as above
-            one.error = str(trouble)
+            one.fail(trouble)
         else:
             one.at, one.links, one.fetched = link.head, one.links[1:], one.fetched + link.length
             self._folds += 1

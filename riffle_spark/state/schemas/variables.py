@@ -6,6 +6,7 @@ clears the whole variable before the part's other rows apply. A local copy keeps
 number and the element, so that a key's state and each variable of it are ranges.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
 from riffle_spark.state.formats.key_codec import encode_keys
-from riffle_spark.state.formats.part_codec import DELETED, copy_layout_of, fitted
+from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.formats.scalar_codec import KeyEncoder
 from riffle_spark.state.schemas import variable_keys, variable_kinds
 from riffle_spark.state.schemas.copy_rows import CopyRows, joined
@@ -133,8 +134,9 @@ class VariableColumns:
 
     @cached_property
     def copy_layout(self) -> bytes:
-        """What names the layout of its rows in a local copy."""
-        return copy_layout_of(self.part_schema()) + (b"+" if self.indexed else b"")
+        """What names the layout of its rows in a local copy: a digest of names and types, in order."""
+        text = "|".join(f"{field.name}: {field.type}" for field in self.part_schema())
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest().encode() + (b"+" if self.indexed else b"")
 
     def fit(self, table: pa.Table) -> pa.Table:
         """Return rows of earlier variables as rows of today's; those of variables that are gone are left out."""
