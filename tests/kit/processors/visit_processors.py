@@ -11,7 +11,7 @@ import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["Broken", "Idle", "PandasVisits", "Visits"]
+__all__ = ["Broken", "Idle", "PandasVisits", "Sums", "Visits"]
 
 
 class Visits(StatefulProcessor):
@@ -37,6 +37,22 @@ class Visits(StatefulProcessor):
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Begin with what was known before."""
         self.add(initialState.visits, 0)
+
+
+class Sums(StatefulProcessor):
+    """Adds up what the rows of a key bring, as plainly as can be: for counting what it costs."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare one sum."""
+        self.total = handle.getValueState("total", "total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Add the rows, and give out the sum."""
+        total = (self.total.get() or (0,))[0]
+        for row in rows:
+            total += row.v
+        self.total.update((total,))
+        yield Row(k=key[0], total=total)
 
 
 class PandasVisits(Visits):

@@ -18,6 +18,7 @@ from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
@@ -109,6 +110,7 @@ class World:
         self.home = home_of(root or f"memory://{uuid.uuid4().hex}", local_dir)
         self.memory = open_store(self.home.root)
         self.store = FaultyStore(self.memory, sleep=lambda _: None)
+        self.upkeep_store: ObjectStore | None = None
         self.cluster = SimCluster(self.home, self.store, self.chance.randbytes)
         for name in executors:
             self.cluster.add(name)
@@ -130,7 +132,7 @@ class World:
         self.background = background or InlineBackground()
         ports = DriverPorts(
             self.store, self.cluster, self.clock, self.background,
-            new_id=lambda: self.chance.randbytes(16).hex(), reached=self._reached,
+            new_id=lambda: self.chance.randbytes(16).hex(), reached=self._reached, upkeep_objects=self.upkeep_store,
         )  # fmt: skip
         self.driver = Driver(self.settings, self.home, ports)
         return self.driver

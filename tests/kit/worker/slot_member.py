@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
-from riffle_spark.process.blocks.block import BlockComputation
+from riffle_spark.process.blocks.block import BlockComputation, Computation
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.receipts import changes_of
 from riffle_spark.state.log.manifest import Entry, Manifest
@@ -54,7 +54,7 @@ class Member:
     """A store of one key column on one member. ``run`` runs a slot, ``commit`` lists what it answered."""
 
     def __init__(
-        self, folder: Path, compute: BlockComputation, rows: pa.Schema = ROWS, key: tuple[str, ...] = ("k",),
+        self, folder: Path, compute: Computation, rows: pa.Schema = ROWS, key: tuple[str, ...] = ("k",),
         order_by: tuple[str, ...] = (), **changes: object,
     ) -> None:  # fmt: skip
         self.operator = operator_of("totals", key, compute, order_by, rows)

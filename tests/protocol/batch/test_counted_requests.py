@@ -1,0 +1,144 @@
+"""What a query asks of a real store, counted by the product's own counters: batch by batch, beside the batches, and for
+copies that are gone. Driver, what runs beside it, and executors count each for itself, as they do on a cluster.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import transform_with_state
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.worker.member_folders import use_store
+from tests.kit.processors.visit_processors import Sums
+from tests.kit.simulated.world import ROWS as SCHEMA
+from tests.kit.simulated.world import World, rows_of, totals
+
+ROWS = rows_of(*((f"key-{n:04d}", n, n) for n in range(600)))
+NOTHING = rows_of()
+EXECUTORS = ("1", "2", "3")
+KEY_GROUPS = 32
+SETTLED = 3
+"""From this batch on nothing is done for the first time."""
+
+
+def sums() -> Operator:
+    """Add up per key, by a processor."""
+    compute = transform_with_state(Sums(), key="k", output="k string, total long").compute
+    return operator_of("sums", ["k"], compute, (), SCHEMA)
+
+
+BOTH_KINDS = pytest.mark.parametrize("operator", [totals(), sums()], ids=["columns", "variables"])
+
+
+class Asking(World):
+    """A query of one store, whose objects are files."""
+
+    def __init__(
+        self, folder: Path, operator: Operator, executors: tuple[str, ...] = EXECUTORS, **settings: Any
+    ) -> None:
+        settings = {"key_groups": KEY_GROUPS, "snapshot_chain_links": 1000, "retained_versions": 1000, **settings}
+        self.root = folder / "root"
+        super().__init__(
+            folder / "local", root=f"file://{self.root}", executors=executors, operators=[operator], **settings
+        )
+        self.slots_store = use_store(self.home, DirectoryStore(self.root))
+        self.upkeep_store = DirectoryStore(self.root)
+        self.start()
+        self.reports: list[BatchReport] = []
+
+    def feed(self, batches: int = 1, rows: pa.Table = ROWS) -> BatchReport:
+        """Run the next batches; return the last one's report."""
+        for _ in range(batches):
+            self.reports.append(self.batch(len(self.reports), rows))
+        return self.reports[-1]
+
+    def asked(self) -> int:
+        """Return how many requests were sent so far, by whomever."""
+        stores = (self.memory, self.slots_store, self.upkeep_store)
+        return sum(sum(store.requests.values()) for store in stores if store is not None)
+
+
+@BOTH_KINDS
+def test_a_steady_batch_puts_what_slots_wrote_and_the_record(tmp_path: Path, operator: Operator) -> None:
+    """One put each, and a look whether the record is absent still: nothing is read or listed, nothing goes untold."""
+    query = Asking(tmp_path, operator)
+    query.feed(SETTLED)
+    for _ in range(3):
+        before = query.asked()
+        report = query.feed()
+        assert report.slots_that_wrote == len(EXECUTORS)
+        assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
+        assert (report.upkeep_requests, query.asked() - before) == ({}, sum(report.requests.values()))
+
+
+@BOTH_KINDS
+def test_a_batch_without_changes_puts_its_record_alone(tmp_path: Path, operator: Operator) -> None:
+    """Whether slots had rows before or not."""
+    query = Asking(tmp_path, operator)
+    query.feed(SETTLED)
+    for _ in range(2):
+        report = query.feed(rows=NOTHING)
+        assert (report.requests, report.upkeep_requests) == ({"put": 1, "head": 1}, {})
+
+
+@BOTH_KINDS
+def test_a_standby_gets_its_parts_of_a_delta_at_once_and_no_others(tmp_path: Path, operator: Operator) -> None:
+    """Each member follows both others with one get each; every byte that was sealed is got once."""
+    query = Asking(tmp_path, operator, num_standbys=1)
+    before = query.feed(SETTLED)
+    for _ in range(3):
+        report = query.feed()
+        assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
+        assert report.upkeep_requests == {"get": len(EXECUTORS) * (len(EXECUTORS) - 1)}
+        assert report.upkeep_fetched_bytes == before.sealed_bytes
+        before = report
+
+
+@BOTH_KINDS
+def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Operator) -> None:
+    """It is made of the copy at hand; beside the batches nothing else is asked for."""
+    query = Asking(tmp_path, operator, snapshot_chain_links=4, snapshot_chain_share=10.0)
+    query.feed(SETTLED + 6)
+    later = query.reports[1:]  # with the first, the root is looked at
+    assert [dict(report.upkeep_requests) for report in later] == [
+        {"put": report.snapshots} if report.snapshots else {} for report in later
+    ]
+    assert sum(report.snapshots for report in later) >= KEY_GROUPS
+
+
+@BOTH_KINDS
+def test_a_cold_restore_gets_a_snapshot_once_and_a_delta_once(tmp_path: Path, operator: Operator) -> None:
+    """One ranged get a snapshot, one for all parts of a delta, and two records, for orders tell the newest links."""
+    query = Asking(tmp_path, operator, ("1",), snapshot_chain_links=4, snapshot_chain_share=10.0)
+    query.feed(SETTLED + 5)
+    query.cluster.lose("1", disk=True)
+    query.cluster.add("2")
+    entries = query.log().manifest.entries.values()
+    snapshots = [entry.snapshot for entry in entries if entry.snapshot is not None]
+    deltas = {link.object for entry in entries for link in entry.chain}
+    assert (len(snapshots), len(deltas) > 2) == (KEY_GROUPS, True)
+    report = query.feed()
+    assert report.restores == KEY_GROUPS
+    assert report.requests == {"put": 2, "head": 1, "get": len(snapshots) + len(deltas) + 2}
+    assert report.fetched_snapshot_bytes == sum(snapshot.length for snapshot in snapshots)
+    of_deltas = report.fetched_bytes - report.fetched_snapshot_bytes
+    assert of_deltas <= sum((query.root / name).stat().st_size for name in deltas)
+
+
+def test_a_record_holds_a_few_bytes_a_link(tmp_path: Path) -> None:
+    """It lists every chain: eight bytes of a link are its checksum, which nothing makes smaller."""
+    query = Asking(tmp_path, totals())
+    for _ in range(SETTLED + 2):
+        query.feed()
+        log = query.log()
+        links = sum(len(entry.chain) for entry in log.manifest.entries.values())
+        assert log.tail is not None
+        size = (query.root / paths.record(log.tail.sequence)).stat().st_size
+        assert size <= 15 * links + 1200  # counted: 13.6, 1175
