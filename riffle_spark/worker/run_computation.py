@@ -13,7 +13,7 @@ import pyarrow as pa
 from riffle_spark.batch_times import Times
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
-from riffle_spark.process.processors.processing import Outcome, Processing
+from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.reading import EMPTY_READING
@@ -165,19 +165,27 @@ def run_by_key(
 
     Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
     """
-    processing = begun(order.times, f"store {order.store!r}")
-    processing.begin(_grouped(order, rows, touched))
+    with seldom_collected():
+        processing = begun(order.times, f"store {order.store!r}")
+        processing.begin(_grouped(order, rows, touched))
+        outcomes = _by_copy(processing, touched, copies, entries)
+        output = processing.output()
+        processing.end()
+    fired = sum(outcome.timers_fired for outcome in outcomes.values())
+    expired = sum(outcome.expired for outcome in outcomes.values())
+    return SlotResult(output, _changes(schema, outcomes), fired, expired)
+
+
+def _by_copy(
+    processing: Processing, touched: TouchedKeys, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
+) -> dict[int, Outcome]:
     counts = {key_group: end - start for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
     for key_group, entry in sorted(entries.items()):
         copy = copies.get(key_group)
         with copy.reading(entry.head) if copy is not None else nullcontext(EMPTY_READING) as reading:
             outcomes[key_group] = processing.key_group(counts.get(key_group, 0), reading)
-    output = processing.output()
-    processing.end()
-    fired = sum(outcome.timers_fired for outcome in outcomes.values())
-    expired = sum(outcome.expired for outcome in outcomes.values())
-    return SlotResult(output, _changes(schema, outcomes), fired, expired)
+    return outcomes
 
 
 def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:

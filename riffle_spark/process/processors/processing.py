@@ -24,10 +24,11 @@ from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import EMPTY_READING, Reading
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["Outcome", "Processing", "ProcessorComputation"]
+__all__ = ["Outcome", "Processing", "ProcessorComputation", "seldom_collected"]
 
 _Result = TypeVar("_Result")
 _COLLECTED_EVERY: Final = 10_000
+_OLD_EVERY: Final = 100
 _OURS: Final = "riffle_spark."
 
 
@@ -70,10 +71,6 @@ class Processing:
 
         Raises ``UserFunctionError`` with what the processor raised.
         """
-        with _seldom_collected():
-            return self._key_group(count, reading)
-
-    def _key_group(self, count: int, reading: Reading) -> Outcome:
         start, end = self._next, self._next + count
         self._next = end
         keys = self._grouped.keys.slice(start, count)
@@ -147,12 +144,14 @@ class Processing:
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Let Python look for cycles less often: rows and values are many objects and no cycles, and a third of the time
-    would go into looking at them.
+def seldom_collected() -> Iterator[None]:
+    """Let Python look for cycles less often while a slot's keys are processed: rows and values are many objects and no
+    cycles, and a quarter of the time would go into looking at them. Once for the whole slot: where it ends, Python
+    looks at once. What is young is looked at still, or a processor that makes cycles would keep them all.
     """
     before = gc.get_threshold()
-    gc.set_threshold(max(_COLLECTED_EVERY, before[0]) if before[0] else 0, *before[1:])
+    young, old, oldest = before
+    gc.set_threshold(max(_COLLECTED_EVERY, young) if young else 0, max(_OLD_EVERY, old), oldest)
     try:
         yield
     finally:
