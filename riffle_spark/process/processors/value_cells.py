@@ -58,17 +58,16 @@ class ValueCells:
 
     def changes(self) -> list[DeltaRows]:
         """Return what was written."""
-        changed = sorted(self._changed)
-        rows = [(number, self._values[number]) for number in changed]
-        numbers = [number for number, values in rows if values is not None]
-        structs = self._fields.structs([values for _, values in rows if values is not None])
-        removed = [number for number, values in rows if values is None]
+        values, changed = self._values, sorted(self._changed)
+        numbers = [number for number in changed if values[number] is not None]
+        removed = [number for number in changed if values[number] is None]
+        structs = self._fields.structs([row for number in numbers if (row := values[number]) is not None])
         if removed:
             structs = pa.concat_arrays([structs, pa.nulls(len(removed), structs.type)])
         due = self._scope.due_ms(self._variable.ttl_ms)
-        dues = None if due is None else pa.array(np.full(len(rows), due))
-        deleted = last_are_deleted(len(rows), len(removed))
-        return [DeltaRows(self._variable.name, numbers + removed, deleted, structs, dues=dues)] if rows else []
+        dues = None if due is None else pa.array(np.full(len(changed), due))
+        deleted = last_are_deleted(len(changed), len(removed))
+        return [DeltaRows(self._variable.name, numbers + removed, deleted, structs, dues=dues)] if changed else []
 
     def _read(self, at: int) -> Values | None:
         """Read a window of keys that are not known yet, this one and those after it."""

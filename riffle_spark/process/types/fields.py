@@ -84,8 +84,8 @@ class Fields:
         """Return taken tuples as one array a field. Raises ``Misfit`` for a number that is out of range."""
         if not rows:
             return [pa.array([], kind) for kind in self.schema.types]
-        fields = zip(zip(*rows, strict=True), self._to_arrow, self.schema, strict=True)
-        return [_array(values, convert, field) for values, convert, field in fields]
+        fields = enumerate(zip(self._to_arrow, self.schema, strict=True))
+        return [_array([values[at] for values in rows], convert, field) for at, (convert, field) in fields]
 
     def structs(self, rows: Sequence[Values]) -> pa.StructArray:
         """Return taken tuples as one array of structs."""

@@ -76,7 +76,7 @@ class CopyReading:
 
     def last_under(self, prefix: bytes) -> bytes | None:
         """See ``Reading``."""
-        with self._watched():
+        try:
             if self._last is None:  # lists ask for many keys one after the other
                 self._last = self._transaction.cursor(db=self._state)
             cursor, after = self._last, _after(prefix)
@@ -85,7 +85,10 @@ class CopyReading:
             if not found or not key.startswith(prefix):
                 return None
             checked(key, stored)
-            return key
+        except (lmdb.Error, DamagedValue) as error:  # as ``_watched``, for who asks key by key
+            self.damage = self.damage or self._told(error)
+            raise self.damage from error
+        return key
 
     def due_until(self, time_ms: int) -> Iterator[tuple[int, bytes]]:
         """See ``Reading``."""
