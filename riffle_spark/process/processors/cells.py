@@ -79,7 +79,7 @@ class DeltaRows(NamedTuple):
     """
 
     variable: str
-    numbers: Sequence[int]
+    numbers: Sequence[int] | npt.NDArray[np.int64]
     deleted: npt.NDArray[np.bool_]
     structs: pa.StructArray | None = None
     indexes: pa.Array | None = None

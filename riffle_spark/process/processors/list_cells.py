@@ -4,12 +4,13 @@ To append never reads the list: an element's index only has to be above those be
 when the delta is made.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
+from riffle_spark.columns import Offsets, positions_of
 from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.schemas.variable_keys import index_of
@@ -74,14 +75,8 @@ class ListCells:
 
     def changes(self) -> list[cells.DeltaRows]:
         """Return what was written."""
-        numbers: list[int] = []
-        indexes: list[int | None] = []
-        rows: list[Values] = []
-        for number, added in sorted(self._added.items()):
-            first = self._next_index(number)
-            numbers += [number] * len(added)
-            indexes += range(first, first + len(added))
-            rows += added
+        added = sorted((number, of_key) for number, of_key in self._added.items() if of_key)
+        rows = list(chain.from_iterable(of_key for _, of_key in added))
         cleared = sorted(self._cleared)
         count = len(rows) + len(cleared)
         if not count:
@@ -90,9 +85,18 @@ class ListCells:
         structs = pa.concat_arrays([structs, pa.nulls(len(cleared), structs.type)]) if cleared else structs
         due = self._scope.due_ms(self._variable.ttl_ms)
         dues = None if due is None else pa.array(np.full(count, due))
-        elements = pa.array(indexes + [None] * len(cleared), pa.int64())
+        counts = np.array([len(of_key) for _, of_key in added] + [1] * len(cleared), np.int64)
+        numbers = np.repeat(np.array([number for number, _ in added] + cleared, np.int64), counts)
         deleted = cells.last_are_deleted(count, len(cleared))
-        return [cells.DeltaRows(self._variable.name, numbers + cleared, deleted, structs, elements, dues)]
+        elements = pa.array(self._indexes(added, counts), mask=deleted)
+        return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, elements, dues)]
+
+    def _indexes(self, added: Sequence[tuple[int, list[Values]]], counts: Offsets) -> Offsets:
+        """Return the index of each element, by counts of keys; those of cleared keys, which come last, mean nothing."""
+        first = np.zeros(len(counts), np.int64)
+        first[: len(added)] = [self._next_index(number) for number, _ in added]
+        starts = positions_of(counts)
+        return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
 
     def _next_index(self, number: int) -> int:
         if number in self._cleared:

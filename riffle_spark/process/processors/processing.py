@@ -146,7 +146,7 @@ class Processing:
 @contextmanager
 def seldom_collected() -> Iterator[None]:
     """Let Python look for cycles less often while a slot's keys are processed: rows and values are many objects and no
-    cycles, and a quarter of the time would go into looking at them. Once for the whole slot: where it ends, Python
+    cycles, and a sixth of the time would go into looking at them. Once for the whole slot: where it ends, Python
     looks at once. What is young is looked at still, or a processor that makes cycles would keep them all.
     """
     before = gc.get_threshold()

@@ -63,6 +63,8 @@ class KeyEncoder:
 
     def __call__(self, values: tuple[object, ...]) -> bytes:
         """Return the whole key."""
+        if len(values) == len(self._columns) == 1:
+            return self._columns[0](values[0])
         return b"".join([encode(value) for encode, value in zip(self._columns, values, strict=True)])
 
 
