@@ -61,9 +61,10 @@ class _Block:
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
-        if declared.due is not None:
-            _check_due(store, key, declared, declared.due)
-        return PlainColumns(store, key, declared.state, declared.due)
+        if declared.due is None:
+            return PlainColumns(store, key, declared.state)
+        _check_due(store, key, declared, declared.due)
+        return PlainColumns(store, key, declared.state, declared.due, declared.time_mode)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         return slot.over_tables(PlainColumns.of_text(store, schema), self.given)
@@ -76,7 +77,7 @@ def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None
     if kind is None or not can_be_due(kind):
         raise ConfigError(
             f"due = {due!r}, and " + (f"that is {kind}" if kind else "neither state nor key has such a column"),
-            remedy="name a column of timestamps, or of milliseconds as pa.int64()",
+            remedy="name a column of timestamps of ms, us or ns, or of milliseconds as pa.int64()",
             where=store,
         )
     if declared.time_mode == "None":

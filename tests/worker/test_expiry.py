@@ -311,4 +311,7 @@ def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
     assert due.can_read(due.to_text())
     assert not due.can_read(none.to_text())
     assert not none.can_read(due.to_text())
+    by_clock = Member(tmp_path, Sessions(time_mode="ProcessingTime")).operator.schema
+    assert not by_clock.can_read(due.to_text())
+    assert "due: until by EventTime" in due.to_text()["text"]
     assert schema_of_text("totals", due.to_text()) == due

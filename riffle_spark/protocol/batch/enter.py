@@ -114,8 +114,8 @@ def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[O
             raise ConfigError(
                 f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
                 f"\n  declared: {operator.schema.to_text()['text']}",
-                remedy="keep the key's columns; add columns that may be null, leave some out, or make types wider; "
-                "for any other change use another store name",
+                remedy="keep the key's columns, and when keys end; add columns that may be null, leave some out, or "
+                "make types wider; for any other change use another store name",
                 where=operator.store,
             )
 

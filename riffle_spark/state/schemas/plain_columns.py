@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riffle_spark.batch_times import TimeMode, time_mode_of
 from riffle_spark.columns import one_array
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.keyhash import Words
@@ -24,7 +25,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PlainColumns:
-    """The key and state columns of one store (Arrow schemas). ``due`` names the one that says when a row is due."""
+    """The key and state columns of one store (Arrow schemas). ``due`` names the one that says when a row is due, by
+    what time ``time_mode`` says.
+    """
 
     one_row_a_key: ClassVar[bool] = True
 
@@ -32,11 +35,12 @@ class PlainColumns:
     key: pa.Schema
     state: pa.Schema
     due: str | None = None
+    time_mode: TimeMode = "None"
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
-        return _of_text(store, text["key"], text["state"], text.get("due"))
+        return _of_text(store, text["key"], text["state"], text.get("due"), text.get("time_mode", "None"))
 
     def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a kind
         """See ``StoreSchema``."""
@@ -45,16 +49,23 @@ class PlainColumns:
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
         text = f"{listed(self.key)} | {listed(self.state)}"
-        due = {} if self.due is None else {"due": self.due}
-        return {"key": packed(self.key), "state": packed(self.state), "text": text, **due}
+        whole = {"key": packed(self.key), "state": packed(self.state), "text": text}
+        if self.due is None:
+            return whole
+        return {**whole, "text": f"{text} | due: {self.due} by {self.time_mode}", **self._times}
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """See ``StoreSchema``. Columns that may be null come, others go; types become wider. The due column stays: when
-        what was written by another one is due, nobody has noted.
+        """See ``StoreSchema``. Columns that may be null come, others go; types become wider. What says when rows are
+        due stays: nobody has noted it of another column, and by another time all may be due at once.
         """
-        if "state" not in text or unpacked(text["key"]) != self.key or text.get("due") != self.due:
+        known = {name: text[name] for name in ("due", "time_mode") if name in text}
+        if "state" not in text or unpacked(text["key"]) != self.key or known != self._times:
             return False
         return can_become(unpacked(text["state"]), self.state)
+
+    @property
+    def _times(self) -> dict[str, str]:
+        return {} if self.due is None else {"due": self.due, "time_mode": self.time_mode}
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""
@@ -93,5 +104,5 @@ class PlainColumns:
 
 
 @lru_cache(maxsize=64)
-def _of_text(store: str, key: str, state: str, due: str | None) -> PlainColumns:
-    return PlainColumns(store, unpacked(key), unpacked(state), due)
+def _of_text(store: str, key: str, state: str, due: str | None, time_mode: str) -> PlainColumns:
+    return PlainColumns(store, unpacked(key), unpacked(state), due, time_mode_of(time_mode))
