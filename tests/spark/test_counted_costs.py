@@ -72,8 +72,8 @@ def noop(rows: DataFrame, batch_id: int) -> None:
 @pytest.mark.parametrize(
     ("stores", "most"),
     [
-        (["totals"], {"calls": 116, "jobs": 2, "analysed": 9, "optimised": 2}),
-        (["a", "b"], {"calls": 220, "jobs": 4, "analysed": 18, "optimised": 4}),
+        (["totals"], {"calls": 87, "jobs": 2, "analysed": 4, "optimised": 2}),
+        (["a", "b"], {"calls": 162, "jobs": 4, "analysed": 8, "optimised": 4}),
     ],
     ids=["one operator", "two together"],
 )

@@ -16,6 +16,7 @@ from pyspark.util import PythonEvalType
 __all__ = [
     "NoJvm",
     "Py4JJavaError",
+    "SizedRows",
     "cogrouped",
     "context",
     "counted",
@@ -30,8 +31,8 @@ __all__ = [
     "running_seconds",
     "scala_seq",
     "selected",
+    "sent_files",
     "session",
-    "sized",
 ]
 
 
@@ -80,6 +81,11 @@ def session(spark: SparkSession) -> Any:
     if not is_classic(spark):
         raise NoJvm("Spark Connect has no JVM session")
     return spark._jsparkSession
+
+
+def sent_files(spark: SparkSession) -> tuple[str, ...]:
+    """Return the names of the Python files that Spark sends to workers, in a session that has a context."""
+    return tuple(context(spark)._python_includes or ())
 
 
 def selected(frame: DataFrame, texts: Sequence[str]) -> DataFrame:
@@ -166,22 +172,42 @@ def release(frame: DataFrame) -> None:
     checkpointed(frame).rdd().unpersist(False)
 
 
-def sized(frame: DataFrame, column: str, query: str) -> DataFrame:
-    """Return what a query of the form ``select ... from r where ...`` finds in the rows of a local checkpoint and one
-    ``column`` more: one plan, analysed once, whose leaf has the rows' size, as Spark's block managers know it.
+class SizedRows:
+    """What a query of the form ``select ... from r where ...`` finds in the rows of a local checkpoint and one column
+    more, which tells whether one of them is in a list of texts: one plan, whose leaf has the rows' size, as Spark's
+    block managers know it. It is analysed once: later checkpoints of the same columns are put below the same nodes.
     """
-    spark, leaf = frame.sparkSession, checkpointed(frame)
-    jvm, rdd, output = context(spark)._jvm, leaf.rdd(), leaf.output()
+
+    def __init__(self, query: str) -> None:
+        self._query = query
+        self._nodes: tuple[Any, ...] | None = None
+
+    def frame(self, frame: DataFrame, column: str) -> DataFrame:
+        """Return what is found in a checkpoint. Raises whatever the JVM raises."""
+        spark, leaf = frame.sparkSession, checkpointed(frame)
+        jvm, parser = context(spark)._jvm, session(spark).sessionState().sqlParser()
+        output, mark, query = self._nodes or (leaf.output(), None, parser.parsePlan(self._query))
+        told = parser.parseExpression(column)
+        if mark is not None:
+            members = looked_up(jvm, "org.apache.spark.sql.catalyst.expressions.In")
+            told = mark.withNewChildInternal(members(mark.child().value(), told.child().list()))
+        plan = logical_rdd(jvm, output, leaf.rdd(), leaf.outputPartitioning(), session(spark), _size(spark, leaf.rdd()))
+        plan = looked_up(jvm, f"{_LOGICAL}.Project")(output.appended(told), plan)
+        plan = looked_up(jvm, f"{_LOGICAL}.Filter")(query.child().condition(), plan)
+        found = frame_of(spark, looked_up(jvm, f"{_LOGICAL}.Project")(query.projectList(), plan))
+        if self._nodes is None:
+            query = found._jdf.queryExecution().analyzed()
+            self._nodes = output, query.child().child().projectList().last(), query
+        return found
+
+
+def _size(spark: SparkSession, rdd: Any) -> Any:
+    """Return an RDD's size as plans are told it."""
     kept = [info for info in context(spark)._jsc.sc().getRDDStorageInfo() if info.id() == rdd.id()]
     size = sum(info.memSize() + info.diskSize() for info in kept)
     # Statistics take a Scala BigInt, which Py4J turns into an int at once: those of so many longs stand in for them.
-    longs = looked_up(jvm, f"{_LOGICAL}.Range$", _MODULE).apply(0, size // _LONG_BYTES + 1, 1, 1)
-    plan = logical_rdd(jvm, output, rdd, leaf.outputPartitioning(), session(spark), longs.stats())
-    parser = session(spark).sessionState().sqlParser()
-    project, asked = looked_up(jvm, f"{_LOGICAL}.Project"), parser.parsePlan(query)
-    plan = project(output.appended(parser.parseExpression(column)), plan)
-    plan = looked_up(jvm, f"{_LOGICAL}.Filter")(asked.child().condition(), plan)
-    return frame_of(spark, project(asked.projectList(), plan))
+    longs = looked_up(context(spark)._jvm, f"{_LOGICAL}.Range$", _MODULE).apply(0, size // _LONG_BYTES + 1, 1, 1)
+    return longs.stats()
 
 
 def logical_rdd(jvm: Any, output: Any, rdd: Any, partitioning: Any, session: Any, stats: Any = None) -> Any:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from riffle_spark.messages.slot_orders import SLOT
 from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.kept_plan import KeptPlans
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
 __all__ = ["PlacedFrames", "hash_placed", "placed"]
@@ -63,6 +64,7 @@ class PlacedFrames:
         self._silent = silent
         self._spark: SparkSession | None = None
         self._frames: OrderedDict[SlotLayout, DataFrame] = OrderedDict()
+        self.plans = KeptPlans()
         self.placeable = True
 
     def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:

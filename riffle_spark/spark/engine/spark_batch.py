@@ -8,12 +8,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import MappingProxyType
 
 import pyarrow as pa
 from pyspark import Accumulator, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, SLOT, Home, Order, Receipt, result_schema
@@ -23,8 +25,9 @@ from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.kept_plan import Planned
 from riffle_spark.spark.engine.placed import PlacedFrames
-from riffle_spark.spark.engine.task import RunReceipts, Tell, slot_function
+from riffle_spark.spark.engine.task import RunReceipts, SlotFunction, Tell, slot_function
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import store_of
@@ -71,7 +74,7 @@ class SparkWork:
         self._settings = settings
         self._initial = initial
         self._results: dict[str, KeptResult] = {}
-        self._routed: dict[str, DataFrame] = {}
+        self._routing: dict[str, Callable[[], DataFrame]] = {}
 
     def placed(self) -> bool:
         """Tell whether slots are placed by name, not by hash."""
@@ -96,32 +99,46 @@ class SparkWork:
         for order in orders:
             tell = _tell(self._batch.sparkSession)
             try:
-                result = KeptResult(self._result(layout, order, tell), several=several)
+                result = KeptResult(self._planned(layout, order, tell), several=several)
             finally:
                 told = [] if tell is None else tell[1].value.pop(tell[0], [])
             self._results[order.store] = result
             receipts += [Receipt.from_json(text) for text in result.receipts(told, len(order.slots))]
         return receipts
 
-    def _result(self, layout: SlotLayout, order: Order, tell: Tell) -> DataFrame:
-        store, batch = order.store, self._batch
-        if order.initial is not None:
-            batch = routing.with_initial(batch, order, self._initial[store])
-        routed = self._routed[store] = routing.routed(batch, order, layout, self._settings.dispatch_columns)
-        counted = handles.counted(routed, _ROWS, len(layout.slots), SLOT)
-        assignment = self._frames.frame(self._batch.sparkSession, layout)
+    def _planned(self, layout: SlotLayout, order: Order, tell: Tell) -> Planned:
         answer = routing.spark_schema(result_schema(order.output))
-        function = slot_function(order, self._operators[store].compute, routing.arrow_of(answer), tell)
-        return handles.cogrouped(assignment, counted, SLOT, function, answer)
+        function = slot_function(order, self._operators[order.store].compute, routing.arrow_of(answer), tell)
+        self._routing[order.store] = partial(self._route, layout, order)
+        slots = self._frames.frame(self._batch.sparkSession, layout)
+        plainly = partial(self._result, layout, order, slots, function, answer)
+        if order.initial is not None or not self._frames.placeable:
+            return plainly()
+        files = handles.sent_files(self._batch.sparkSession)
+        made_of = (slots, order.key, order.total, order.rows, order.output, self._batch.schema, files)
+        return self._frames.plans.planned(order.store, made_of, self._batch, function, answer, plainly)
+
+    def _result(
+        self, layout: SlotLayout, order: Order, slots: DataFrame, function: SlotFunction, answer: StructType
+    ) -> Planned:
+        counted = handles.counted(self._route(layout, order), _ROWS, len(layout.slots), SLOT)
+        result = handles.cogrouped(slots, counted, SLOT, function, answer)
+        return Planned(result, lambda: handles.observed(result, _ROWS))
+
+    def _route(self, layout: SlotLayout, order: Order) -> DataFrame:
+        batch = self._batch
+        if order.initial is not None:
+            batch = routing.with_initial(batch, order, self._initial[order.store])
+        return routing.routed(batch, order, layout, self._settings.dispatch_columns)
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""
-        seen = {store: result.observed(_ROWS) for store, result in self._results.items()}
+        seen = {store: result.routed() for store, result in self._results.items()}
         return {store: self.recount(store) if found is None else found for store, found in seen.items()}
 
     def recount(self, store: str) -> int:
         """Return how many rows are routed to a store, by reading the input again."""
-        return self._routed[store].count()
+        return self._routing[store]().count()
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
         """Give each operator's rows to its sink, once the check, which runs while their frames are made, has ended."""
@@ -135,7 +152,9 @@ class SparkWork:
 
     def _rows(self, store: str, receipts: Sequence[Receipt]) -> DataFrame:
         attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
-        return self._results[store].rows(attempts, self._operators[store].declared.output)
+        output = self._operators[store].declared.output
+        query = " ".join(["select", ", ".join(_columns(output)), "from r where", _IS_OURS])
+        return self._results[store].rows(attempts, output, self._frames.plans.sized(store, query))
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""
@@ -256,11 +275,11 @@ class KeptResult:
     action computes it.
     """
 
-    def __init__(self, result: DataFrame, *, several: bool) -> None:
-        self._result = result
+    def __init__(self, result: Planned, *, several: bool) -> None:
+        self._rows = result.rows
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
-        eager = handles.is_classic(result.sparkSession)
-        self.frame = result.localCheckpoint(eager=eager, storageLevel=level)
+        eager = handles.is_classic(result.frame.sparkSession)
+        self.frame = result.frame.localCheckpoint(eager=eager, storageLevel=level)
 
     def receipts(self, told: list[str], slots: int) -> list[str]:
         """Return what was told beside the rows, if it is the receipts of so many slots, else those among the rows.
@@ -271,22 +290,21 @@ class KeptResult:
             return told
         return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
 
-    def rows(self, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
+    def rows(self, attempts: Sequence[str], output: pa.Schema, sized: handles.SizedRows) -> DataFrame:
         """Return the output rows, of these attempts alone, in a frame that lets plans know how large it is: of unknown
         size, it is never broadcast. Spark Connect has no way to say so.
         """
         if handles.is_classic(self.frame.sparkSession):
-            query = " ".join(["select", ", ".join(_columns(output)), "from r where", _IS_OURS])
             try:
-                return handles.sized(self.frame, _mark(attempts), query)
+                return sized.frame(self.frame, _mark(attempts))
             except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans are only slower without it
                 _logger.debug("sinks' frames have no size: %s", error)
         return _rows_of(self.frame, attempts, output)
 
-    def observed(self, name: str) -> int | None:
-        """Return the number that was observed under a name, once an action is through, or ``None``."""
+    def routed(self) -> int | None:
+        """Return how many rows went into the shuffle, once an action is through, or ``None``."""
         try:
-            return handles.observed(self._result, name)
+            return self._rows()
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: the rows can be counted anew
             _logger.debug("what was observed of a result cannot be read: %s", error)
             return None

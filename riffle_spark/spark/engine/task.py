@@ -5,7 +5,6 @@ import sys
 import threading
 import zipimport
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 
 import pyarrow as pa
 from pyspark.accumulators import Accumulator, AccumulatorParam
@@ -18,7 +17,16 @@ from riffle_spark.worker.member_folders import executor_id, store_of
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
 
-__all__ = ["Answering", "RunReceipts", "Tell", "census_function", "slot_function", "upkeep_function", "warm_function"]
+__all__ = [
+    "Answering",
+    "RunReceipts",
+    "SlotFunction",
+    "Tell",
+    "census_function",
+    "slot_function",
+    "upkeep_function",
+    "warm_function",
+]
 
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
 Tell = tuple[str, Accumulator[dict[str, list[str]]]] | None
@@ -89,14 +97,19 @@ def _forget_zip_directories() -> None:
             del sys.path_importer_cache[path]
 
 
-@cache
 def _spare_collector(kind: str) -> None:
     """Take what lives after a process's first task of a kind out of Python's garbage collection: modules and clients.
 
     A Python worker collects all garbage after each task: 60 to 190 ms for what was imported, on the cores that Spark
     needs for the sink. Not after every task, or garbage would never go.
     """
-    gc.freeze()
+    if kind not in _settled:
+        _settled.add(kind)
+        gc.freeze()
+
+
+_settled: set[str] = set()
+"""The kinds of tasks that this process has run."""
 
 
 def census_function(order: CensusOrder) -> Answering:
