@@ -16,7 +16,7 @@ from pyspark.util import PythonEvalType
 __all__ = [
     "NoJvm",
     "Py4JJavaError",
-    "SizedRows",
+    "SinkPlan",
     "cogrouped",
     "context",
     "counted",
@@ -85,7 +85,7 @@ def session(spark: SparkSession) -> Any:
 
 def sent_files(spark: SparkSession) -> tuple[str, ...]:
     """Return the names of the Python files that Spark sends to workers, in a session that has a context."""
-    return tuple(context(spark)._python_includes or ())
+    return tuple(getattr(context(spark), "_python_includes", None) or ())
 
 
 def selected(frame: DataFrame, texts: Sequence[str]) -> DataFrame:
@@ -172,7 +172,7 @@ def release(frame: DataFrame) -> None:
     checkpointed(frame).rdd().unpersist(False)
 
 
-class SizedRows:
+class SinkPlan:
     """What a query of the form ``select ... from r where ...`` finds in the rows of a local checkpoint and one column
     more, which tells whether one of them is in a list of texts: one plan, whose leaf has the rows' size, as Spark's
     block managers know it. It is analysed once: later checkpoints of the same columns are put below the same nodes.

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine.jvm import SizedRows
+from riffle_spark.spark.engine.jvm import SinkPlan
 
-__all__ = ["KeptPlans", "Planned"]
+__all__ = ["KeptPlans", "PlanFrame"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _CALL = "FlatMapCoGroupsInArrowExec"
@@ -32,7 +32,7 @@ _BYTES_MOST = 1 << 20
 _logger = logging.getLogger("riffle_spark")
 
 
-class Planned(NamedTuple):
+class PlanFrame(NamedTuple):
     """A frame that is not computed yet, and what tells how many rows went into it once it is."""
 
     frame: DataFrame
@@ -44,12 +44,12 @@ class KeptPlans:
 
     def __init__(self) -> None:
         self._plans: dict[str, tuple[object, _KeptPlan | None]] = {}
-        self._sized: dict[str, tuple[str, SizedRows]] = {}
+        self._sized: dict[str, tuple[str, SinkPlan]] = {}
 
     def planned(
         self, name: str, made_of: object, batch: DataFrame, function: object, answer: StructType,
-        plainly: Callable[[], Planned],
-    ) -> Planned:  # fmt: skip
+        plainly: Callable[[], PlanFrame],
+    ) -> PlanFrame:  # fmt: skip
         """Return a batch's answers: by the plan that is kept, or else ``plainly``, whose plan is kept if it can be."""
         before, plan = self._plans.get(name, (None, None))
         if before == made_of and plan is not None:
@@ -61,10 +61,10 @@ class KeptPlans:
         self._plans[name] = (made_of, None if before == made_of else _kept(batch, made.frame))
         return made
 
-    def sized(self, name: str, query: str) -> SizedRows:
+    def sized(self, name: str, query: str) -> SinkPlan:
         """Return the plan of what an operator's sink gets, which a query says."""
         if self._sized.get(name, ("",))[0] != query:
-            self._sized[name] = query, SizedRows(query)
+            self._sized[name] = query, SinkPlan(query)
         return self._sized[name][1]
 
 
@@ -95,7 +95,7 @@ class _KeptPlan:
         self._above = above
         self._above = self._copied(slots.rdd())[1:]  # The nodes that ran keep their batch's shuffle.
 
-    def planned(self, batch: DataFrame, function: object, answer: StructType) -> Planned:
+    def planned(self, batch: DataFrame, function: object, answer: StructType) -> PlanFrame:
         """Return the answers to a batch. Raises ``LookupError`` if batch or function are of another form."""
         jvm = handles.context(batch.sparkSession)._jvm
         nodes = self._copied(_rows_of(batch))
@@ -104,7 +104,9 @@ class _KeptPlan:
         rdd = call(*by, self._function(function, answer), output, slots, nodes[-1]).execute()
         session, counting = handles.session(batch.sparkSession), nodes[self._counting]
         plan = handles.logical_rdd(jvm, output, rdd, self._partitioning, session)
-        return Planned(handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0)))
+        return PlanFrame(
+            handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
+        )
 
     def _copied(self, rdd: Any) -> list[Any]:
         """Return the nodes on top of other rows, the leaf first."""

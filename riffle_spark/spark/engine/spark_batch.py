@@ -25,7 +25,7 @@ from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine.kept_plan import Planned
+from riffle_spark.spark.engine.kept_plan import PlanFrame
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.task import RunReceipts, SlotFunction, Tell, slot_function
 from riffle_spark.state.log.manifest import Head, Link
@@ -106,24 +106,23 @@ class SparkWork:
             receipts += [Receipt.from_json(text) for text in result.receipts(told, len(order.slots))]
         return receipts
 
-    def _planned(self, layout: SlotLayout, order: Order, tell: Tell) -> Planned:
+    def _planned(self, layout: SlotLayout, order: Order, tell: Tell) -> PlanFrame:
         answer = routing.spark_schema(result_schema(order.output))
         function = slot_function(order, self._operators[order.store].compute, routing.arrow_of(answer), tell)
         self._routing[order.store] = partial(self._route, layout, order)
+        plainly = partial(self._result, layout, order, function, answer)
         slots = self._frames.frame(self._batch.sparkSession, layout)
-        plainly = partial(self._result, layout, order, slots, function, answer)
         if order.initial is not None or not self._frames.placeable:
             return plainly()
         files = handles.sent_files(self._batch.sparkSession)
         made_of = (slots, order.key, order.total, order.rows, order.output, self._batch.schema, files)
         return self._frames.plans.planned(order.store, made_of, self._batch, function, answer, plainly)
 
-    def _result(
-        self, layout: SlotLayout, order: Order, slots: DataFrame, function: SlotFunction, answer: StructType
-    ) -> Planned:
+    def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, answer: StructType) -> PlanFrame:
         counted = handles.counted(self._route(layout, order), _ROWS, len(layout.slots), SLOT)
+        slots = self._frames.frame(self._batch.sparkSession, layout)
         result = handles.cogrouped(slots, counted, SLOT, function, answer)
-        return Planned(result, lambda: handles.observed(result, _ROWS))
+        return PlanFrame(result, lambda: handles.observed(result, _ROWS))
 
     def _route(self, layout: SlotLayout, order: Order) -> DataFrame:
         batch = self._batch
@@ -275,7 +274,7 @@ class KeptResult:
     action computes it.
     """
 
-    def __init__(self, result: Planned, *, several: bool) -> None:
+    def __init__(self, result: PlanFrame, *, several: bool) -> None:
         self._rows = result.rows
         level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
         eager = handles.is_classic(result.frame.sparkSession)
@@ -290,7 +289,7 @@ class KeptResult:
             return told
         return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
 
-    def rows(self, attempts: Sequence[str], output: pa.Schema, sized: handles.SizedRows) -> DataFrame:
+    def rows(self, attempts: Sequence[str], output: pa.Schema, sized: handles.SinkPlan) -> DataFrame:
         """Return the output rows, of these attempts alone, in a frame that lets plans know how large it is: of unknown
         size, it is never broadcast. Spark Connect has no way to say so.
         """

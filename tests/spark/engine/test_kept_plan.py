@@ -22,14 +22,14 @@ SCHEMA = "k long, v long"
 def reused(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     """The batches whose answers came by a plan that was kept."""
     batches: list[DataFrame] = []
-    planned = kept_plan._KeptPlan.planned  # private: whether it is used makes no other difference
+    planned = kept_plan._KeptPlan.planned
 
-    def planning(plan: kept_plan._KeptPlan, batch: DataFrame, *given: object) -> kept_plan.Planned:  # private: as above
+    def planning(plan: kept_plan._KeptPlan, batch: DataFrame, *given: object) -> kept_plan.PlanFrame:
         made = planned(plan, batch, *given)  # type: ignore[arg-type]
         batches.append(batch)
         return made
 
-    monkeypatch.setattr(kept_plan._KeptPlan, "planned", planning)  # private: as above
+    monkeypatch.setattr(kept_plan._KeptPlan, "planned", planning)
     return batches
 
 

@@ -1,0 +1,25 @@
+"""What a Python worker imported is not gone through each time it collects garbage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+WORKER = """
+import gc
+from riffle_spark.spark.engine.task import _answers
+
+def frozen():
+    for _ in _answers(iter(()), str):
+        pass
+    return gc.get_freeze_count()
+
+first, kept = frozen(), [[] for _ in range(1000)]
+print(gc.get_freeze_count() > 10_000, frozen() <= first)
+"""
+
+
+def test_what_lives_after_a_process_first_task_is_out_of_the_collectors_way() -> None:
+    """Modules and clients are, once; what comes later is collected, or garbage would never go."""
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["True", "True"]
