@@ -2,7 +2,7 @@
 of a slot. Does not know how a slot answers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -13,7 +13,8 @@ from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.block import BlockComputation, Computation, Declared
 from riffle_spark.process.processors.processing import Processing, ProcessorComputation
-from riffle_spark.state.formats.due_times import can_be_due
+from riffle_spark.state.formats.due_times import DUE_ORDER, can_be_due
+from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -61,6 +62,7 @@ class _Block:
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
+        _check_names(store, [*key.names, *declared.state.names])
         if declared.due is None:
             return PlainColumns(store, key, declared.state)
         _check_due(store, key, declared, declared.due)
@@ -68,6 +70,17 @@ class _Block:
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         return slot.over_tables(PlainColumns.of_text(store, schema), self.given)
+
+
+def _check_names(store: str, names: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for names that parts have for columns of ours: what was sealed could not be read again."""
+    for name in names:
+        if name in {HASH, DELETED, DUE_ORDER}:
+            raise ConfigError(
+                f"a column of key or state is named {name!r}, as one is that stored state has besides",
+                remedy="rename it",
+                where=store,
+            )
 
 
 def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None:

@@ -18,6 +18,7 @@ from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import key_groups
 from riffle_spark.messages.slot_orders import Part, Receipt
+from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.state.copies.due_rows import RunsOfKeyGroup, due_rows, first_due_ms
 from riffle_spark.state.copies.part_files import PartFiles
@@ -27,7 +28,7 @@ from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
-from tests.kit.worker.slot_member import TOTAL, Member, rows_of
+from tests.kit.worker.slot_member import ROWS, TOTAL, Member, rows_of
 
 OUTPUT = pa.schema([("k", pa.string()), ("total", pa.int64()), ("late", pa.bool_())])
 KEY = pa.schema([("k", pa.string())])
@@ -173,6 +174,16 @@ def test_what_has_gone_was_deleted_and_counted(tmp_path: Path) -> None:
     assert member.feed(rows_of()) == []
 
 
+def test_keys_whose_time_was_moved_hide_none_behind_them(tmp_path: Path) -> None:
+    """The next time is found behind however many rows that count no more."""
+    member, model = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1), Model()
+    for keys, later in ((300, 10), (250, 1000), (290, 2000)):
+        rows = [(f"k{number}", 1, later + number) for number in range(keys)]
+        member.feed(rows_of(*rows))
+        model.batch(rows)
+        assert timers_of(member) == model.timers()
+
+
 def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
     """A batch without rows and with nothing due seals nothing and visits nothing."""
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
@@ -259,6 +270,17 @@ def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[s
 
     with pytest.raises(ConfigError, match=problem):
         Member(tmp_path, Given())
+
+
+@pytest.mark.parametrize("name", ["__hash", "__deleted", "__due_order"])
+@pytest.mark.parametrize("of_key", [False, True])
+def test_names_of_columns_that_parts_have_besides_are_refused(tmp_path: Path, name: str, of_key: bool) -> None:
+    """A delta with two columns of one name could be sealed and committed, and never be read."""
+    state = pa.schema([("total", pa.int64()), ("until", pa.int64()), *([] if of_key else [(name, pa.int64())])])
+    compute = arrow_function(lambda rows, state: (rows, state), state=state, output=OUTPUT, due="until", time_mode="EventTime")
+    rows, key = pa.schema([(name, pa.string()), *ROWS]), (name if of_key else "k",)
+    with pytest.raises(ConfigError, match=f"is named '{name}'"):
+        Member(tmp_path, compute, rows, key)
 
 
 class Strict(Windows):
