@@ -38,6 +38,7 @@ _SPARE_BYTES_MIN = 256 << 10
 _SPARE_SHARE = 0.1
 """Deltas that no stack has may be wanted by one that lags: as many bytes as this share of those that stacks have."""
 _PROBE_BYTES = 1 << 20
+_ADVANCING = "advancing"
 
 
 class Folder:
@@ -98,6 +99,18 @@ class Folder:
             if free and self.is_of_owner():
                 remove_strays(self.path, added_before)
             return free
+
+    @contextmanager
+    def advancing(self) -> Iterator[None]:
+        """Have files of deltas stay for the length of the block, be they on a stack or not yet. Nobody waits: at the
+        moment that another process looks for those to remove, this does nothing.
+        """
+        with self._on_disk():
+            file = (self.path / _ADVANCING).open("a")
+        with file:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield
 
     def is_of_owner(self) -> bool:
         """Tell whether the folder is still there and its owner's."""
@@ -224,17 +237,22 @@ class Folder:
     def forget_deltas(self) -> None:
         """Remove files of deltas that no stack has any more, but for a few that a stack which lags may still want: they
         are in the store. What is as new as the newest stack (the newest delta, where there is none) may be about to
-        be put on one, or folded, and stays.
+        be put on one, or folded, and stays; so does everything while somebody is about to.
+
+        New is by epoch, then by version: stacks may be left of a line with higher versions that was rolled back.
         """
+        deltas = self._deltas()
+        if not deltas or not self._nobody_advances():
+            return
         stores = [self.stacks(store) for store in self.stores_of_columns()]
         read = [stacks.read(key_group) for stacks in stores for key_group in stacks.key_groups()]
         held = [stack for stack in read if stack is not None]
         parts = {part for stack in held for part in stack.parts}
-        wanted, deltas = {part.file for part in parts}, self._deltas()
-        newest = max((stack.head.version for stack in held), default=deltas[0].version if deltas else 0)
+        wanted = {part.file for part in parts}
+        newest = max(((stack.head.epoch, stack.head.version) for stack in held), default=_age(deltas[0]))
         left = max(sum(part.length for part in parts) * _SPARE_SHARE, _SPARE_BYTES_MIN)
         spare = [file for file in deltas if f"{file.path.parent.name}/{file.path.name}" not in wanted]
-        for number, file in enumerate(file for file in spare if file.version < newest):
+        for number, file in enumerate(file for file in spare if _age(file) < newest):
             with suppress(OSError):
                 left -= file.path.stat().st_size
                 if number >= _SPARE_FILES_MAX or left < 0 or file.path.parent == self.fetched:
@@ -242,7 +260,21 @@ class Folder:
 
     def _deltas(self) -> list[SealedFile]:
         files = [*sealed_files(self.sealed), *fetched_files(self.fetched)]
-        return sorted(files, key=lambda file: -file.version)
+        return sorted(files, key=_age, reverse=True)
+
+    def _nobody_advances(self) -> bool:
+        """Tell whether nobody is about to put files of deltas on stacks. Those that come from now on are new ones."""
+        try:
+            with (self.path / _ADVANCING).open("a") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _age(file: SealedFile) -> tuple[int, int]:
+    """Return what deltas are older or newer by: the epoch, then the version."""
+    return int(file.attempt.partition("-")[0]), file.version
 
 
 def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:

@@ -26,6 +26,9 @@ from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
 
 __all__ = ["CopyPlanner", "CopyProgress", "IncomingSnapshots", "head_of"]
 
+_LOOKS = 8
+"""A stack that another process changes is looked at so often before it is taken for whole."""
+
 
 class IncomingSnapshots:
     """The half-fetched snapshots of one member, for one piece of upkeep at a time."""
@@ -188,11 +191,7 @@ def head_of(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
     """
     store = stacks.store
     if stacks.has(key_group):
-        stack = stacks.read(key_group)
-        if stack is not None and _is_there(folder.path, stack):
-            return stack.head
-        folder.drop(store, key_group, stacks)
-        return None
+        return _head_of_stack(folder, stacks, key_group)
     current = folder.current(store, key_group)
     if current is None:
         return None
@@ -206,6 +205,21 @@ def head_of(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
     if head is None and folder.current(store, key_group) == current:
         folder.drop(store, key_group)
     return head
+
+
+def _head_of_stack(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
+    """Return where a stack is; drop one that is not whole, unless it is another one by now: a process that merges takes
+    files away.
+    """
+    stack = stacks.read(key_group)
+    for _ in range(_LOOKS):
+        if stack is not None and _is_there(folder.path, stack):
+            return stack.head
+        before, stack = stack, stacks.read(key_group) if stacks.has(key_group) else None
+        if stack == before:
+            folder.drop(stacks.store, key_group, stacks)
+            return None
+    return stack.head if stack is not None else None
 
 
 def _is_there(folder: Path, stack: Stack) -> bool:

@@ -27,6 +27,8 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = ["OpenStack", "StackKeeper"]
 
+_TRIES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class OpenStack:
@@ -65,19 +67,32 @@ class StackKeeper:
         """Return a copy at exactly the entry's head for each key-group that was ever touched; raises as
         ``CopyKeeper.bring``.
         """
-        stacks, restores, folds = self._advanced(entries)
-        opened, broken = self._opened(stacks)
-        if broken:
+        with self._folder.advancing():
+            opened, brought = self._brought(entries)
+        self._parts.let_go()
+        return opened, brought
+
+    def _brought(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], Brought]:
+        """Bring copies, and once more those that turn out broken: by damage, or as another process merges meanwhile,
+        which may come several times.
+        """
+        opened: dict[int, OpenStack] = {}
+        broken: dict[int, DamagedCopy] = {}
+        restores, folds, left = 0, 0, dict(entries)
+        for _ in range(_TRIES):
+            stacks, more_restores, more_folds = self._advanced(left)
+            restores, folds = restores + more_restores, folds + more_folds
+            found, broken = self._opened(stacks)
+            opened |= found
+            if not broken:
+                return opened, Brought(restores, folds)
             self._parts.look_again()
             self._stacks.look_again()
             for key_group in broken:
                 if self._stacks.read(key_group) == stacks[key_group]:  # else another process has replaced it meanwhile
                     self._stacks.drop(key_group)
-            again, more_restores, more_folds = self._advanced({key_group: entries[key_group] for key_group in broken})
-            opened |= {key_group: self._open(stack) for key_group, stack in again.items()}
-            restores, folds = restores + more_restores, folds + more_folds
-        self._parts.let_go()
-        return opened, Brought(restores, folds)
+            left = {key_group: entries[key_group] for key_group in broken}
+        raise next(iter(broken.values()))
 
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge those stacks that have grown high. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
@@ -150,15 +165,15 @@ class StackKeeper:
                 one.path.unlink(missing_ok=True)
             raise
 
-    def _opened(self, stacks: Mapping[int, Stack]) -> tuple[dict[int, OpenStack], list[int]]:
-        """Return the stacks with their runs, and the key-groups that have a part which is not as it was."""
+    def _opened(self, stacks: Mapping[int, Stack]) -> tuple[dict[int, OpenStack], dict[int, DamagedCopy]]:
+        """Return the stacks with their runs, and what is wrong with those that have a part which is not as it was."""
         opened: dict[int, OpenStack] = {}
-        broken: list[int] = []
+        broken: dict[int, DamagedCopy] = {}
         for key_group, stack in stacks.items():
             try:
                 opened[key_group] = self._open(stack)
-            except DamagedCopy:
-                broken.append(key_group)
+            except DamagedCopy as error:
+                broken[key_group] = error
         return opened, broken
 
     def _open(self, stack: Stack) -> OpenStack:

@@ -195,6 +195,17 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
     refused.forget_deltas()
 
 
+def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path) -> None:
+    """Versions begin again below those of stacks that nobody has touched since: what was sealed last is wanted next."""
+    folder = claim(tmp_path, "app/1", ())
+    assert folder.stacks("s").switch(1, None, Stack(Head(50, "1-aa")))
+    for version in (11, 12):
+        assert folder.keep_sealed(version, "2-bb", bytes(300 << 10))
+    assert folder.keep_sealed(49, "1-aa", bytes(300 << 10))
+    folder.forget_deltas()
+    assert sorted(path.name for path in folder.sealed.iterdir()) == ["11-2-bb", "12-2-bb"]
+
+
 def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
     """Where there is no stack at all, the newest delta and a few others stay."""
     folder = claim(tmp_path, "app/1", ())

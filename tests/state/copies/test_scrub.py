@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.part_files import scrub
-from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.copies.stack import Stack, signature_of
 from tests.kit.state.members import SCHEMA, Place
 
 
@@ -76,3 +79,31 @@ def test_one_large_look_finds_all(place: Place) -> None:
     assert scrub(place.folder) == [("totals", 0), ("totals", 4)]
     assert scrub(place.folder) == []
     assert place.bring().restores == 2
+
+
+@pytest.mark.parametrize("links", [0, 2])
+def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, links: int) -> None:
+    """A byte changes after it was checked, and no time of the file tells: it is neither merged nor taken."""
+    place = Place(tmp_path)
+    place.seal(0, {1: {f"{n:08d}": n for n in range(20_000)}})
+    place.snapshot(1)
+    for version in range(1, links + 1):
+        place.seal(version, {1: {f"{n:08d}": -n for n in range(12_000)}})
+    place.bring()
+    (file,) = [file for file in place.files() if "stacks" in file.parts]
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
+        at = mapped.find((12_345).to_bytes(8, "little"))
+        mapped[at] = mapped[at]  # the page is written to from here on, and the file's time is of now
+        keeper = place.keeper()
+        copies = keeper.bring(place.entries)[0]
+        before = signature_of(str(file))
+        mapped[at] ^= 1
+        assert signature_of(str(file)) == before
+        if links:
+            with pytest.raises(DamagedCopy):
+                keeper.merge(copies)
+        with pytest.raises(DamagedCopy):
+            keeper.snapshot(1, place.entries[1])
+        keeper.forget([1])
+        taken = keeper.snapshot(1, place.entries[1])
+    assert 12_345 in pa.ipc.open_stream(taken.data).read_all()["v"].to_pylist()

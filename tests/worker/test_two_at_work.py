@@ -1,0 +1,139 @@
+"""Slots and upkeep that are at work in one folder at a time: neither takes away what the other one is about to use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.restore.copy_progress import head_of
+from tests.kit.state.members import Place
+from tests.kit.worker.upkeep_member import STORE, Upkept
+
+
+def before_the_last_get(place: Place, count: int, work: Callable[[], object]) -> None:
+    """Do something when the last of so many gets answers: all others have come by then."""
+    original, seen = place.store.get, 0
+
+    def get(name, start=0, length=None):  # type: ignore[no-untyped-def]
+        nonlocal seen
+        seen, data = seen + 1, original(name, start, length)
+        if seen == count:
+            work()
+        return data
+
+    place.store.get = get  # type: ignore[method-assign]
+
+
+def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path) -> None:
+    """They are on no stack yet, and older than what the folder's other stacks are at."""
+    upkept = Upkept(tmp_path)
+    upkept.place.seal(0, {1: {"a": 0}, 2: {f"k{n}": n for n in range(500)}})
+    upkept.run()
+    for version in range(1, 5):
+        upkept.place.seal(version, {1: {"a": version}, 2: {"b": version}})
+    entries = upkept.place.entries
+    upkept.run(follows=upkept.follows({1: entries[1]}))
+    before_the_last_get(upkept.place, 4, upkept.folder().forget_deltas)
+    assert upkept.run(follows=upkept.follows({2: entries[2]})).folds == 4
+    upkept.folder().forget_deltas()
+    assert upkept.held(2) == upkept.place.wanted[2]
+    assert upkept.run(follows=upkept.follows()).restores == 0
+
+
+def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> None:
+    """One slot is through with its batch while another one still fetches snapshots: the next batch restores nothing."""
+    place = Place(tmp_path)
+    place.seal(0, {1: {"a": 0}, 2: {"b": 0}})
+    place.snapshot(2)
+    for version in range(1, 4):
+        place.seal(version, {1: {"a": version}, 2: {f"b{version}": version}})
+    place.keeper().bring({1: place.entries[1]})
+
+    def tidy(write: Callable[[bytes], object]) -> Callable[[bytes], object]:
+        place.folder.forget_deltas()
+        return write
+
+    original = place.store.copy_to
+    place.store.copy_to = lambda name, start, length, write: original(name, start, length, tidy(write))  # type: ignore[method-assign]
+    assert place.keeper().bring({2: place.entries[2]})[1].restores == 1
+    assert place.bring().restores == 0
+
+
+def test_a_stack_that_is_merged_while_it_is_looked_at_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts go in the midst of the look: it is where it was, not damaged."""
+    place = Place(tmp_path)
+    place.seal(0, {1: {"a": 1}})
+    place.snapshot(1)
+    place.bring()
+    stacks, looking = place.folder.stacks(STORE), Path.stat
+    before = stacks.read(1)
+    assert before is not None
+    part = place.folder.path / before.parts[0].file
+
+    def overtaken(path: Path, **how: bool):  # type: ignore[no-untyped-def]
+        if path == part:
+            merged = stacks.fresh(1)
+            shutil.copyfile(part, merged)
+            assert stacks.switch(1, before, Stack(before.head, (before.parts[0]._replace(file=stacks.name_of(merged)),)))
+        return looking(path, **how)
+
+    monkeypatch.setattr(Path, "stat", overtaken)
+    assert head_of(place.folder, Folder.stacks(place.folder, STORE), 1) == before.head
+    monkeypatch.undo()
+    assert not part.exists()
+    assert place.bring().restores == 0
+
+
+def test_what_is_merged_to_a_full_disk_leaves_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch tries again: what came of the file goes each time, else the disk would never have room again."""
+    place = Place(tmp_path)
+    for version in range(3):
+        place.seal(version, {1: {f"{version}.{n}": n for n in range(1000)}})
+    keeper = place.keeper()
+    opened = keeper.bring(place.entries)[0]
+    writing = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        writing(path, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        keeper.merge(opened)
+    monkeypatch.undo()
+    assert place.strays() == []
+    assert place.bring().restores == 0
+
+
+def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice another process merges between its look at the list and at the files: no batch fails for that."""
+    place = Place(tmp_path)
+    place.seal(0, {1: {"a": 1}})
+    place.snapshot(1)
+    place.bring()
+    stacks, looking, left = place.folder.stacks(STORE), os.stat, 2
+
+    def overtaken(path, **how):  # type: ignore[no-untyped-def]
+        nonlocal left
+        if left and str(path).endswith(".part"):
+            left -= 1
+            monkeypatch.setattr(os, "stat", looking)
+            before = stacks.read(1)
+            assert before is not None
+            merged = stacks.fresh(1)
+            shutil.copyfile(path, merged)
+            assert stacks.switch(1, before, Stack(before.head, (before.parts[0]._replace(file=stacks.name_of(merged)),)))
+            monkeypatch.setattr(os, "stat", overtaken)
+        return looking(path, **how)
+
+    monkeypatch.setattr(os, "stat", overtaken)
+    assert place.bring().restores == 0
+    assert left == 0
