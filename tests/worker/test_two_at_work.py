@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.restore.copy_progress import head_of
 from tests.kit.state.members import Place
 from tests.kit.worker.upkeep_member import STORE, Upkept
@@ -28,6 +28,14 @@ def before_the_last_get(place: Place, count: int, work: Callable[[], object]) ->
         return data
 
     place.store.get = get  # type: ignore[method-assign]
+
+
+def merge(stacks: Stacks, before: Stack | None) -> None:
+    """Put another file in the place of a stack's only part, as a process that merges does."""
+    assert before is not None
+    (part,), path = before.parts, stacks.fresh(1)
+    shutil.copyfile(path.parents[2] / part.file, path)
+    assert stacks.switch(1, before, Stack(before.head, (part._replace(file=stacks.name_of(path)),)))
 
 
 def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path) -> None:
@@ -78,9 +86,7 @@ def test_a_stack_that_is_merged_while_it_is_looked_at_stays(tmp_path: Path, monk
 
     def overtaken(path: Path, **how: bool):  # type: ignore[no-untyped-def]
         if path == part:
-            merged = stacks.fresh(1)
-            shutil.copyfile(part, merged)
-            assert stacks.switch(1, before, Stack(before.head, (before.parts[0]._replace(file=stacks.name_of(merged)),)))
+            merge(stacks, before)
         return looking(path, **how)
 
     monkeypatch.setattr(Path, "stat", overtaken)
@@ -126,11 +132,7 @@ def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
         if left and str(path).endswith(".part"):
             left -= 1
             monkeypatch.setattr(os, "stat", looking)
-            before = stacks.read(1)
-            assert before is not None
-            merged = stacks.fresh(1)
-            shutil.copyfile(path, merged)
-            assert stacks.switch(1, before, Stack(before.head, (before.parts[0]._replace(file=stacks.name_of(merged)),)))
+            merge(stacks, stacks.read(1))
             monkeypatch.setattr(os, "stat", overtaken)
         return looking(path, **how)
 

@@ -147,7 +147,6 @@ class StackParts:
             return bytes(self._files.data(stack.parts[0])), stack.parts[0].rows
         return self._merge(key_group, stack.parts, bottom=True)
 
-
     def _check_anew(self, parts: Sequence[StackedPart]) -> None:
         """Read parts once more: what is made of them gets a checksum of its own, under which what a disk has forgotten
         meanwhile, without a sign, would be truth. Raises ``DamagedCopy``.

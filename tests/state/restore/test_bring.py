@@ -66,6 +66,25 @@ def test_a_copy_behind_the_snapshot_is_restored(place: Place) -> None:
     assert place.strays() == []
 
 
+def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None:
+    """Keys that lie in the snapshot, below what is merged, stay gone."""
+    place.seal(0, {1: {f"{n:04d}": n for n in range(5000)}})
+    place.snapshot(1)
+    place.bring()
+    heights = set()
+    for version in range(1, 25):
+        place.seal(version, {1: {f"{version:04d}": None, "new": version}})
+        place.bring()
+        keeper = place.keeper()
+        keeper.merge(keeper.bring(place.entries)[0])
+        stack = place.folder.stacks(SCHEMA.store).read(1)
+        assert stack is not None
+        heights.add(len(stack.parts))
+    assert max(heights) <= 10
+    assert stack.parts[0].rows == 5000, "the snapshot is still the lowest part"
+    assert place.bring() == (0, 0)
+
+
 def test_a_copy_at_the_snapshots_head_is_kept(place: Place) -> None:
     """A snapshot that replaced links the copy has already folded changes nothing for it."""
     place.seal(0, {1: {"a": 1}})
