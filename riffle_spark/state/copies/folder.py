@@ -269,6 +269,8 @@ class Folder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError:
+            return True  # a disk that is too full for the lock is one to make room on
         return True
 
 

@@ -27,7 +27,7 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = ["OpenStack", "StackKeeper"]
 
-_TRIES = 4
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,17 @@ def as_another_process(folder: Path, before: Stack, after: Stack) -> None:
     stack_module._kept.update(known)
 
 
+def test_who_is_overtaken_by_another_process_writes_nothing(folder: Path) -> None:
+    """The list that it began from is gone from the disk, though not from its memory."""
+    stacks = Stacks(folder, "totals")
+    assert stacks.switch(7, None, stack(1, 1))
+    as_another_process(folder, stack(1, 1), stack(2, 1, 2))
+    assert stacks.read(7) == stack(1, 1)
+    assert not stacks.switch(7, stack(1, 1), stack(2, 1, 9))
+    assert stacks.read(7) == stack(2, 1, 2)
+    assert len(list(folder.glob("stacks/totals/*"))) == 1
+
+
 def test_a_list_that_is_gone_is_looked_for_anew(folder: Path) -> None:
     """Whoever looks at many key-groups lists them once, and is told of the one that another process replaced."""
     stacks = Stacks(folder, "totals")
