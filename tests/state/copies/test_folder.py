@@ -195,6 +195,23 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
     refused.forget_deltas()
 
 
+def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
+    """Whether it is looked for among deltas, or among what an executor that died left half done."""
+    folder, wanted = claim(tmp_path, "app/1", ()), set[Path]()
+    for number, store in enumerate(("a", "b", "c")):
+        own, fetched = folder.stacks(store).fresh(1), folder.fetched_file(number, "1-bb")
+        for path in (own, fetched):
+            path.write_bytes(b"x")
+        parts = tuple(StackedPart(str(path.relative_to(folder.path)), 0, 1, 0, 1) for path in (own, fetched))
+        assert folder.stacks(store).switch(1, None, Stack(Head(9, "1-aa"), parts))
+        wanted |= {own, fetched}
+    for path in (folder.stacks("a").fresh(1), folder.fetched_file(1, "1-cc")):
+        path.write_bytes(b"x")
+    folder.forget_deltas()
+    assert claim(tmp_path, "app/2", ()).path == folder.path
+    assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == wanted
+
+
 def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path) -> None:
     """Versions begin again below those of stacks that nobody has touched since: what was sealed last is wanted next."""
     folder = claim(tmp_path, "app/1", ())
