@@ -277,11 +277,14 @@ def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[s
 def test_names_of_columns_that_parts_have_besides_are_refused(tmp_path: Path, name: str, of_key: bool) -> None:
     """A delta with two columns of one name could be sealed and committed, and never be read."""
     state = pa.schema([("total", pa.int64()), ("until", pa.int64()), *([] if of_key else [(name, pa.int64())])])
-    time = {"due": "until", "time_mode": "EventTime"}
-    compute = arrow_function(lambda rows, state: (rows, state), state=state, output=OUTPUT, **time)
+
+    def compute(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        return rows, state
+
+    given = arrow_function(compute, state=state, output=OUTPUT, due="until", time_mode="EventTime")
     rows, key = pa.schema([(name, pa.string()), *ROWS]), (name if of_key else "k",)
     with pytest.raises(ConfigError, match=f"is named '{name}'"):
-        Member(tmp_path, compute, rows, key)
+        Member(tmp_path, given, rows, key)
 
 
 class Strict(Windows):
