@@ -13,6 +13,7 @@ import pytest
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.protocol.operator import operator_of
 from riffle_spark.worker.member_folders import folder_of
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
 
@@ -35,6 +36,21 @@ def test_an_attempt_that_is_not_committed_leaves_no_trace(member: Member) -> Non
     assert len({receipt.attempt for _, receipt in outputs}) == 3
     member.commit(outputs[1][1])
     assert member.feed(rows_of(("a", 100, 0)))[0]["total"] == 111
+
+
+def test_a_column_that_comes_is_read_from_parts_that_this_process_has_open(tmp_path: Path) -> None:
+    """A query is started again with another one, and its workers live on: old rows have none in it."""
+    member, seen = Member(tmp_path, kept_last()), list[dict[str, object]]()
+
+    def look(_rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        seen.extend(state.to_pylist())
+        return OUTPUT.empty_table(), state.slice(0, 0)
+
+    member.feed(rows_of(("a", 1, 0)))
+    for state in (STATE, pa.schema([*STATE, ("more", pa.string())])):
+        member.operator = operator_of("totals", ("k",), arrow_function(look, state=state, output=OUTPUT), (), ROWS)
+        member.feed(rows_of(("a", 0, 0)))
+    assert seen == [{"k": "a", "last": 1}, {"k": "a", "last": 1, "more": None}]
 
 
 def test_a_slot_without_rows_answers_with_a_receipt_alone(member: Member) -> None:
