@@ -12,6 +12,7 @@ stack with a damaged one is dropped before it is needed: ``scrub``.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -91,6 +92,15 @@ class PartFiles:
         """Note that this process has just written a part's bytes, and had found them whole. Raises ``DamagedCopy``."""
         file = self._seen[part.file] = self._looked(part.file)
         file.checked[part.start, part.length] = part.checksum
+
+    def doubt(self, parts: Iterable[StackedPart]) -> None:
+        """Have parts checked once more when they are used next: what is made of them gets a checksum of its own, under
+        which what a disk has forgotten meanwhile, without a sign, would be truth.
+        """
+        for part in parts:
+            file = _files.get(f"{self._folder}/{part.file}")
+            if file is not None:
+                file.checked.pop((part.start, part.length), None)
 
     def check(self, part: StackedPart) -> bool:
         """Read a part anew, whatever is known of it, and tell whether it has its checksum."""

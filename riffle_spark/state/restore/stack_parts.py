@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import takewhile
 
 from riffle_spark.errors import CorruptStateError, OutOfDate
-from riffle_spark.state.copies.disk import DamagedCopy, damaged
+from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles
 from riffle_spark.state.copies.run import Run, merged
@@ -129,7 +129,7 @@ class StackParts:
 
     def _merge(self, key_group: int, parts: Sequence[StackedPart], *, bottom: bool) -> tuple[bytes, int]:
         """Put one part in the place of some, if they are there still; return its bytes and rows."""
-        self._check_anew(parts)
+        self._files.doubt(parts)
         table = merged(self.runs(parts), self._schema.key.names, self._schema.row_schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows)
@@ -142,18 +142,10 @@ class StackParts:
 
         Raises ``DamagedCopy``.
         """
+        self._files.doubt(stack.parts)
         if len(stack.parts) == 1 and not self._files.has_deleted(stack.parts[0]):
-            self._check_anew(stack.parts)
             return bytes(self._files.data(stack.parts[0])), stack.parts[0].rows
         return self._merge(key_group, stack.parts, bottom=True)
-
-    def _check_anew(self, parts: Sequence[StackedPart]) -> None:
-        """Read parts once more: what is made of them gets a checksum of its own, under which what a disk has forgotten
-        meanwhile, without a sign, would be truth. Raises ``DamagedCopy``.
-        """
-        for part in parts:
-            if part_codec.checksum(memoryview(self._files.data(part))) != part.checksum:
-                raise damaged("its bytes are not those that were checked", self._folder.path / part.file)
 
 
 def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
