@@ -49,6 +49,12 @@ def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None
     assert place.bring().restores == 1
 
 
+def test_a_change_whose_time_was_put_back_is_found_by_who_reads_next(place: Place) -> None:
+    """Also where the process has the file open, and found it whole: the inode has a time that nobody sets."""
+    rot(place.files(3)[0])
+    assert place.bring().restores == 1
+
+
 def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot puts another part in its place while its stack is looked at: that stack is left alone."""
     stacks, opening = place.folder.stacks(SCHEMA.store), Path.open
