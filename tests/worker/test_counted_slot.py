@@ -25,6 +25,7 @@ from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.state.copies import part_files
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.restore import stack_parts
 from riffle_spark.testing import routed
@@ -95,6 +96,7 @@ class OneSlot:
     """A store whose key-groups one slot serves, batch after batch; objects and copies are real files."""
 
     def __init__(self, folder: Path, compute: Computation, key_groups: int = 64) -> None:
+        part_files._files.clear()  # private: a slot goes over what its process has open, of other tests too
         slots: Any = {0: tuple(range(key_groups))}
         self._member = Member(folder / "local", compute, total=key_groups, slots=slots)
         self._member.changes["time_mode"] = self._member.operator.declared.time_mode
