@@ -35,9 +35,9 @@ def with_ratios(found: Figures) -> dict[str, dict[str, float]]:
     Kafka Streams has no other rows a second than those from Kafka.
     """
     every = {name: dict(figures) for name, figures in found.items()}
-    for figures in every.values():
-        if "rows_per_s_from_kafka" in figures:
-            figures.setdefault("rows_per_s", figures["rows_per_s_from_kafka"])
+    streams = every.get("kafka_streams", {})
+    if "rows_per_s_from_kafka" in streams:
+        streams["rows_per_s"] = streams["rows_per_s_from_kafka"]
     return {name: {**figures, **_ratios(figures, every)} for name, figures in every.items()}
 
 
