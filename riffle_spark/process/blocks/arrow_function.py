@@ -134,13 +134,13 @@ class ArrowFunction:
 
     def expired(self, batch: Batch) -> Update:
         """Call the function of expired keys, if there is one, and check what it returns, as for rows."""
-        where, stored, nothing = _where(batch), self._stored(batch), self._stored(batch).empty_table()
+        where, stored = _where(batch), self._stored(batch)
         returned: object = self.output.empty_table()
         if self.on_expired is not None:
             returned = _called(self.on_expired, (self._known(batch), _context(batch))[: self.expired_arguments], where)
         if isinstance(returned, tuple) and len(returned) != 2:
             raise _misshapen(returned, "rows for the sink or (output, new_state)", where)
-        output, new_state = returned if isinstance(returned, tuple) else (returned, nothing)
+        output, new_state = returned if isinstance(returned, tuple) else (returned, stored.empty_table())
         new_state = conform(new_state, stored, "new state", where)
         encoded = encode_keys(batch.keys.columns)
         kept = _own_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)

@@ -38,18 +38,14 @@ class DueRows(NamedTuple):
     key_groups: npt.NDArray[np.int32]
     due_ms: Indices
 
-    def chosen(self, which: npt.NDArray[np.bool_]) -> "DueRows":
-        """Return some of them."""
-        rows, hashes, key_groups, due_ms = self
-        return DueRows(rows.filter(pa.array(which)), hashes[which], key_groups[which], due_ms[which])
-
 
 def due_rows(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup], until_ms: int) -> DueRows:
     """Return the rows that are due by then. Key-groups ascend."""
-    found = _newest_rows(
+    rows, hashes, key_groups, due_ms = _newest_rows(
         schema, groups, [[_due(run).between(one.first_ms, until_ms) for run in one.runs] for one in groups]
     )
-    return found.chosen(found.due_ms <= until_ms)
+    is_due = due_ms <= until_ms
+    return DueRows(rows.filter(pa.array(is_due)), hashes[is_due], key_groups[is_due], due_ms[is_due])
 
 
 def first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) -> dict[int, int | None]:
@@ -102,10 +98,7 @@ def _newest_rows(
     starts = np.searchsorted(of_row, [one.key_group for one in groups])
     wanted = [WantedKeys(int(start), int(end), one.runs) for one, start, end in zip(groups, starts, ends, strict=True)]
     rows, is_there = look_up(wanted, hashes, keys, schema.row_schema)
-    return DueRows(rows, hashes, of_row, _dues(rows, str(schema.due), is_there)).chosen(is_there)
-
-
-def _dues(rows: pa.Table, name: str, is_there: npt.NDArray[np.bool_]) -> Indices:
-    column = one_array(rows.column(name))
-    is_due = is_there & column.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(is_due, in_milliseconds(column), NEVER_MS)
+    rows = rows.filter(pa.array(is_there))
+    column = one_array(rows.column(str(schema.due)))
+    due_ms = np.where(column.is_valid().to_numpy(zero_copy_only=False), in_milliseconds(column), NEVER_MS)
+    return DueRows(rows, hashes[is_there], of_row[is_there], due_ms)

@@ -68,11 +68,8 @@ def in_milliseconds(column: pa.Array) -> npt.NDArray[np.int64]:
 
 def due_times(column: pa.Array, deleted: npt.NDArray[np.bool_] | None, order: _Numbers | None = None) -> DueTimes:
     """Return when rows are due; ``deleted`` ones never are. ``order`` is the stored one, without it one is made."""
-    values, is_due = _values(column), _are_due(column, deleted)
-    if order is None:
-        order = _ordered(values, is_due)
-    count = len(values) if is_due is None else int(np.count_nonzero(is_due))
-    return DueTimes(values, _per_ms(column.type), order[:count])
+    is_due = _are_due(column, deleted)
+    return _due_times(column, is_due, _ordered(_values(column), is_due) if order is None else order)
 
 
 def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
@@ -82,12 +79,18 @@ def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
     """
     column = one_array(table.column(name))
     gone = one_array(table.column(deleted)).to_numpy(zero_copy_only=False) if deleted in table.column_names else None
-    values, is_due = _values(column), _are_due(column, gone)
-    order = _ordered(values, is_due)
-    due = DueTimes(values, _per_ms(column.type), order)
-    last = (len(values) if is_due is None else int(np.count_nonzero(is_due))) - 1
-    span = {DUE_SPAN: f"{due.ms_at(0)},{due.ms_at(last)}"} if last >= 0 else {}
+    is_due = _are_due(column, gone)
+    order = _ordered(_values(column), is_due)
+    due = _due_times(column, is_due, order)
+    count = len(due.order)
+    span = {DUE_SPAN: f"{due.ms_at(0)},{due.ms_at(count - 1)}"} if count else {}
     return table.append_column(DUE_ORDER, pa.array(order)).replace_schema_metadata({DUE_COLUMN: name, **span})
+
+
+def _due_times(column: pa.Array, is_due: npt.NDArray[np.bool_] | None, order: _Numbers) -> DueTimes:
+    """Return the due times of rows, by an order of all of them, those that are never due last."""
+    count = len(column) if is_due is None else int(np.count_nonzero(is_due))
+    return DueTimes(_values(column), _per_ms(column.type), order[:count])
 
 
 def _per_ms(kind: pa.DataType) -> int:

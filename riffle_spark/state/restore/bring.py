@@ -17,8 +17,7 @@ from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
-from riffle_spark.state.restore.copy_plan import plan_copy
-from riffle_spark.state.restore.keeping import Brought, TakenRows, cache_begins_at, out_of_date, whole_is_unknown
+from riffle_spark.state.restore.keeping import Brought, KeeperPlans, TakenRows, cache_begins_at, whole_is_unknown
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.supply import Lacking, Supply, Wanted
 from riffle_spark.state.schemas.copy_rows import CopyRows
@@ -55,9 +54,7 @@ class CopyKeeper:
         self._folder = folder
         self._schema = schema
         self._reader = reader
-        self._epoch = epoch
-        self._whole = whole
-        self._newest = newest
+        self._plans = KeeperPlans(schema.store, epoch, whole, newest)
 
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Copy], Brought]:
         """Return an open copy at exactly the entry's head for each key-group that was ever touched.
@@ -102,13 +99,11 @@ class CopyKeeper:
         copy, head = self._open(key_group)
         if copy is not None:
             opened[key_group] = copy
-        plan = plan_copy(head, entry, self._epoch, lambda: self._whole(key_group), newest=self._newest)
+        plan = self._plans.plan(key_group, head, entry)
         if copy is not None and plan.action == "fold":
             return _Work(key_group, copy, plan.entry, plan.base, plan.links, restore=False) if plan.links else None
         if copy is not None:
             opened.pop(key_group).close()
-        if head is not None and plan.action == "beyond":
-            raise out_of_date(head, plan.entry.head, self._schema.store, key_group)
         if plan.action == "drop":
             self._folder.drop(self._schema.store, key_group)
             return None

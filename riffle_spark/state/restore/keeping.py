@@ -1,14 +1,16 @@
 """What keepers of copies have in common: what they are asked and what they tell. Does not know how a copy is kept."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head
+from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
 
-__all__ = ["Brought", "Keeper", "TakenRows", "cache_begins_at", "out_of_date", "whole_is_unknown"]
+__all__ = ["Brought", "Keeper", "KeeperPlans", "TakenRows", "cache_begins_at", "whole_is_unknown"]
 
 
 class Brought(NamedTuple):
@@ -54,17 +56,31 @@ class Keeper(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class KeeperPlans:
+    """How one store's copies are planned for a driver. Arguments as those of ``CopyKeeper``."""
+
+    store: str
+    epoch: int
+    whole: Callable[[int], Entry]
+    newest: bool
+
+    def plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:
+        """Return what the copy at ``head`` lacks. Raises ``OutOfDate`` if it is beyond what a batch starts from."""
+        plan = plan_copy(head, entry, self.epoch, lambda: self.whole(key_group), newest=self.newest)
+        if plan.action == "beyond":
+            assert head is not None, "nothing is beyond an entry where there is nothing"
+            raise OutOfDate(
+                f"the copy is at version {head.version} of epoch {head.epoch}, the batch starts from "
+                f"{plan.entry.head.version}",
+                where=f"{self.store}, key-group {key_group}",
+            )
+        return plan
+
+
 def whole_is_unknown(key_group: int) -> Entry:
     """Stand for a way to get whole entries where none can be cut."""
     raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
-
-
-def out_of_date(found: Head, wanted: Head, store: str, key_group: int) -> OutOfDate:
-    """Return the error of a copy that is beyond what a batch starts from."""
-    return OutOfDate(
-        f"the copy is at version {found.version} of epoch {found.epoch}, the batch starts from {wanted.version}",
-        where=f"{store}, key-group {key_group}",
-    )
 
 
 def cache_begins_at(head: Head | None, entry: Entry, *, at_hand: bool) -> Head | None:

@@ -18,9 +18,9 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run, merged
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Link
-from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
+from riffle_spark.state.restore.copy_plan import CopyPlan
 from riffle_spark.state.restore.fetch import WantedSnapshot, fetched_links, fetched_snapshots, runs_of
-from riffle_spark.state.restore.keeping import Brought, TakenRows, cache_begins_at, out_of_date, whole_is_unknown
+from riffle_spark.state.restore.keeping import Brought, KeeperPlans, TakenRows, cache_begins_at, whole_is_unknown
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_parts import StackParts
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -57,9 +57,7 @@ class StackKeeper:
         self._folder = folder
         self._schema = schema
         self._reader = reader
-        self._epoch = epoch
-        self._whole = whole
-        self._newest = newest
+        self._plans = KeeperPlans(schema.store, epoch, whole, newest)
         self._stacks = folder.stacks(schema.store)
         self._parts = StackParts(folder, schema, self._stacks)
 
@@ -108,7 +106,9 @@ class StackKeeper:
         stacks: dict[int, Stack] = {}
         work = []
         for key_group, entry in sorted(entries.items()):
-            one = self._planned(key_group, entry)
+            before = self._stacks.read(key_group)
+            head = before.head if before is not None else None
+            one = _Work(key_group, before, self._plans.plan(key_group, head, entry))
             if one.plan.action == "drop":
                 self._folder.drop(self._schema.store, key_group, self._stacks)
             elif one.before is not None and one.plan.action == "fold" and not one.plan.links:
@@ -130,15 +130,6 @@ class StackKeeper:
             stacks[one.key_group] = stack
         restores = sum(one.plan.action == "restore" for one in work)
         return stacks, restores, sum(len(one.plan.links) for one in work)
-
-    def _planned(self, key_group: int, entry: Entry) -> _Work:
-        before = self._stacks.read(key_group)
-        head = before.head if before is not None else None
-        plan = plan_copy(head, entry, self._epoch, lambda: self._whole(key_group), newest=self._newest)
-        if plan.action == "beyond":
-            assert head is not None, "nothing is beyond an entry where there is nothing"
-            raise out_of_date(head, plan.entry.head, self._schema.store, key_group)
-        return _Work(key_group, before, plan)
 
     def _parts_of(self, links: Sequence[Link]) -> dict[Link, StackedPart]:
         """Return a part in a file here of each link: one that this member sealed, or that is fetched now."""
@@ -171,13 +162,10 @@ class StackKeeper:
         broken: dict[int, DamagedCopy] = {}
         for key_group, stack in stacks.items():
             try:
-                opened[key_group] = self._open(stack)
+                opened[key_group] = OpenStack(stack, self._parts.runs(stack.parts))
             except DamagedCopy as error:
                 broken[key_group] = error
         return opened, broken
-
-    def _open(self, stack: Stack) -> OpenStack:
-        return OpenStack(stack, self._parts.runs(stack.parts))
 
     def forget(self, key_groups: Iterable[int]) -> None:
         """See ``Keeper``."""
