@@ -2,9 +2,10 @@
 neither analyses nor plans anew. Knows Spark's plans, through the JVM. Does not know what the function does.
 
 Theory of operation. A batch's rows are a leaf over an RDD, and so are the placed slots. Between them and the answers
-lie a projection, the counting, the exchange and the call of Python: the same in every batch, as long as layout and
-columns are. So the nodes are kept; a batch copies them on top of a new leaf, and calls Python with a new function. What
-sorts rows by slot is left out: a partition has the rows of one slot.
+lie a projection, the counting, the exchange and the call of Python: the same in every batch, as long as columns are. So
+the nodes are kept; a batch copies them on top of a new leaf, and calls Python with a new function. Another layout is
+another leaf of slots, other numbers in the array that says a key-group's slot, and an exchange into as many parts: the
+batch after a loss waits for no planner. What sorts rows by slot is left out: a partition has the rows of one slot.
 """
 
 import logging
@@ -15,10 +16,11 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from riffle_spark.messages.slot_orders import SLOT
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.jvm import SinkPlan
 
-__all__ = ["KeptPlans", "PlanFrame"]
+__all__ = ["KeptPlans", "PlacedSlots", "PlanFrame"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _CALL = "FlatMapCoGroupsInArrowExec"
@@ -26,6 +28,10 @@ _ADAPTIVE = "AdaptiveSparkPlanExec"
 _LEAF = "RDDScanExec"
 _SORT = "SortExec"
 _COUNTING = "CollectMetricsExec"
+_EXCHANGE = "ShuffleExchangeExec"
+_PROJECTION = "ProjectExec"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_PLANS = "org.apache.spark.sql.catalyst.plans"
 _ROWS = "LogicalRDD"
 _BYTES_MOST = 1 << 20
 """PySpark broadcasts larger functions."""
@@ -39,6 +45,16 @@ class PlanFrame(NamedTuple):
     rows: Callable[[], int | None]
 
 
+class PlacedSlots(NamedTuple):
+    """A layout as plans take it: a frame whose partition i is slot i, how many there are, and the number of each
+    key-group's slot, as JSON.
+    """
+
+    frame: DataFrame
+    parts: int
+    numbers: str
+
+
 class KeptPlans:
     """The plans of a job's operators by name, each as long as what it was made of is the same."""
 
@@ -47,18 +63,18 @@ class KeptPlans:
         self._sized: dict[str, tuple[str, SinkPlan]] = {}
 
     def planned(
-        self, name: str, made_of: object, batch: DataFrame, function: object, answer: StructType,
+        self, name: str, made_of: object, slots: PlacedSlots, batch: DataFrame, function: object, answer: StructType,
         plainly: Callable[[], PlanFrame],
     ) -> PlanFrame:  # fmt: skip
         """Return a batch's answers: by the plan that is kept, or else ``plainly``, whose plan is kept if it can be."""
         before, plan = self._plans.get(name, (None, None))
         if before == made_of and plan is not None:
             try:
-                return plan.planned(batch, function, answer)
+                return plan.planned(slots, batch, function, answer)
             except Exception as error:  # noqa: BLE001 - whatever a JVM may raise; what is wrong either way is raised below
                 _logger.debug("the slots of %s are planned anew: %s", name, error)
         made = plainly()
-        self._plans[name] = (made_of, None if before == made_of else _kept(batch, made.frame))
+        self._plans[name] = (made_of, None if before == made_of else _kept(slots, batch, made.frame))
         return made
 
     def sized(self, name: str, query: str) -> SinkPlan:
@@ -68,9 +84,9 @@ class KeptPlans:
         return self._sized[name][1]
 
 
-def _kept(batch: DataFrame, made: DataFrame) -> "_KeptPlan | None":
+def _kept(slots: PlacedSlots, batch: DataFrame, made: DataFrame) -> "_KeptPlan | None":
     try:
-        return _KeptPlan(batch, made)
+        return _KeptPlan(slots, batch, made)
     except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans only take longer to make without it
         _logger.debug("the plan of slots is not kept: %s", error)
         return None
@@ -79,52 +95,87 @@ def _kept(batch: DataFrame, made: DataFrame) -> "_KeptPlan | None":
 class _KeptPlan:
     """One plan's nodes, and what those are made of that are made anew."""
 
-    def __init__(self, batch: DataFrame, made: DataFrame) -> None:
+    def __init__(self, slots: PlacedSlots, batch: DataFrame, made: DataFrame) -> None:
         """Take a frame of ``cogrouped`` apart. Raises ``LookupError`` if its plan or the batch is of another form."""
         _rows_of(batch)
         top = made._jdf.queryExecution().executedPlan()
         call = _checked(top.initialPlan() if _kind(top) == _ADAPTIVE else top, _CALL)
-        slots = _down(call.left())[-1]
         leaf, *above = [node for node in reversed(_down(call.right())) if _kind(node) != _SORT]
         self._spark = made.sparkSession
-        self._leaf = [leaf.productElement(at) for at in range(leaf.productArity())]
+        self._placed = slots
+        self._slots = _down(call.left())[-1]
+        self._leaf = _elements(leaf)
         self._counting = 1 + [_kind(node) for node in above].index(_COUNTING)
-        self._ends = (call.leftGroup(), call.rightGroup()), (call.output(), slots)
+        self._groups = call.leftGroup(), call.rightGroup()
+        self._output = call.output()
         self._udf, self._told = _parts_of(call.func())
         self._partitioning = call.outputPartitioning()
         self._above = above
-        self._above = self._copied(slots.rdd())[1:]  # The nodes that ran keep their batch's shuffle.
+        self._above = self._copied(self._slots.rdd())[1:]  # The nodes that ran keep their batch's shuffle.
 
-    def planned(self, batch: DataFrame, function: object, answer: StructType) -> PlanFrame:
+    def planned(self, slots: PlacedSlots, batch: DataFrame, function: object, answer: StructType) -> PlanFrame:
         """Return the answers to a batch. Raises ``LookupError`` if batch or function are of another form."""
-        jvm = handles.context(batch.sparkSession)._jvm
+        if slots.frame is not self._placed.frame:
+            self._move(slots)
         nodes = self._copied(_rows_of(batch))
-        by, (output, slots) = self._ends
-        call = handles.looked_up(jvm, f"{_EXECUTION}.python.{_CALL}")
-        rdd = call(*by, self._function(function, answer), output, slots, nodes[-1]).execute()
+        told = self._function(function, answer), self._output, self._slots, nodes[-1]
+        rdd = self._node(f"python.{_CALL}", *self._groups, *told).execute()
         session, counting = handles.session(batch.sparkSession), nodes[self._counting]
-        plan = handles.logical_rdd(jvm, output, rdd, self._partitioning, session)
+        jvm = handles.context(batch.sparkSession)._jvm
+        plan = handles.logical_rdd(jvm, self._output, rdd, self._partitioning, session)
         return PlanFrame(
             handles.frame_of(batch.sparkSession, plan), lambda: int(counting.collectedMetrics().getLong(0))
         )
 
+    def _move(self, slots: PlacedSlots) -> None:
+        """Take another layout: nothing but the slots, the look-up of their numbers and the exchange knows it. Raises
+        ``LookupError`` if one of them is of another form.
+        """
+        placed = slots.frame._jdf.queryExecution().analyzed()
+        output, _, name, _, *others = _elements(self._slots)
+        leaf = self._node(_LEAF, output, placed.rdd(), name, placed.outputPartitioning(), *others)
+        above = list(self._above)
+        at = [_kind(node) for node in above].index(_EXCHANGE)
+        partitioning, *others = _elements(above[at])
+        partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(partitioning.expressions(), slots.parts)
+        above[at] = self._node(f"exchange.{_EXCHANGE}", partitioning, *others)
+        above[0] = self._node(_PROJECTION, self._looked_up(above[0], slots.numbers), above[0].child())
+        self._slots, self._partitioning, self._above, self._placed = leaf, placed.outputPartitioning(), above, slots
+
+    def _looked_up(self, projection: Any, numbers: str) -> Any:
+        """Return what a projection computes, with the slot looked up among other numbers."""
+        columns = _checked(projection, _PROJECTION).projectList()
+        at = [columns.apply(at).name() for at in range(columns.size())].index(SLOT)
+        column = columns.apply(at)
+        look_up = _checked(_checked(column, "Alias").child(), "ElementAt")
+        ints = self._class("java.lang.Class").forName("[I")
+        array = self._class("com.fasterxml.jackson.databind.ObjectMapper")().readValue(numbers, ints)
+        array = self._class(f"{_EXPRESSIONS}.UnsafeArrayData").fromPrimitiveArray(array)
+        literal = self._class(f"{_EXPRESSIONS}.Literal")(array, look_up.left().dataType())
+        look_up = look_up.withNewChildrenInternal(literal, look_up.right())
+        return columns.updated(at, column.withNewChildInternal(look_up))
+
+    def _node(self, name: str, *given: Any) -> Any:
+        return self._class(f"{_EXECUTION}.{name}")(*given)
+
+    def _class(self, name: str) -> Any:
+        return handles.looked_up(handles.context(self._spark)._jvm, name)
+
     def _copied(self, rdd: Any) -> list[Any]:
         """Return the nodes on top of other rows, the leaf first."""
         output, _, *others = self._leaf
-        leaf = handles.looked_up(handles.context(self._spark)._jvm, f"{_EXECUTION}.{_LEAF}")
-        nodes = [leaf(output, rdd, *others)]
+        nodes = [self._node(_LEAF, output, rdd, *others)]
         for node in self._above:
             nodes.append(node.withNewChildInternal(nodes[-1]))
         return nodes
 
     def _function(self, function: object, answer: StructType) -> Any:
-        context = handles.context(self._spark)
         sent = cloudpickle.dumps((function, answer))  # type: ignore[no-untyped-call]
-        if len(sent) > _BYTES_MOST or list(context._pickled_broadcast_vars):
+        if len(sent) > _BYTES_MOST or list(handles.context(self._spark)._pickled_broadcast_vars):
             raise LookupError("PySpark broadcasts the function, or something in it")
-        told = handles.looked_up(context._jvm, "org.apache.spark.api.python.SimplePythonFunction")
-        udf, (name, *others) = "org.apache.spark.sql.catalyst.expressions.PythonUDF", self._udf
-        return handles.looked_up(context._jvm, udf)(name, told(bytearray(sent), *self._told), *others)
+        told = self._class("org.apache.spark.api.python.SimplePythonFunction")(bytearray(sent), *self._told)
+        name, *others = self._udf
+        return self._class(f"{_EXPRESSIONS}.PythonUDF")(name, told, *others)
 
 
 def _rows_of(batch: DataFrame) -> Any:
@@ -149,6 +200,11 @@ def _down(node: Any) -> list[Any]:
     while _kind(nodes[-1]) != _LEAF:
         nodes.append(nodes[-1].child())
     return nodes
+
+
+def _elements(node: Any) -> list[Any]:
+    """Return what a node was made of, in the order in which it is made."""
+    return [node.productElement(at) for at in range(node.productArity())]
 
 
 def _checked(node: Any, kind: str) -> Any:

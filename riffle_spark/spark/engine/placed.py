@@ -71,6 +71,7 @@ class PlacedFrames:
         """Return the layout as a frame; the same one as long as an equal layout is kept and the session stays."""
         if not handles.is_same(spark, self._spark):
             self._frames.clear()
+            self.plans = KeptPlans()
             self._spark = spark
         frame = self._frames.pop(layout, None) or self._build(spark, layout)
         self._frames[layout] = frame

@@ -33,6 +33,7 @@ __all__ = [
     "prepared",
     "quoted",
     "routed",
+    "slot_numbers",
     "spark_schema",
     "watermark_in",
     "with_initial",
@@ -79,7 +80,8 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence
     given = [] if order.initial is None else [INITIAL]
     plain = [f"{quoted(name)} as __riffle_{at}" for at, name in enumerate([*order.rows.names, *given])]
     # Texts, in one frame: each frame is analysed anew, and each `Column` costs ten calls to the JVM.
-    slot = f"{_slot(key_group, order.total, layout)} as {SLOT}"
+    # One literal array, folded once a query, so that no call is made per key-group.
+    slot = f"element_at(from_json('{slot_numbers(layout, order.total)}', 'array<int>'), {key_group} + 1) as {SLOT}"
     hashed = f"{keygroups.spark_hash(order.key)} as {HASH}"
     return handles.selected(batch, [slot, f"{key_group} as {KEY_GROUP}", hashed, *plain])
 
@@ -172,15 +174,13 @@ def _shard(shards: Shards, columns: tuple[str, str]) -> str:
     return f"coalesce({found}, cast(raise_error(concat('{_UNKNOWN}', {named})) as int))"
 
 
-def _slot(key_group: str, total: int, layout: SlotLayout) -> str:
-    """Return the SQL text of a key-group's slot: one literal array, folded once a query, so that no call is made per
-    key-group.
-    """
+def slot_numbers(layout: SlotLayout, total: int) -> str:
+    """Return the number of each key-group's slot, as JSON."""
     numbers = [0] * total
     for slot in layout.slots:
         for each in slot.key_groups:
             numbers[each] = slot.number
-    return f"element_at(from_json('{json.dumps(numbers)}', 'array<int>'), {key_group} + 1)"
+    return json.dumps(numbers)
 
 
 def quoted(name: str) -> str:

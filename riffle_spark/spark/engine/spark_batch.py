@@ -25,7 +25,7 @@ from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine.kept_plan import PlanFrame
+from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.task import RunReceipts, SlotFunction, Tell, slot_function
 from riffle_spark.state.log.manifest import Head, Link
@@ -111,12 +111,13 @@ class SparkWork:
         function = slot_function(order, self._operators[order.store].compute, routing.arrow_of(answer), tell)
         self._routing[order.store] = partial(self._route, layout, order)
         plainly = partial(self._result, layout, order, function, answer)
-        slots = self._frames.frame(self._batch.sparkSession, layout)
+        frame = self._frames.frame(self._batch.sparkSession, layout)
         if order.initial is not None or not self._frames.placeable:
             return plainly()
+        slots = PlacedSlots(frame, len(layout.slots), routing.slot_numbers(layout, order.total))
         files = handles.sent_files(self._batch.sparkSession)
-        made_of = (slots, order.key, order.total, order.rows, order.output, self._batch.schema, files)
-        return self._frames.plans.planned(order.store, made_of, self._batch, function, answer, plainly)
+        made_of = (layout.shards, order.key, order.total, order.rows, order.output, self._batch.schema, files)
+        return self._frames.plans.planned(order.store, made_of, slots, self._batch, function, answer, plainly)
 
     def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, answer: StructType) -> PlanFrame:
         counted = handles.counted(self._route(layout, order), _ROWS, len(layout.slots), SLOT)

@@ -84,13 +84,16 @@ def test_a_plan_is_kept_for_no_other_batch(
     assert {k: values["total"] for k, values in rows.latest("k").items()} == expected
 
 
-def test_another_layout_is_planned_anew(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
-    """One slot less an executor is another exchange: rows go where their slots are."""
+def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
+    """One slot less an executor is another exchange: rows go where their slots are, and each is counted."""
     rows = Kept()
     job = job_in(tmp_path, rows)
-    for number in range(4):
+    for number in range(5):
         if number == 2:
             job.remove_worker()
+        if number == 4:
+            job.add_worker()
         job(rows_of(spark, number), number)
-    assert len(reused) == 2
-    assert rows.latest("k")[0] == {"rows": 4, "total": 6}
+    assert len(reused) == 4
+    assert [report.rows for report in job.reports] == [5, 6, 7, 8, 9]
+    assert rows.latest("k")[0] == {"rows": 5, "total": 10}
