@@ -6,7 +6,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyspark
@@ -18,8 +18,15 @@ __all__ = ["measure", "median", "peak_kb", "session", "source"]
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-def session(master: str = "local[2]", **conf: str) -> SparkSession:
-    """Return a session with the same settings for every side: RocksDB with changelog, two shuffle partitions."""
+Builder = SparkSession.Builder
+
+
+def session(
+    master: str = "local[2]", configured: Callable[[Builder], Builder] = lambda builder: builder, /, **conf: str
+) -> SparkSession:
+    """Return a session with the same settings for every side: RocksDB with changelog, two shuffle partitions; and with
+    those that ``configured`` adds.
+    """
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -35,7 +42,7 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     builder = SparkSession.builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return configured(builder).getOrCreate()
 
 
 def source(spark: SparkSession, rows: int, keys: int, named_first: int = 0) -> DataFrame:

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ KEY_GROUPS = 128
 
 def main(told: dict[str, Any]) -> None:
     """Run the query until this process is ended."""
-    spark = session(told.get("master", "local[2]"), **_conf(told))
+    spark = session(told.get("master", "local[2]"), partial(riffle.configure, kafka=False), **_conf(told))
     compute = _with_noise(told["payload"]) if "payload" in told else _sums(told)
     job = riffle.Stateful("totals", "key", compute, settings=_settings(told)).into(_sink(told))
     job.on_report = _Teller(told)

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, arrow_function
 from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.jvm import configured
 from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -24,6 +25,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers ca
 
 MASTER = "local-cluster[2,1,600]"
 KEYS = 40
+WAITS = ["spark.locality.wait.process", "spark.locality.wait.node", "spark.locality.wait.rack"]
 COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
@@ -90,6 +92,20 @@ def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: 
     assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
 
 
+def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:
+    """Have an executor killed as soon as slots compute, which all wait for that."""
+
+    def killing() -> None:
+        try:
+            wait_for((folder / "computing").exists, "slots compute")
+            killed.append(kill(spark))
+        finally:
+            (folder / "hold").unlink()
+
+    (folder / "hold").touch()
+    threading.Thread(target=killing).start()
+
+
 @pytest.mark.parametrize("step", ["run", "after seal"])
 def test_a_death_inside_a_batch_is_survived(
     spark: SparkSession, job: StatefulJob, kept: Kept, step: str, tmp_path: Path
@@ -101,16 +117,8 @@ def test_a_death_inside_a_batch_is_survived(
         if at == step and not killed:
             killed.append(kill(spark))
 
-    def kill_in_slots() -> None:
-        try:
-            wait_for((tmp_path / "computing").exists, "slots compute")
-            killed.append(kill(spark))
-        finally:
-            (tmp_path / "hold").unlink()
-
     if step == "run":
-        (tmp_path / "hold").touch()
-        threading.Thread(target=kill_in_slots).start()
+        kill_in_slots(spark, tmp_path, killed)
     else:
         running(job).driver._reached = reached  # private: made to be listened to
     job(batch(spark), 1)
@@ -120,3 +128,21 @@ def test_a_death_inside_a_batch_is_survived(
     assert kept.latest("k") == {k: {"rows": 3} for k in range(KEYS)}
     assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 3
     assert killed[0] not in job.reports[-1].owners
+
+
+def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept: Kept, tmp_path: Path) -> None:
+    """Where Spark would keep a slot for its dead executor for minutes, the run is given up, and the next one is not
+    kept waiting either.
+    """
+    before = configured(spark, dict.fromkeys(WAITS, "200s"))
+    killed: list[str] = []
+    try:
+        kill_in_slots(spark, tmp_path, killed)
+        job(batch(spark), 1)
+        assert configured(spark, before) == dict.fromkeys(WAITS, "200s"), "as it was, after the batch"
+    finally:
+        configured(spark, before)
+    report = job.reports[-1]
+    assert (report.runs, killed[0] in report.owners) == (2, False)
+    assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+    assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 2

@@ -22,8 +22,10 @@ __all__ = [
     "application_id",
     "await_executors",
     "batch_facts",
+    "connected",
     "executors",
     "expected_executors",
+    "has_executors",
     "is_active",
     "is_stopping",
     "latest_offsets",
@@ -101,8 +103,7 @@ def _scheduled(context: Any, known: _Known) -> list[str]:
     """
     backend, store = context._jsc.sc().schedulerBackend(), context._jsc.sc().statusStore()
     try:
-        listed = [name for name in str(backend.getExecutorIds().mkString(",")).split(",") if name]
-        active = [name for name in listed if backend.isExecutorActive(name)]
+        active = [name for name in _listed(backend) if backend.isExecutorActive(name)]
         return [name for name in active if not (known.excludes and store.executorSummary(name).isExcluded())]
     except Exception:  # noqa: BLE001 - whatever a JVM may raise: an external scheduler may have no such call
         summaries = store.executorList(True)
@@ -115,13 +116,30 @@ def _is_local(context: Any) -> bool:
     return re.match(r"local(\[.*])?\Z", str(context.master)) is not None
 
 
+def has_executors(spark: SparkSession) -> bool:
+    """Tell whether tasks run in processes of their own that can be told apart."""
+    return handles.is_classic(spark) and not _is_local(handles.context(spark))
+
+
+def connected(spark: SparkSession) -> frozenset[str]:
+    """Return the ids of the executors that the scheduler knows, those that get no tasks any more among them.
+
+    Raises whatever the JVM raises where the scheduler does not tell.
+    """
+    return frozenset(_listed(handles.context(spark)._jsc.sc().schedulerBackend()))
+
+
+def _listed(backend: Any) -> list[str]:
+    return [name for name in str(backend.getExecutorIds().mkString(",")).split(",") if name]
+
+
 def expected_executors(spark: SparkSession, settings: Settings) -> int:
     """Return how many executors a start waits for: ``expected_executors``, else what Spark starts with, else one.
 
     That is ``spark.executor.instances`` or, with dynamic allocation, the most of it, ``initialExecutors`` and
     ``minExecutors``. One where none can come: in local mode and with Spark Connect.
     """
-    if not handles.is_classic(spark) or _is_local(handles.context(spark)):
+    if not has_executors(spark):
         return 1
     names = ["spark.executor.instances", *(_DYNAMIC_STARTS if _is_dynamic(spark) else ())]
     return settings.expected_executors or max(1, *(int(spark.conf.get(name, "0") or 0) for name in names))

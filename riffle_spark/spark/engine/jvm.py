@@ -4,8 +4,7 @@ looks that comes from there. With ``inventory`` and ``placed`` all of Spark's th
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +17,7 @@ __all__ = [
     "Py4JJavaError",
     "SinkPlan",
     "cogrouped",
+    "configured",
     "context",
     "counted",
     "frame_of",
@@ -45,7 +45,7 @@ _MODULE = "MODULE$"
 """Where the one instance of a Scala object is."""
 _COUNT = "count(1) as rows"
 _TASKS = 10_000
-_RUNNING = "RUNNING"
+_STATUS = "org.apache.spark.status.api.v1"
 _INTERRUPTIONS = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
 
 
@@ -81,6 +81,15 @@ def session(spark: SparkSession) -> Any:
     if not is_classic(spark):
         raise NoJvm("Spark Connect has no JVM session")
     return spark._jsparkSession
+
+
+def configured(spark: SparkSession, settings: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set what Spark's scheduler asks its configuration for at each stage, and return how it was; ``None``: not set."""
+    conf = context(spark)._jsc.sc().conf()
+    before = {name: conf.get(name) if conf.contains(name) else None for name in settings}
+    for name, value in settings.items():
+        conf.remove(name) if value is None else conf.set(name, value)
+    return before
 
 
 def sent_files(spark: SparkSession) -> tuple[str, ...]:
@@ -259,17 +268,22 @@ def scala_seq(jvm: Any, items: list[Any]) -> Any:
 
 
 def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
-    """Return for how many seconds the tasks of the jobs with this tag have run, by executor; nothing where Spark does
-    not tell.
+    """Return for how many seconds the tasks have run that now run for jobs with this tag, the longest of each executor.
+
+    Raises whatever the JVM raises where Spark does not tell.
     """
-    jvm, found = context(spark)._jsc.sc(), dict[str, float]()
-    with suppress(Exception):
-        for job in jvm.statusTracker().getJobIdsForTag(tag):
-            for stage in jvm.statusTracker().getJobInfo(job).get().stageIds():
-                tasks = jvm.statusStore().taskList(stage, 0, _TASKS)
-                for task in (tasks.apply(at) for at in range(tasks.size())):
-                    if str(task.status()) == _RUNNING:
-                        found[str(task.executorId())] = time.time() - task.launchTime().getTime() / 1000
+    jvm, asked = context(spark)._jvm, context(spark)._jsc.sc()
+    tracker, running = asked.statusTracker(), looked_up(jvm, "java.util.ArrayList")()
+    running.add(looked_up(jvm, f"{_STATUS}.TaskStatus", "RUNNING"))
+    by = looked_up(jvm, f"{_STATUS}.TaskSorting", "ID")
+    stages = [stage for job in tracker.getJobIdsForTag(tag) for stage in tracker.getJobInfo(job).get().stageIds()]
+    found: dict[str, float] = {}
+    for attempt in filter(lambda info: info.isDefined(), map(tracker.getStageInfo, stages)):
+        stage = attempt.get()
+        tasks = asked.statusStore().taskList(stage.stageId(), stage.currentAttemptId(), 0, _TASKS, by, running)
+        for task in map(tasks.apply, range(tasks.size())):
+            name, seconds = str(task.executorId()), time.time() - task.launchTime().getTime() / 1000
+            found[name] = max(seconds, found.get(name, 0.0))
     return found
 
 

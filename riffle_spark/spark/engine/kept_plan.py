@@ -63,8 +63,8 @@ class KeptPlans:
         self._sized: dict[str, tuple[str, SinkPlan]] = {}
 
     def planned(
-        self, name: str, made_of: object, slots: PlacedSlots, batch: DataFrame, function: object, answer: StructType,
-        plainly: Callable[[], PlanFrame],
+        self, name: str, made_of: object, slots: PlacedSlots, batch: DataFrame, function: object,
+        answer: StructType, plainly: Callable[[], PlanFrame],
     ) -> PlanFrame:  # fmt: skip
         """Return a batch's answers: by the plan that is kept, or else ``plainly``, whose plan is kept if it can be."""
         before, plan = self._plans.get(name, (None, None))

@@ -27,6 +27,7 @@ from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
 from riffle_spark.spark.engine.placed import PlacedFrames
+from riffle_spark.spark.engine.tagged_jobs import Losses
 from riffle_spark.spark.engine.task import RunReceipts, SlotFunction, Tell, slot_function
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
@@ -75,6 +76,7 @@ class SparkWork:
         self._initial = initial
         self._results: dict[str, KeptResult] = {}
         self._routing: dict[str, Callable[[], DataFrame]] = {}
+        self._losses = Losses(batch.sparkSession, settings.batch_attempts)
 
     def placed(self) -> bool:
         """Tell whether slots are placed by name, not by hash."""
@@ -94,16 +96,17 @@ class SparkWork:
 
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
-        several = len({slot.executor for slot in layout.slots}) > 1
+        executors = {slot.executor for slot in layout.slots}
         receipts: list[Receipt] = []
-        for order in orders:
-            tell = _tell(self._batch.sparkSession)
-            try:
-                result = KeptResult(self._planned(layout, order, tell), several=several)
-            finally:
-                told = [] if tell is None else tell[1].value.pop(tell[0], [])
-            self._results[order.store] = result
-            receipts += [Receipt.from_json(text) for text in result.receipts(told, len(order.slots))]
+        with self._losses.watched(executors):
+            for order in orders:
+                tell = _tell(self._batch.sparkSession)
+                try:
+                    result = KeptResult(self._planned(layout, order, tell), several=len(executors) > 1)
+                finally:
+                    told = [] if tell is None else tell[1].value.pop(tell[0], [])
+                self._results[order.store] = result
+                receipts += [Receipt.from_json(text) for text in result.receipts(told, len(order.slots))]
         return receipts
 
     def _planned(self, layout: SlotLayout, order: Order, tell: Tell) -> PlanFrame:

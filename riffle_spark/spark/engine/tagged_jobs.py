@@ -1,19 +1,27 @@
-"""Jobs beside the batches: cancelled together, given up where they do not end. Knows pools, tags, threads and a
-deadline. Does not know what the jobs do.
+"""Jobs that may have to be cancelled: all beside the batches together, one that does not end, and those of a batch that
+wait for an executor which is gone. Knows pools, tags, threads and who is there. Does not know what the jobs do.
+
+Theory of operation. What a dead executor was to run Spark keeps for it, `spark.locality.wait` long and in one stage
+after the other, though everybody else has nothing to do. So while a batch's slots are under way somebody looks who is
+missing; once nothing of them runs any more they are cancelled, and the batch is run again on those that are left. After
+more than a few seconds a run is Spark's to go on with: to do all of it again takes longer than to wait. A source may
+name the dead in the same batch again, so in the next run no stage waits long.
 """
 
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
+from riffle_spark.errors import Misplaced
+from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 
-__all__ = ["Deadline", "TaggedJobs"]
+__all__ = ["Deadline", "Losses", "TaggedJobs"]
 
 _POOL = "spark.scheduler.pool"
 _CANCEL_AGAIN_SECONDS = 0.05
@@ -21,6 +29,15 @@ T = TypeVar("T")
 _LOOK_SECONDS = 1.0
 _WAITS = 10
 """A job that waits for its cores is given up after so many times its time, too: nothing waits for ever."""
+_LOSS_LOOK_SECONDS = 0.2
+_IDLE_LOOKS = 2
+"""Between two stages nothing runs for a moment."""
+_GIVEN_UP_SECONDS = 10.0
+_SHORT_WAITS = {
+    "spark.locality.wait.process": "300ms",
+    "spark.locality.wait.node": "0",
+    "spark.locality.wait.rack": "0",
+}
 
 
 class TaggedJobs:
@@ -125,10 +142,87 @@ class Deadline:
         began = time.monotonic()
         wait = self.seconds
         while not self._ended.wait(wait):
-            running = handles.running_seconds(self._spark, self._tag)
+            running: dict[str, float] = {}
+            with suppress(Exception):
+                running = handles.running_seconds(self._spark, self._tag)
             overdue = sorted(executor for executor, seconds in running.items() if seconds >= self.seconds)
             if overdue or time.monotonic() - began > _WAITS * self.seconds:
                 self.overdue, self.passed = tuple(overdue), True
                 with suppress(Exception):
                     handles.context(self._spark).cancelJobsWithTag(self._tag)
             wait = min(_LOOK_SECONDS, self.seconds)
+
+
+class Losses:
+    """One batch's runs, at most so many: the last one is given up for nobody."""
+
+    def __init__(self, spark: SparkSession, runs: int) -> None:
+        self._spark = spark
+        self._left = runs
+        self._gone: frozenset[str] = frozenset()
+
+    @contextmanager
+    def watched(self, executors: Collection[str]) -> Iterator[None]:
+        """Watch the executors that a run's slots are placed on, as long as the block runs its jobs. Raises
+        ``Misplaced`` where these were given up.
+        """
+        self._left -= 1
+        if not inventory.has_executors(self._spark):
+            yield
+            return
+        with self._hurried(), _Watch(self._spark, frozenset(executors), may_give_up=self._left > 0) as watch:
+            try:
+                yield
+            except Exception as error:
+                self._gone = watch.gone
+                if not watch.gave_up or handles.is_interruption(error):
+                    raise
+                raise Misplaced(f"{', '.join(sorted(watch.gone))} went while slots ran", where="executors") from error
+
+    @contextmanager
+    def _hurried(self) -> Iterator[None]:
+        """After a loss, have no stage that begins in the block wait long."""
+        if not self._gone:
+            yield
+            return
+        before = handles.configured(self._spark, _SHORT_WAITS)
+        try:
+            yield
+        finally:
+            handles.configured(self._spark, before)
+
+
+class _Watch:
+    """The jobs that this thread runs in the block, and who has gone meanwhile."""
+
+    def __init__(self, spark: SparkSession, executors: frozenset[str], *, may_give_up: bool) -> None:
+        self.gone: frozenset[str] = frozenset()
+        self.gave_up = False
+        self._spark = spark
+        self._executors = executors
+        self._may_give_up = may_give_up
+        self._tag = f"riffle-losses-{uuid.uuid4().hex}"
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "_Watch":
+        handles.context(self._spark).addJobTag(self._tag)
+        if self._may_give_up:
+            threading.Thread(target=self._look, name="riffle-losses", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        with suppress(Exception):
+            handles.context(self._spark).removeJobTag(self._tag)
+
+    def _look(self) -> None:
+        """Look until the jobs have ended, or have waited long enough for who has gone; then cancel them."""
+        until, idle = time.monotonic() + _GIVEN_UP_SECONDS, 0
+        with suppress(Exception):  # whatever a JVM may raise: Spark goes on by itself
+            while not self._ended.wait(_LOSS_LOOK_SECONDS / (1 + idle)) and time.monotonic() < until:
+                self.gone = self._executors - inventory.connected(self._spark)
+                waits = bool(self.gone) and not handles.running_seconds(self._spark, self._tag)
+                idle = idle + 1 if waits else 0
+                if idle >= _IDLE_LOOKS:
+                    self.gave_up = True
+                    handles.context(self._spark).cancelJobsWithTag(self._tag)
