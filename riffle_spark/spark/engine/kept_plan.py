@@ -71,7 +71,7 @@ class KeptPlans:
         if before == made_of and plan is not None:
             try:
                 return plan.planned(slots, batch, function, answer)
-            except Exception as error:  # noqa: BLE001 - whatever a JVM may raise; what is wrong either way is raised below
+            except Exception as error:  # noqa: BLE001 - whatever a JVM may raise; what is wrong is raised below
                 _logger.debug("the slots of %s are planned anew: %s", name, error)
         made = plainly()
         self._plans[name] = (made_of, None if before == made_of else _kept(slots, batch, made.frame))
@@ -112,6 +112,7 @@ class _KeptPlan:
         self._partitioning = call.outputPartitioning()
         self._above = above
         self._above = self._copied(self._slots.rdd())[1:]  # The nodes that ran keep their batch's shuffle.
+        self._move(slots)  # So that a loss looks no classes up, and finds no plan that takes no other layout.
 
     def planned(self, slots: PlacedSlots, batch: DataFrame, function: object, answer: StructType) -> PlanFrame:
         """Return the answers to a batch. Raises ``LookupError`` if batch or function are of another form."""
