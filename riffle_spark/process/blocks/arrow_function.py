@@ -61,13 +61,14 @@ def arrow_function(
                 f"arrow_function({name}=...) was given a {type(schema).__name__}",
                 remedy=f"Give an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
             )
-    if (expired is not None or time_mode != "None") and due is None:
+    mode = time_mode_of(time_mode)
+    if (expired is not None or mode != "None") and due is None:
         raise ConfigError(
             "arrow_function() was told of time, and of no column that says when keys are due",
             remedy="Name it: due='until'; or leave out time_mode and expired.",
         )
     return ArrowFunction(
-        function, state, output, _arguments("the function", function, _ROWS), due, time_mode_of(time_mode), expired,
+        function, state, output, _arguments("the function", function, _ROWS), due, mode, expired,
         _arguments("expired", expired, _EXPIRED) if expired is not None else 0,
     )  # fmt: skip
 

@@ -111,6 +111,11 @@ def test_the_declaration_is_what_was_given() -> None:
     assert declared.columns is None
 
 
+def test_no_time_may_be_written_in_any_letters() -> None:
+    """A function without time says so, or says nothing."""
+    assert arrow_function(running_total, state=STATE, output=OUTPUT, time_mode="none").time_mode == "None"
+
+
 def test_parameters_with_defaults_are_the_functions_own() -> None:
     """Only a third parameter without a default gets the context; partial functions are called as what they are."""
 
