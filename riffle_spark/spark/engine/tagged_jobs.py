@@ -33,11 +33,8 @@ _LOSS_LOOK_SECONDS = 0.2
 _IDLE_LOOKS = 2
 """Between two stages nothing runs for a moment."""
 _GIVEN_UP_SECONDS = 10.0
-_SHORT_WAITS = {
-    "spark.locality.wait.process": "300ms",
-    "spark.locality.wait.node": "0",
-    "spark.locality.wait.rack": "0",
-}
+_SHORT_WAITS = {"spark.locality.wait.process": "1s", "spark.locality.wait.node": "0", "spark.locality.wait.rack": "0"}
+"""As long as a piece of upkeep may keep the one core of an executor that lives."""
 
 
 class TaggedJobs:
