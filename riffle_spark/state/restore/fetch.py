@@ -14,7 +14,7 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Link, Snapshot
-from riffle_spark.state.restore.reader import RANGE_BYTES, Reader, in_parallel, ranges, span_bytes
+from riffle_spark.state.restore.reader import RANGE_BYTES, Reader, in_parallel, range_of, ranges, span_bytes
 
 __all__ = ["WantedSnapshot", "fetched_links", "fetched_snapshots", "kept_parts", "runs_of"]
 
@@ -75,14 +75,15 @@ def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> set[P
 
     Raises what ``Reader`` raises.
     """
-    come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one)])
+    most = range_of(sum(one.snapshot.length for one in wanted))
+    come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one, most)])
     checksums = {one.path: one.snapshot.checksum for one in wanted}
     return {path for path, checksum in come if checksum == checksums[path]}
 
 
-def _ranges(reader: Reader, one: WantedSnapshot) -> Iterator[Callable[[], tuple[Path, int]]]:
+def _ranges(reader: Reader, one: WantedSnapshot, most: int) -> Iterator[Callable[[], tuple[Path, int]]]:
     one.path.touch()
-    for start, size in ranges(one.snapshot.length):
+    for start, size in ranges(one.snapshot.length, most):
         yield partial(_fetch_range, reader, one, start, size)
 
 

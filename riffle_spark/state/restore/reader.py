@@ -20,10 +20,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["RANGE_BYTES", "Reader", "Totals", "in_parallel", "next_range", "ranges", "span_bytes"]
+__all__ = ["RANGE_BYTES", "Reader", "Totals", "in_parallel", "next_range", "range_of", "ranges", "span_bytes"]
 
 RANGE_BYTES = 8 << 20
-"""A snapshot is got in ranges of so many bytes."""
+"""A snapshot is got in ranges of so many bytes, if there is nothing else to get meanwhile."""
 _CONCURRENT_GETS = 12
 _JOIN_GAP_BYTES = 64 * 1024
 _Item = TypeVar("_Item")
@@ -181,20 +181,28 @@ def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Lin
     return runs
 
 
-def next_range(left: int) -> int:
+def next_range(left: int, most: int | None = None) -> int:
     """Return how many of the bytes that are left of a snapshot to get at once: a range, with what else were a short
     rest.
     """
-    return left if left <= RANGE_BYTES + RANGE_BYTES // 2 else RANGE_BYTES
+    most = most or RANGE_BYTES
+    return left if left <= most + most // 2 else most
 
 
-def ranges(length: int) -> Iterator[tuple[int, int]]:
+def ranges(length: int, most: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield where each range of a snapshot starts, and its bytes."""
     start = 0
     while start < length:
-        size = next_range(length - start)
+        size = next_range(length - start, most)
         yield start, size
         start += size
+
+
+def range_of(total: int) -> int:
+    """Return how long the ranges may be of snapshots that have so many bytes together: as long as there are enough of
+    them to be got several at a time. A snapshot that is one range can be checked on its way.
+    """
+    return max(RANGE_BYTES, total // _CONCURRENT_GETS)
 
 
 def span_bytes(run: list[Link]) -> int:

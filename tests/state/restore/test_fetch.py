@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import fetch, reader
-from riffle_spark.state.restore.reader import RANGE_BYTES, ranges
+from riffle_spark.state.restore.reader import RANGE_BYTES, range_of, ranges
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.state.members import Place
 
@@ -43,7 +43,7 @@ def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
     assert place.reader.totals.snapshot_bytes == sum(lengths)
     assert place.reader.totals.fetched_snapshots == 3
     ranged = [name for _, name in place.store.calls if name.startswith("totals/key_group=0001")]
-    assert len(ranged) > max(lengths) // 3_000
+    assert len(ranged) == len(list(ranges(max(lengths), range_of(sum(lengths))))) > 3
 
 
 def test_what_comes_in_one_range_is_checked_once_on_its_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +86,21 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
     assert place.bring().restores == 6
 
 
-@given(st.integers(0, 1_000_000_000))
+@given(st.integers(0, 1_000_000_000), st.integers(0, 2_000_000_000))
 @settings(deadline=None)
-def test_ranges_cover_a_snapshot_without_a_short_rest(length: int) -> None:
+def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, others: int) -> None:
     """None is longer than one and a half ranges, none but the only one shorter than half of one."""
-    found = list(ranges(length))
+    most = range_of(length + others)
+    found = list(ranges(length, most))
     assert [start for start, _ in found] == [0, *itertools.accumulate(size for _, size in found)][: len(found)]
     assert sum(size for _, size in found) == length
-    assert all(2 * size <= 3 * RANGE_BYTES for _, size in found)
-    assert len(found) <= 1 or all(2 * size >= RANGE_BYTES for _, size in found)
+    assert all(2 * size <= 3 * most for _, size in found)
+    assert len(found) <= 1 or all(2 * size >= most for _, size in found)
+
+
+@given(st.integers(1, 200_000_000), st.integers(12, 200))
+@settings(deadline=None)
+def test_of_many_snapshots_each_is_one_range(length: int, count: int) -> None:
+    """There are as many gets at a time without cutting them, and what comes in one is checked on its way."""
+    assert list(ranges(length, range_of(count * length))) == [(0, length)]
+    assert RANGE_BYTES <= range_of(length) <= max(RANGE_BYTES, length // 12)
