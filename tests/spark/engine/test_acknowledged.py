@@ -1,0 +1,53 @@
+"""What a Python worker is sent is acknowledged at once, so that the JVM does not wait with the rows of a small task."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark import Stateful, arrow_function
+from riffle_spark.spark.engine import task
+from tests.kit.streams.streaming import Kept, settings_in, wait_for
+
+QUICK = socket.IPPROTO_TCP, getattr(socket, "TCP_QUICKACK", 0)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a word for it")
+
+
+def worker(sock: socket.socket) -> None:
+    """Leave as a task does that pyspark's daemon runs in a function of this name, with a local of that name."""
+    task._leave_worker("beside")  # private: as tasks do
+
+
+def test_a_worker_that_has_answered_acknowledges_at_once() -> None:
+    """A socket that answers what it gets delays what it acknowledges, until the worker is left."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        with theirs:
+            ours.setsockopt(*QUICK, 0)
+            assert ours.getsockopt(*QUICK) == 0
+            worker(ours)
+            wait_for(lambda: ours.getsockopt(*QUICK) != 0, "it acknowledges at once")
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+def test_a_slots_connection_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    """Where pyspark's daemon keeps it."""
+    found = pa.schema([("k", pa.int64()), ("family", pa.int64())])
+
+    def families(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        connection = task._connection()  # private: what a slot finds
+        family = -1 if connection is None else int(connection.family)
+        told = rows.select(["k"]).append_column("family", pa.array([family] * rows.num_rows, pa.int64()))
+        return told, state.slice(0, 0)
+
+    sink = Kept()
+    compute = arrow_function(families, state=pa.schema([("nothing", pa.int64())]), output=found)
+    Stateful("families", "k", compute, settings=settings_in(tmp_path)).into(sink)(spark.range(3).toDF("k"), 0)
+    families_found = {row["family"] for row in sink.latest("k").values()}
+    assert families_found <= {int(socket.AF_INET), int(socket.AF_INET6), int(socket.AF_UNIX)}
