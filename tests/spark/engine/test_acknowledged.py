@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 def worker(sock: socket.socket) -> None:
     """Leave as a task does that pyspark's daemon runs in a function of this name, with a local of that name."""
-    task._leave_worker("beside")  # private: as tasks do
+    task._leave_worker("beside")
 
 
 def test_a_worker_that_has_answered_acknowledges_at_once() -> None:
@@ -41,7 +41,7 @@ def test_a_slots_connection_is_found(spark: SparkSession, tmp_path: Path) -> Non
     found = pa.schema([("k", pa.int64()), ("family", pa.int64())])
 
     def families(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-        connection = task._connection()  # private: what a slot finds
+        connection = task._connection()
         family = -1 if connection is None else int(connection.family)
         told = rows.select(["k"]).append_column("family", pa.array([family] * rows.num_rows, pa.int64()))
         return told, state.slice(0, 0)
