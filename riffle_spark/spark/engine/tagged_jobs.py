@@ -35,6 +35,9 @@ _IDLE_LOOKS = 2
 _GIVEN_UP_SECONDS = 10.0
 _SHORT_WAITS = {"spark.locality.wait.process": "1s", "spark.locality.wait.node": "0", "spark.locality.wait.rack": "0"}
 """As long as a piece of upkeep may keep the one core of an executor that lives."""
+_hurrying = threading.Lock()
+_before: list[dict[str, str | None]] = []
+"""How each query in a hurry found Spark's waits: the last sets them as they were for the first."""
 
 
 class TaggedJobs:
@@ -182,11 +185,13 @@ class Losses:
         if not self._gone:
             yield
             return
-        before = handles.configured(self._spark, _SHORT_WAITS)
+        with _hurrying:
+            _before.append(handles.configured(self._spark, _SHORT_WAITS))
         try:
             yield
         finally:
-            handles.configured(self._spark, before)
+            with _hurrying:
+                handles.configured(self._spark, _before.pop())
 
 
 class _Watch:

@@ -1,0 +1,59 @@
+"""What is set for a run after a loss is as it was before once nobody is in a hurry any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark.spark.engine.jvm import configured
+from riffle_spark.spark.engine.tagged_jobs import Losses
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+PROCESS, NODE = "spark.locality.wait.process", "spark.locality.wait.node"
+
+
+@contextmanager
+def with_waits(spark: SparkSession, process: str, node: str | None) -> Iterator[None]:
+    """Have Spark wait so long in the block."""
+    before = configured(spark, {PROCESS: process, NODE: node})
+    try:
+        yield
+    finally:
+        configured(spark, before)
+
+
+def waits(spark: SparkSession) -> list[str | None]:
+    """Return what is set now; asking sets it for a moment."""
+    found = configured(spark, {PROCESS: "0", NODE: "0"})
+    configured(spark, found)
+    return [found[PROCESS], found[NODE]]
+
+
+def after_a_loss(spark: SparkSession) -> Losses:
+    """Return a batch's runs, one of which lost an executor."""
+    losses = Losses(spark, runs=3)
+    losses._gone = frozenset({"7"})
+    return losses
+
+
+def test_two_queries_in_a_hurry_leave_sparks_waits_as_they_were(spark: SparkSession) -> None:
+    """A death hurts all queries of an application: the one that began first ends first."""
+    with with_waits(spark, "7s", None):
+        first, second = after_a_loss(spark)._hurried(), after_a_loss(spark)._hurried()
+        first.__enter__()
+        second.__enter__()
+        assert waits(spark) == ["1s", "0"]
+        first.__exit__(None, None, None)
+        assert waits(spark) == ["1s", "0"]
+        second.__exit__(None, None, None)
+        assert waits(spark) == ["7s", None]
+
+
+def test_nobody_hurries_without_a_loss(spark: SparkSession) -> None:
+    """Spark waits as it was told to."""
+    with with_waits(spark, "7s", "2s"), Losses(spark, runs=3)._hurried():
+        assert waits(spark) == ["7s", "2s"]
