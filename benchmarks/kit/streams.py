@@ -16,8 +16,6 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 __all__ = ["measure", "median", "peak_kb", "session", "source"]
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-
-
 Builder = SparkSession.Builder
 
 

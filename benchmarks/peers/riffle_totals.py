@@ -44,7 +44,7 @@ def main(told: dict[str, Any]) -> None:
 
 def _conf(told: dict[str, Any]) -> dict[str, str]:
     jars = {"spark.jars": ",".join(map(str, connector_jars()))} if "topic" in told else {}
-    return {"spark.scheduler.mode": "FAIR", "spark.ui.showConsoleProgress": "false", **jars, **told.get("conf", {})}
+    return {"spark.ui.showConsoleProgress": "false", **jars, **told.get("conf", {})}
 
 
 def _settings(told: dict[str, Any]) -> riffle.Settings:

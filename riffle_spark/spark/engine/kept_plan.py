@@ -46,13 +46,13 @@ class PlanFrame(NamedTuple):
 
 
 class PlacedSlots(NamedTuple):
-    """A layout as plans take it: a frame whose partition i is slot i, how many there are, and the number of each
-    key-group's slot, as JSON.
+    """A layout as plans take it: a frame whose partition i is slot i, how many there are, and what tells the number of
+    each key-group's slot, as JSON.
     """
 
     frame: DataFrame
     parts: int
-    numbers: str
+    numbers: Callable[[], str]
 
 
 class KeptPlans:
@@ -102,14 +102,12 @@ class _KeptPlan:
         call = _checked(top.initialPlan() if _kind(top) == _ADAPTIVE else top, _CALL)
         leaf, *above = [node for node in reversed(_down(call.right())) if _kind(node) != _SORT]
         self._spark = made.sparkSession
-        self._placed = slots
         self._slots = _down(call.left())[-1]
         self._leaf = _elements(leaf)
         self._counting = 1 + [_kind(node) for node in above].index(_COUNTING)
         self._groups = call.leftGroup(), call.rightGroup()
         self._output = call.output()
         self._udf, self._told = _parts_of(call.func())
-        self._partitioning = call.outputPartitioning()
         self._above = above
         self._above = self._copied(self._slots.rdd())[1:]  # The nodes that ran keep their batch's shuffle.
         self._move(slots)  # So that a loss looks no classes up, and finds no plan that takes no other layout.
@@ -140,7 +138,7 @@ class _KeptPlan:
         partitioning, *others = _elements(above[at])
         partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(partitioning.expressions(), slots.parts)
         above[at] = self._node(f"exchange.{_EXCHANGE}", partitioning, *others)
-        above[0] = self._node(_PROJECTION, self._looked_up(above[0], slots.numbers), above[0].child())
+        above[0] = self._node(_PROJECTION, self._looked_up(above[0], slots.numbers()), above[0].child())
         self._slots, self._partitioning, self._above, self._placed = leaf, placed.outputPartitioning(), above, slots
 
     def _looked_up(self, projection: Any, numbers: str) -> Any:

@@ -33,7 +33,7 @@ __all__ = [
     "prepared",
     "quoted",
     "routed",
-    "slot_numbers",
+    "slot_by_key_group",
     "spark_schema",
     "watermark_in",
     "with_initial",
@@ -81,7 +81,7 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence
     plain = [f"{quoted(name)} as __riffle_{at}" for at, name in enumerate([*order.rows.names, *given])]
     # Texts, in one frame: each frame is analysed anew, and each `Column` costs ten calls to the JVM.
     # One literal array, folded once a query, so that no call is made per key-group.
-    slot = f"element_at(from_json('{slot_numbers(layout, order.total)}', 'array<int>'), {key_group} + 1) as {SLOT}"
+    slot = f"element_at(from_json('{slot_by_key_group(layout, order.total)}', 'array<int>'), {key_group} + 1) as {SLOT}"
     hashed = f"{keygroups.spark_hash(order.key)} as {HASH}"
     return handles.selected(batch, [slot, f"{key_group} as {KEY_GROUP}", hashed, *plain])
 
@@ -174,7 +174,7 @@ def _shard(shards: Shards, columns: tuple[str, str]) -> str:
     return f"coalesce({found}, cast(raise_error(concat('{_UNKNOWN}', {named})) as int))"
 
 
-def slot_numbers(layout: SlotLayout, total: int) -> str:
+def slot_by_key_group(layout: SlotLayout, total: int) -> str:
     """Return the number of each key-group's slot, as JSON."""
     numbers = [0] * total
     for slot in layout.slots:

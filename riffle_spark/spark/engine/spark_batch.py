@@ -117,7 +117,7 @@ class SparkWork:
         frame = self._frames.frame(self._batch.sparkSession, layout)
         if order.initial is not None or not self._frames.placeable:
             return plainly()
-        slots = PlacedSlots(frame, len(layout.slots), routing.slot_numbers(layout, order.total))
+        slots = PlacedSlots(frame, len(layout.slots), partial(routing.slot_by_key_group, layout, order.total))
         files = handles.sent_files(self._batch.sparkSession)
         made_of = (layout.shards, order.key, order.total, order.rows, order.output, self._batch.schema, files)
         return self._frames.plans.planned(order.store, made_of, slots, self._batch, function, answer, plainly)

@@ -128,15 +128,8 @@ class Deadline:
         if not handles.is_classic(self._spark):  # nobody tells what runs there
             yield
             return
-        context = handles.context(self._spark)
-        context.addJobTag(self._tag)
-        threading.Thread(target=self._watch, name="riffle-deadline", daemon=True).start()
-        try:
+        with _looked_at(self._spark, self._tag, self._watch, self._ended):
             yield
-        finally:
-            self._ended.set()
-            with suppress(Exception):
-                context.removeJobTag(self._tag)
 
     def _watch(self) -> None:
         began = time.monotonic()
@@ -153,6 +146,20 @@ class Deadline:
             wait = min(_LOOK_SECONDS, self.seconds)
 
 
+@contextmanager
+def _looked_at(spark: SparkSession, tag: str, look: Callable[[], None], ended: threading.Event) -> Iterator[None]:
+    """Tag the jobs that this thread runs in the block, and look at them on another thread until that is ``ended``."""
+    context = handles.context(spark)
+    context.addJobTag(tag)
+    threading.Thread(target=look, name=tag, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        with suppress(Exception):
+            context.removeJobTag(tag)
+
+
 class Losses:
     """One batch's runs, at most so many: the last one is given up for nobody."""
 
@@ -167,10 +174,12 @@ class Losses:
         ``Misplaced`` where these were given up.
         """
         self._left -= 1
-        if not inventory.has_executors(self._spark):
-            yield
+        if self._left < 1 or not inventory.has_executors(self._spark):
+            with self._hurried():
+                yield
             return
-        with self._hurried(), _Watch(self._spark, frozenset(executors), may_give_up=self._left > 0) as watch:
+        watch = _Watch(self._spark, frozenset(executors))
+        with self._hurried(), watch.watched():
             try:
                 yield
             except Exception as error:
@@ -197,25 +206,19 @@ class Losses:
 class _Watch:
     """The jobs that this thread runs in the block, and who has gone meanwhile."""
 
-    def __init__(self, spark: SparkSession, executors: frozenset[str], *, may_give_up: bool) -> None:
+    def __init__(self, spark: SparkSession, executors: frozenset[str]) -> None:
         self.gone: frozenset[str] = frozenset()
         self.gave_up = False
         self._spark = spark
         self._executors = executors
-        self._may_give_up = may_give_up
         self._tag = f"riffle-losses-{uuid.uuid4().hex}"
         self._ended = threading.Event()
 
-    def __enter__(self) -> "_Watch":
-        handles.context(self._spark).addJobTag(self._tag)
-        if self._may_give_up:
-            threading.Thread(target=self._look, name="riffle-losses", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        with suppress(Exception):
-            handles.context(self._spark).removeJobTag(self._tag)
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the jobs that this thread runs in the block."""
+        with _looked_at(self._spark, self._tag, self._look, self._ended):
+            yield
 
     def _look(self) -> None:
         """Look until the jobs have ended, or have waited long enough for who has gone; then cancel them."""
