@@ -16,14 +16,11 @@ __all__ = [
     "Mask",
     "Offsets",
     "binary_column",
-    "bitmap",
     "byte_slices",
-    "fixed_column",
     "fixed_values",
     "fixed_width",
     "is_text_or_bytes",
     "one_array",
-    "pick_slices",
     "positions_of",
     "valid_mask",
     "with_long_offsets",
@@ -86,22 +83,6 @@ def fixed_values(array: pa.Array) -> npt.NDArray[np.generic]:
     return np.frombuffer(data, dtype=kind, count=count, offset=start * width)
 
 
-def fixed_column(kind: pa.DataType, values: npt.NDArray[np.generic], valid: Mask | None) -> pa.Array:
-    """Return an array of the type from the bits that ``fixed_values`` gives."""
-    if pa.types.is_boolean(kind):
-        data = np.packbits(values.view(np.uint8), bitorder="little")
-    else:
-        data = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(kind, len(values), [bitmap(valid), pa.py_buffer(data)])
-
-
-def bitmap(valid: Mask | None) -> pa.Buffer | None:
-    """Return Arrow's validity buffer for the mask."""
-    if valid is None or bool(valid.all()):
-        return None
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
-
-
 def byte_slices(array: pa.Array) -> tuple[Bytes, Offsets]:
     """Return the bytes behind a large binary array and its n + 1 offsets into them. Nulls may have a length."""
     _, ends, data = array.buffers()
@@ -111,25 +92,10 @@ def byte_slices(array: pa.Array) -> tuple[Bytes, Offsets]:
     return np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8), offsets
 
 
-def binary_column(data: npt.NDArray[np.generic] | bytes, offsets: Offsets, valid: Mask | None = None) -> pa.Array:
+def binary_column(data: npt.NDArray[np.generic] | bytes, offsets: Offsets) -> pa.Array:
     """Return a large binary array over the bytes, without a copy."""
     where = pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64))
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(offsets) - 1, [bitmap(valid), where, pa.py_buffer(data)]
-    )
-
-
-def pick_slices(data: Bytes, starts: Offsets, ends: Offsets) -> pa.Array:
-    """Return ``data[starts[i]:ends[i]]`` for every i as a large binary array, copied next to each other.
-
-    The slices must lie in order, inside ``data`` and without overlap. Arrow copies: slices and the gaps between them
-    are one array of which every other value is taken.
-    """
-    edges = np.empty(2 * len(starts), dtype=np.int64)
-    edges[0::2], edges[1::2] = starts, ends
-    if not len(edges):
-        return binary_column(b"", np.zeros(1, dtype=np.int64))
-    return binary_column(data, edges).take(pa.array(np.arange(0, len(edges), 2)))
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, where, pa.py_buffer(data)])
 
 
 def positions_of(lengths: npt.NDArray[np.integer]) -> Offsets:

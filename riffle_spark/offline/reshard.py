@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.formats.part_codec import DELETED, fitted
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
@@ -157,28 +156,6 @@ def _written(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
 
 def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     """Return one shard's whole state as a snapshot's table, in no particular order."""
-    if schema.one_row_a_key:
-        return _newest(schema, key_group, entry, reader)
-    return _restored(schema, key_group, entry, reader)
-
-
-def _newest(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
-    wanted = schema.part_schema(delta=True)
-    parts = reader.links(entry.chain)
-    tables = [parts[link] for link in entry.chain]
-    if entry.snapshot is not None:
-        kept = reader.snapshot((schema.store, key_group), entry.snapshot)
-        tables.insert(0, kept.append_column(DELETED, pa.repeat(False, kept.num_rows)))
-    if not tables:
-        return schema.part_schema().empty_table()
-    rows = pa.concat_tables([fitted(table, wanted) for table in tables])
-    newest_first = rows.take(pa.array(np.arange(rows.num_rows)[::-1]))
-    _, newest = group_keys(schema.encoded(newest_first))
-    state = newest_first.take(pa.array(newest))
-    return state.filter(pc.invert(state.column(DELETED))).drop_columns([DELETED]).cast(schema.part_schema())
-
-
-def _restored(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     with tempfile.TemporaryDirectory(prefix="riffle-shard-") as folder:
         found = restored(schema, {key_group: entry}, reader, Path(folder))
         return found.get(key_group, schema.part_schema().empty_table())

@@ -10,11 +10,8 @@ from collections.abc import Mapping
 
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.state.copies.abandoned import remove_folders
-from riffle_spark.state.copies.copy import CopyInUse
 from riffle_spark.state.copies.disk import used_share
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.stack import Stacks
-from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.restore.copy_progress import head_of
 from riffle_spark.worker.member_folders import folder_of
 
@@ -32,8 +29,8 @@ def take_census(order: CensusOrder, executor: str) -> Census:
     """Tell what this executor holds, and tidy its folder; it gets one if it has none. Whatever fails is told in
     ``error``.
 
-    A disk that refuses a small file is such a failure: slots there would fail batches. A copy that cannot be used (of
-    another boot of the machine, or damaged) is removed, so is what processes that died left half done. Folders of other
+    A disk that refuses a small file is such a failure: slots there would fail batches. A copy that is not whole
+    is removed, so is what processes that died left half done. Folders of other
     roots are left alone, whoever owned them.
     """
     rack, tags = _rack(ec2_metadata=order.ec2_metadata), tags_of_environment()
@@ -73,15 +70,8 @@ def _known_zone() -> str:
 
 def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
     stacks = functools.cache(folder.stacks)
-    found = ((store, key_group, _head(folder, stacks(store), key_group)) for store, key_group in folder.copies())
+    found = ((store, key_group, head_of(folder, stacks(store), key_group)) for store, key_group in folder.copies())
     return tuple((store, key_group, *head) for store, key_group, head in found if head is not None)
-
-
-def _head(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
-    try:
-        return head_of(folder, stacks, key_group)
-    except CopyInUse:
-        return None
 
 
 def rack_of_environment(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import Order
 from riffle_spark.process.blocks.block import BlockComputation
-from riffle_spark.state.copies.due_rows import DueRows, RunsOfKeyGroup, due_rows, first_due_ms
-from riffle_spark.state.copies.run import Run, newest_by_group
+from riffle_spark.state.copies.run import DueRows, Run, RunsOfKeyGroup, due_rows, first_due_ms, newest_by_group
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, due_times
 from riffle_spark.state.log.manifest import Entry

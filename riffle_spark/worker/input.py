@@ -14,8 +14,8 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.run import Hashes, WantedKeys, differing, look_up
-from riffle_spark.state.formats.key_codec import encode_keys
+from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up
+from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 

@@ -3,7 +3,6 @@ call, results are joined, and which key-groups have something due. Does not know
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +14,12 @@ from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Or
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
 from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
 from riffle_spark.process.processors.processor import InputByKey
-from riffle_spark.state.copies.copy import Copy
-from riffle_spark.state.copies.reading import EMPTY_READING
+from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import EMPTY, Entry
+from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker.input import TouchedKeys, spans_of
 from riffle_spark.worker.seal import SlotResult, StateChanges
 
@@ -158,17 +157,17 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
 
 
 def run_by_key(
-    order: Order, schema: StoreSchema, begun: Callable[[Times, str], Processing], rows: pa.Table, touched: TouchedKeys,
-    copies: Mapping[int, Copy], entries: Mapping[int, Entry],
+    order: Order, schema: VariableColumns, begun: Callable[[Times, str], Processing], rows: pa.Table,
+    touched: TouchedKeys, stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry],
 ) -> SlotResult:  # fmt: skip
     """Run what ``begun`` gives over the touched key-groups and those of ``entries`` that have something due.
 
-    Raises ``UserFunctionError`` with what the processor raised, and what copies raise.
+    Raises ``UserFunctionError`` with what the processor raised.
     """
     with seldom_collected():
         processing = begun(order.times, f"store {order.store!r}")
         processing.begin(_grouped(order, rows, touched))
-        outcomes = _by_copy(processing, touched, copies, entries)
+        outcomes = _by_copy(processing, touched, schema.hashes(touched.keys), stacks, entries)
         output = processing.output()
         processing.end()
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
@@ -177,14 +176,17 @@ def run_by_key(
 
 
 def _by_copy(
-    processing: Processing, touched: TouchedKeys, copies: Mapping[int, Copy], entries: Mapping[int, Entry]
-) -> dict[int, Outcome]:
-    counts = {key_group: end - start for key_group, start, end in touched.spans}
+    processing: Processing, touched: TouchedKeys, hashes: npt.NDArray[np.uint64], stacks: Mapping[int, OpenStack],
+    entries: Mapping[int, Entry],
+) -> dict[int, Outcome]:  # fmt: skip
+    """Process key-group by key-group. ``hashes`` are those that parts are sealed by, whoever else computes some."""
+    spans = {key_group: (start, end) for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
     for key_group, entry in sorted(entries.items()):
-        copy = copies.get(key_group)
-        with copy.reading(entry.head) if copy is not None else nullcontext(EMPTY_READING) as reading:
-            outcomes[key_group] = processing.key_group(counts.get(key_group, 0), reading)
+        start, end = spans.get(key_group, (0, 0))
+        runs = stacks[key_group].runs if key_group in stacks else ()
+        held = CopyRuns(runs, entry.timer_ms, hashes[start:end])
+        outcomes[key_group] = processing.key_group(end - start, held)
     return outcomes
 
 
@@ -201,11 +203,12 @@ def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
     return grouped.with_states(states, codes[is_initial])
 
 
-def _changes(schema: StoreSchema, outcomes: Mapping[int, Outcome]) -> StateChanges:
+def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateChanges:
     tables: Sequence[pa.Table] = [outcome.changes for outcome in outcomes.values()]
     table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *tables])
     key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
-    return StateChanges(table, key_groups, {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()})
+    timers = {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()}
+    return StateChanges(schema.sealed_by_group(table, key_groups), key_groups, timers)
 
 
 def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:

@@ -24,16 +24,12 @@ from riffle_spark.process.blocks.block import BlockComputation, Computation
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.copies import disk
-from riffle_spark.state.copies.copy import Copy, DamagedCopy
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
-from riffle_spark.state.restore.bring import CopyKeeper
-from riffle_spark.state.restore.follow import keeper_of
-from riffle_spark.state.restore.keeping import Brought
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.restore.stack_keeper import StackKeeper
+from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker import run_computation
 from riffle_spark.worker.expiry import with_expired
@@ -140,12 +136,8 @@ class _Attempt:
         if order.durable:
             self._check_placed(entries)
         else:
-            keeper_of(self.schema, self.folder, self.reader, order.epoch, self.whole).begin_caches(entries)
+            StackKeeper(self.folder, self.schema, self.reader, order.epoch, self.whole).begin_caches(entries)
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
-
-    def brought(self, found: Brought) -> None:
-        """Note what bringing copies took."""
-        self.facts.update(restores=found.restores, folds=found.folds)
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
@@ -199,11 +191,7 @@ class _SlotState:
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> SlotResult:
         attempt, touched, order = self.attempt, self.touched, self.attempt.order
-        keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
-        with attempt.step("fold"):
-            stacks, brought = keeper.bring(self.entries)
-            attempt.brought(brought)
-            attempt.merges.append(partial(keeper.merge, stacks))
+        stacks = self._brought(schema)
         with attempt.step("read"):
             state, found = read_state(schema, touched, stacks)
         with attempt.step("compute"):
@@ -214,27 +202,20 @@ class _SlotState:
             return with_expired(order, schema, compute, stacks, self.entries, result)
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
-        attempt, order = self.attempt, self.attempt.order
-        keeper = CopyKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
-        run = partial(run_computation.run_by_key, order, schema, processing, self.rows, self.touched)
-        try:
-            return self._on_copies(keeper, run)
-        except DamagedCopy:
-            keeper.forget(self.entries)
-            return self._on_copies(keeper, run)
+        stacks = self._brought(schema)
+        with self.attempt.step("compute"):
+            return run_computation.run_by_key(
+                self.attempt.order, schema, processing, self.rows, self.touched, stacks, self.entries
+            )
 
-    def _on_copies(
-        self, keeper: CopyKeeper, run: Callable[[dict[int, Copy], dict[int, Entry]], SlotResult]
-    ) -> SlotResult:
-        with self.attempt.step("fold"):
-            copies, brought = keeper.bring(self.entries)
-            self.attempt.brought(brought)
-        try:
-            with self.attempt.step("compute"):
-                return run(copies, self.entries)
-        finally:
-            for copy in copies.values():
-                copy.close()
+    def _brought(self, schema: StoreSchema) -> dict[int, OpenStack]:
+        attempt, order = self.attempt, self.attempt.order
+        keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
+        with attempt.step("fold"):
+            stacks, brought = keeper.bring(self.entries)
+            attempt.facts.update(restores=brought.restores, folds=brought.folds)
+            attempt.merges.append(partial(keeper.merge, stacks))
+        return stacks
 
 
 def _in_our_words(error: RiffleError | OSError, folder: Path | None) -> RiffleError:

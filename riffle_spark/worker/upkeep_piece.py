@@ -17,10 +17,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 from riffle_spark.state.restore.copy_progress import IncomingSnapshots, head_of
-from riffle_spark.state.restore.follow import Follower, keeper_of
-from riffle_spark.state.restore.keeping import Keeper
+from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 
@@ -159,12 +159,12 @@ class _Piece:
             self._gone.append(address)
             self._damaged.append(address)
 
-    def _keeper(self, folder: Folder, store: str) -> Keeper:
+    def _keeper(self, folder: Folder, store: str) -> StackKeeper:
         order, schema = self._order, schema_of_text(store, self._order.schemas[store])
         reader = Reader(store_of(order.home), folder)
-        return keeper_of(schema, folder, reader, order.epoch, partial(self._whole, store))
+        return StackKeeper(folder, schema, reader, order.epoch, partial(self._whole, store))
 
-    def _take(self, due: SnapshotOrder, keeper: Keeper) -> Snapshot:
+    def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:
         attempt = f"{self._order.epoch}-{self._random_bytes(16).hex()}"
         return take_snapshot(due, keeper, store_of(self._order.home), attempt)
 
@@ -183,7 +183,7 @@ class _Piece:
         )  # fmt: skip
 
 
-def take_snapshot(order: SnapshotOrder, keeper: Keeper, objects: ObjectStore, attempt: str) -> Snapshot:
+def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStore, attempt: str) -> Snapshot:
     """Put a snapshot of one key-group, whose copy ``keeper`` keeps, as ``attempt`` and return it.
 
     A copy that is damaged, or not there, is restored first. Raises what the store and the disk raise.

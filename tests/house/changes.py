@@ -42,7 +42,7 @@ CHANGES = (
             "spark.processors.spark_errors",
         ),
         (
-            "process.processors.list_cells", "state.schemas.variable_kinds:ListRows",
+            "process.processors.list_cells", "state.schemas.variable_kinds:ids_of_keys",
             "spark.processors.spark_errors:DOING",
         ),
     ),
@@ -55,8 +55,7 @@ CHANGES = (
         "another snapshot format",
         (
             "state.formats.part_codec", "worker.seal", "worker.upkeep_piece", "offline.switch",
-            "state.restore.reader", "state.restore.supply", "state.restore.copy_progress", "state.restore.bring",
-            "state.restore.stack_parts", "state.copies.part_files",
+            "state.restore.reader", "state.restore.stack_parts",
         ),
         ("state.formats.part_codec:encode", "state.formats.part_codec:decode"),
     ),
@@ -79,11 +78,11 @@ CHANGES = (
         ("py4j", "pyspark.sql.pandas", "pyspark.sql.connect", "pyspark.sql.classic"),
     ),
     Change(
-        "another embedded store",
+        "variables in parts of another shape",
         (
-            "state.copies.lmdb_file", "state.copies.lmdb_reading", "state.copies.copy",
+            "state.schemas.variables", "state.copies.elements", "state.copies.part_files", "state.copies.reading",
         ),
-        ("lmdb", "state.copies.lmdb_file"),
+        ("state.copies.elements:element_runs", "state.copies.elements:ElementRun"),
     ),
 )  # fmt: skip
 

@@ -156,11 +156,11 @@ def test_a_census_comes_back_as_it_was(census: Census) -> None:
 IMPORTED = """
 import sys
 from riffle_spark.messages import slot_orders, upkeep_orders
-print(*sorted({"boto3", "lmdb", "pyarrow.compute", "pyspark"} & sys.modules.keys()))
+print(*sorted({"boto3", "pyarrow.compute", "pyspark"} & sys.modules.keys()))
 """
 
 
 def test_messages_are_plain_data() -> None:
-    """Who imports them, in a process of its own, has no lmdb, no Arrow computations, no store's client, no Spark."""
+    """Who imports them, in a process of its own, has no Arrow computations, no store's client, no Spark."""
     told = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []

@@ -30,11 +30,10 @@ _CALLED = re.compile(r"[a-z]+[A-Z]\w*|[A-Z][a-z]\w*|[A-Z]+\Z")
 
 ONE_WAY = "Imports run one way"
 PURE = "assign/ and simulate/ without clock, chance, logging, threads, environment"
-PROTOCOL = "protocol/ without clock, chance, threads, environment, lmdb, boto3; messages/ and process/ too"
+PROTOCOL = "protocol/ without clock, chance, threads, environment, boto3; messages/ and process/ too"
 MESSAGES = "messages/ without what computes on Arrow or keeps files"
 SPARK = "pyspark only in spark/"
 BOTO3 = "boto3 only in state/objects/s3 and s3_client"
-LMDB = "lmdb only in three files of state/copies"
 MACHINE = "Locks of files, programs and Kafka's administration each in their files"
 CALLS = "Clocks, chance and environment only where it is said"
 WALK = "Spark's inner parts and the names of objects"
@@ -79,16 +78,14 @@ BREACHES = [
     _imports(PROTOCOL, "protocol/delays", "time"),
     _imports(PROTOCOL, "protocol/upkeep/rounds", "threading"),
     _imports(PROTOCOL, "protocol/batch/driver", "uuid"),
-    _imports(PROTOCOL, "protocol/shards", "lmdb"),
     _imports(PROTOCOL, "protocol/receipts", "boto3"),
     _imports(PROTOCOL, "protocol/operator", f"{PACKAGE}.state.objects.open"),
-    _imports(PROTOCOL, "messages/upkeep_orders", f"{PACKAGE}.state.copies.copy"),
+    _imports(PROTOCOL, "messages/upkeep_orders", f"{PACKAGE}.state.copies.folder"),
     _imports(MESSAGES, "messages/upkeep_orders", f"{PACKAGE}.state.schemas.plain_columns"),
     _imports(SPARK, "worker/seal", "pyspark"),
     _imports(SPARK, "spark/engine/routing", "py4j"),
     _imports(BOTO3, "state/objects/directory", "boto3"),
     _imports(BOTO3, "state/log/log", "botocore"),
-    _imports(LMDB, "state/copies/folder", "lmdb"),
     _imports(MACHINE, "worker/member_folders", "fcntl"),
     _imports(MACHINE, "spark/warm", "subprocess"),
     _imports(MACHINE, "spark/job", "kafka"),

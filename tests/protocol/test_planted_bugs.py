@@ -22,7 +22,6 @@ from riffle_spark.protocol.ports import SlotLayout
 from riffle_spark.protocol.receipts import changes_of
 from riffle_spark.protocol.upkeep import scan
 from riffle_spark.protocol.upkeep.retention import Retention
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.log import record
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
@@ -35,8 +34,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def fold_without_checking_the_head(patch: pytest.MonkeyPatch) -> None:
-    """A delta is folded onto whatever the copy holds."""
-    patch.setattr(Copy, "_expect", lambda *_: None)
+    """A delta is put on whatever the copy holds."""
     patch.setattr(Entry, "after", lambda self, *_: self.chain[-1:])
 
 

@@ -19,7 +19,6 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.protocol.receipts import check_receipts
 from riffle_spark.state.copies.disk import DamagedCopy
-from riffle_spark.state.copies.lmdb_file import CopyInUse
 from tests.kit.worker.slot_member import Member, rows_of
 
 PROBLEM, REMEDY, WHERE = "what is wrong\nin two lines", "what to do", "store 's', key-group 7"
@@ -75,7 +74,7 @@ def arrived(error: BaseException, folder: Path) -> RiffleError:
 def test_every_kind_of_error_arrives_as_itself_or_its_public_ancestor(tmp_path: Path) -> None:
     """Who must act is the same on the driver, whatever class a module made of it; problem and remedy are, too."""
     kinds = every_kind()
-    assert {DamagedCopy, CopyInUse, *map(vars(errors).get, errors.__all__)} <= set(kinds)
+    assert {DamagedCopy, *map(vars(errors).get, errors.__all__)} <= set(kinds)
     for number, kind in enumerate(kinds):
         told = arrived(error_of_kind(kind), tmp_path / str(number))
         public = next(each for each in kind.__mro__ if each.__module__ == errors.__name__)

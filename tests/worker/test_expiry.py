@@ -20,8 +20,8 @@ from riffle_spark.keygroups import key_groups
 from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.state.copies.due_rows import RunsOfKeyGroup, due_rows, first_due_ms
 from riffle_spark.state.copies.part_files import PartFiles
+from riffle_spark.state.copies.run import RunsOfKeyGroup, due_rows, first_due_ms
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, due_times, in_milliseconds

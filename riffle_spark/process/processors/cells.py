@@ -1,8 +1,7 @@
 """What the cells of all variables share: where the session is, and a piece of its delta. Knows no kind of cell."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,8 +10,8 @@ import pyarrow as pa
 
 from riffle_spark.process.types.converters import RecordMaker
 from riffle_spark.process.types.fields import Fields, plain_records
-from riffle_spark.state.copies.reading import Reading
-from riffle_spark.state.schemas.variable_keys import NO_DUE, due_of
+from riffle_spark.state.copies.elements import ElementRows
+from riffle_spark.state.copies.reading import Found, Reading
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -20,12 +19,10 @@ __all__ = [
     "ELEMENTS_MAX",
     "DeclaredVariable",
     "DeltaRows",
-    "FoundElements",
     "ReadAhead",
     "Scope",
     "declare_all",
     "last_are_deleted",
-    "visible",
 ]
 
 ELEMENTS_MAX: Final = 65_536
@@ -51,25 +48,17 @@ def declare_all(schema: VariableColumns, record: RecordMaker = plain_records) ->
 
 @dataclass(slots=True)
 class Scope:
-    """One key-group in one batch: its copy, its keys by number, the batch's time, and the key ``at`` work."""
+    """One key-group in one batch: its copy, the number of its keys, the batch's time, and the key ``at`` work."""
 
     schema: VariableColumns
     reading: Reading
     now_ms: int
-    group_keys: list[bytes] = field(default_factory=list)
+    count: int
     at: int = -1
-
-    def prefix(self, variable: str, number: int) -> bytes:
-        """Return the beginning of what a variable of the key of this number holds."""
-        return self.schema.prefix(self.group_keys[number], variable)
 
     def due_ms(self, ttl_ms: int | None) -> int | None:
         """Return when what is written now expires."""
         return None if ttl_ms is None else self.now_ms + ttl_ms
-
-    def is_expired(self, due_ms: int) -> bool:
-        """Tell whether an element's time has come. Spark: at the very time."""
-        return due_ms != NO_DUE and due_ms <= self.now_ms
 
 
 class DeltaRows(NamedTuple):
@@ -93,83 +82,55 @@ def last_are_deleted(count: int, deleted: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def visible(dues: npt.NDArray[np.int64], now_ms: int) -> npt.NDArray[np.bool_]:
-    """Return which elements of these due times are not expired."""
-    is_visible: npt.NDArray[np.bool_] = (dues > now_ms) | (dues == NO_DUE)
-    return is_visible
-
-
-class FoundElements(NamedTuple):
-    """Elements as they are stored: whole stored keys, what of them names the element, and values."""
-
-    keys: list[bytes]
-    elements: list[bytes]
-    values: list[bytes]
-
-    def take(self, stored: Iterator[tuple[bytes, bytes]], prefix_bytes: int, count: int) -> int:
-        """Take so many more, or what is left; return how many there are now."""
-        pairs = list(islice(stored, count))
-        self.keys.extend([key for key, _ in pairs])
-        self.elements.extend([key[prefix_bytes:] for key, _ in pairs])
-        self.values.extend([value for _, value in pairs])
-        return len(self.keys)
-
-
 class ReadAhead(Generic[_Element]):
-    """Reads elements of a variable. ``decode`` returns one element, or ``None`` for one that is expired, for each that
-    it gets.
+    """Reads elements of a variable, of so many keys ``at_once``, and of more as long as they are asked for one after
+    the other. ``decode`` returns one element for each that was found.
     """
 
     def __init__(
-        self, scope: Scope, variable: str, decode: Callable[[FoundElements], Iterable[_Element | None]]
-    ) -> None:
+        self, scope: Scope, variable: str, decode: Callable[[ElementRows, pa.Array | None], Iterable[_Element]],
+        at_once: int = 1,
+    ) -> None:  # fmt: skip
         self._scope = scope
         self._variable = variable
         self._decode = decode
-        self._known: dict[int, list[_Element]] = {}
-        self._keys_at_once = 1
-        self._next = 0
+        self._found: Found | None = None
+        self._elements: list[_Element] | None = None
+        self._first = self._end = 0
+        self._at_once = self._keys_at_once = at_once
 
     def of(self, number: int) -> Iterable[_Element]:
-        """Return the elements of a key, in the order of their stored keys."""
-        known = self._known.get(number)
-        return known if known is not None else self._read(number)
+        """Return the elements of a key."""
+        found, start, end = self._span(number)
+        if end > ELEMENTS_MAX:
+            return self._pieces(found)
+        if self._elements is None:
+            self._elements = list(self._decode(found.rows, found.names)) if found.ends[-1] else []
+        return self._elements[start:end]
 
     def has_any(self, number: int) -> bool:
-        """Tell whether the key has an element, without reading them all."""
-        if number in self._known:
-            return bool(self._known[number])
+        """Tell whether the key has an element, without decoding it."""
+        _, start, end = self._span(number)
+        return end > start
+
+    def _span(self, number: int) -> tuple[Found, int, int]:
+        """Return what was found, and where a key's elements are in it."""
+        if self._found is None or not self._first <= number < self._end:
+            self._read(number)
+        assert self._found is not None, "it was read just now"
+        ends, at = self._found.ends, number - self._first
+        return self._found, ends[at - 1] if at else 0, ends[at]
+
+    def _read(self, number: int) -> None:
+        follows = 0 <= number - self._end <= self._keys_at_once
+        self._keys_at_once = min(self._keys_at_once * 2, KEYS_MAX) if follows else self._at_once
         scope = self._scope
-        stored = scope.reading.under(scope.prefix(self._variable, number))
-        return any(not scope.schema.indexed or not scope.is_expired(due_of(value)) for _, value in stored)
+        last = min(number + self._keys_at_once, scope.count)
+        self._found = scope.reading.elements(self._variable, number, last, scope.now_ms, ELEMENTS_MAX)
+        self._elements, self._first, self._end = None, number, number + len(self._found.ends)
 
-    def _read(self, number: int) -> Iterable[_Element]:
-        follows = 0 <= number - self._next <= self._keys_at_once
-        self._keys_at_once = min(self._keys_at_once * 2, KEYS_MAX) if follows else 1
-        found, ends = FoundElements([], [], []), [0]
-        for following in range(number, min(number + self._keys_at_once, len(self._scope.group_keys))):
-            prefix = self._scope.prefix(self._variable, following)
-            stored = self._scope.reading.under(prefix)
-            count = found.take(stored, len(prefix), ELEMENTS_MAX + 1 - ends[-1])
-            if count > ELEMENTS_MAX:
-                break
-            ends.append(count)
-        if len(ends) == 1:
-            return self._pieces(found, stored, len(prefix))
-        self._next = number + len(ends) - 1
-        self._known = self._cut(number, found, ends)
-        return self._known[number]
-
-    def _cut(self, number: int, found: FoundElements, ends: list[int]) -> dict[int, list[_Element]]:
-        whole = FoundElements(*(column[: ends[-1]] for column in found))
-        elements = list(self._decode(whole)) if whole.keys else []
-        spans = enumerate(pairwise(ends), number)
-        return {key: [one for one in elements[start:end] if one is not None] for key, (start, end) in spans}
-
-    def _pieces(
-        self, found: FoundElements, rest: Iterator[tuple[bytes, bytes]], prefix_bytes: int
-    ) -> Iterator[_Element]:
-        while found.keys:
-            yield from (element for element in self._decode(found) if element is not None)
-            found = FoundElements([], [], [])
-            found.take(rest, prefix_bytes, ELEMENTS_MAX)
+    def _pieces(self, found: Found) -> Iterator[_Element]:
+        """Yield the elements of one key that has many."""
+        for start in range(0, found.ends[-1], ELEMENTS_MAX):
+            names = None if found.names is None else found.names.slice(start, ELEMENTS_MAX)
+            yield from self._decode(found.rows.only(slice(start, start + ELEMENTS_MAX)), names)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from riffle_spark.columns import Offsets, positions_of
 from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
-from riffle_spark.state.schemas.variable_keys import index_of
+from riffle_spark.state.copies.elements import ElementRows, structs_of
 
 __all__ = ["ListCells"]
 
@@ -93,19 +93,11 @@ class ListCells:
 
     def _indexes(self, added: Sequence[tuple[int, list[Values]]], counts: Offsets) -> Offsets:
         """Return the index of each element, by counts of keys; those of cleared keys, which come last, mean nothing."""
-        first = np.zeros(len(counts), np.int64)
-        first[: len(added)] = [self._next_index(number) for number, _ in added]
+        first, numbers = np.zeros(len(counts), np.int64), np.array([number for number, _ in added], np.int64)
+        goes_on = np.flatnonzero(~np.isin(numbers, list(self._cleared)))
+        first[goes_on] = self._scope.reading.next_indexes(self._variable.name, numbers[goes_on])
         starts = positions_of(counts)
         return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
 
-    def _next_index(self, number: int) -> int:
-        if number in self._cleared:
-            return 0
-        last = self._scope.reading.last_under(self._scope.prefix(self._variable.name, number))
-        return 0 if last is None else index_of(last) + 1
-
-    def _decoded(self, found: cells.FoundElements) -> Iterable[Values | None]:
-        dues, table = self._scope.schema.values(self._variable.name, found.values)
-        are_visible = cells.visible(dues, self._scope.now_ms).tolist()
-        rows = zip(self._fields.tuples(table), are_visible, strict=True)
-        return (row if is_visible else None for row, is_visible in rows)
+    def _decoded(self, rows: ElementRows, names: pa.Array | None) -> Iterable[Values]:  # noqa: ARG002 - as of all cells
+        return self._fields.tuples(self._variable.values(rows.column(structs_of)))

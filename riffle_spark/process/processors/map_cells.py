@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from riffle_spark.process.processors import cells
 from riffle_spark.process.types.fields import Values
+from riffle_spark.state.copies.elements import ElementRows, structs_of
 
 __all__ = ["MapCells"]
 
@@ -45,7 +46,11 @@ class MapCells:
         if written and element in written:
             value = written[element].value
             return None if value is None else self._fields.copied(value)
-        return None if at in self._cleared else self._one(element)
+        if at in self._cleared:
+            return None
+        scope = self._scope
+        stored = scope.reading.entry(self._variable.name, at, element, scope.now_ms)
+        return None if stored is None else self._fields.seen(stored)
 
     def contains(self, key: object) -> bool:
         """Tell whether there is a value of this key."""
@@ -121,15 +126,7 @@ class MapCells:
 
     def _element(self, key: object) -> tuple[bytes, Values]:
         taken = self._keys.take(key)
-        return self._scope.schema.map_key(self._variable.name, self._keys.arrows(taken)), taken
-
-    def _one(self, element: bytes) -> Values | None:
-        scope, name = self._scope, self._variable.name
-        stored = scope.reading.one(scope.prefix(name, scope.at) + element)
-        if stored is None:
-            return None
-        due_ms, values = scope.schema.value(name, stored)
-        return None if scope.is_expired(due_ms) else self._fields.seen(values)
+        return self._variable.encode_key(self._keys.arrows(taken)), taken
 
     def _entries(self) -> Iterator[_Entry]:
         at = self._scope.at
@@ -141,10 +138,14 @@ class MapCells:
         put = sorted((entry for entry in written.values() if entry.value is not None), key=lambda entry: entry.element)
         return heapq.merge(kept, put, key=lambda entry: entry.element)
 
-    def _decoded(self, found: cells.FoundElements) -> Iterable[_Entry | None]:
-        scope, name = self._scope, self._variable.name
-        dues, table = scope.schema.values(name, found.values)
-        keys = self._keys.tuples(scope.schema.map_keys(name, found.keys, scope.reading.longs(found.keys)))
-        are_visible = cells.visible(dues, scope.now_ms).tolist()
-        entries = map(_Entry, found.elements, keys, self._fields.tuples(table))
-        return (entry if is_visible else None for entry, is_visible in zip(entries, are_visible, strict=True))
+    def _decoded(self, rows: ElementRows, names: pa.Array | None) -> Iterable[_Entry]:
+        assert names is not None, "entries of a map have keys"
+        structs = rows.column(structs_of)
+        keys, values = (
+            fields.tuples(table)
+            for fields, table in (
+                (self._keys, self._variable.keys(structs)),
+                (self._fields, self._variable.values(structs)),
+            )
+        )
+        return map(_Entry, names.to_pylist(), keys, values)

@@ -21,7 +21,7 @@ from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Processor
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.types.simple_converters import Misfit
-from riffle_spark.state.copies.reading import EMPTY_READING, Reading
+from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["Outcome", "Processing", "ProcessorComputation", "seldom_collected"]
@@ -66,7 +66,7 @@ class Processing:
         states = grouped.states
         self._states = None if states is None else self._form.states(states, grouped.state_positions)
 
-    def key_group(self, count: int, reading: Reading = EMPTY_READING) -> Outcome:
+    def key_group(self, count: int, held: CopyRuns = CopyRuns()) -> Outcome:
         """Process the next ``count`` keys of the input, all of one key-group, and what is due in it.
 
         Raises ``UserFunctionError`` with what the processor raised.
@@ -74,7 +74,7 @@ class Processing:
         start, end = self._next, self._next + count
         self._next = end
         keys = self._grouped.keys.slice(start, count)
-        session = Session(self._schema, self._declared, reading, keys, self._times.now_ms)
+        session = Session(self._schema, self._declared, held, keys, self._times.now_ms)
         self._processor.enter(session)
         self._processor.as_of(self._times.watermark_ms)
         for number, at in enumerate(range(start, end)):

@@ -16,7 +16,8 @@ from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.timers import DueTimers, Expired, Timers
 from riffle_spark.process.processors.value_cells import ValueCells
-from riffle_spark.state.copies.reading import Reading
+from riffle_spark.state.copies.reading import CopyRuns
+from riffle_spark.state.copies.run import Hashes
 from riffle_spark.state.formats.part_codec import DELETED
 from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, VARIABLE
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -42,17 +43,17 @@ class Session:
         self,
         schema: VariableColumns,
         declared: Sequence[DeclaredVariable],
-        reading: Reading,
+        held: CopyRuns,
         keys: pa.Table,
         now_ms: int,
     ) -> None:
         self._keys = [keys]
-        self._scope = Scope(schema, reading, now_ms, schema.group_keys(schema.encoded(keys)))
+        self._scope = Scope(schema, held.reading(schema, keys), now_ms, keys.num_rows)
         self.cells: dict[str, Cells] = {
             one.variable.name: _CELLS[one.variable.kind](self._scope, one) for one in declared
         }
         self.timers = Timers(self._scope)
-        self._due = DueTimers(self._scope, self.timers, self._add_keys)
+        self._due = DueTimers(self._scope, self.timers, self.keys, self._add_keys)
         self._expired: Expired | None = None
 
     def at(self, number: int) -> None:
@@ -92,9 +93,10 @@ class Session:
         written = [self.timers.earliest_ms(), *(cells.earliest_ms() for cells in self.cells.values())]
         return min((due for due in [self._due.next_ms(self.cells), *written] if due is not None), default=None)
 
-    def _add_keys(self, keys: pa.Table, group_keys: list[bytes]) -> None:
+    def _add_keys(self, keys: pa.Table, hashes: Hashes) -> None:
         self._keys.append(keys)
-        self._scope.group_keys += group_keys
+        self._scope.reading.add_keys(keys, hashes)
+        self._scope.count += keys.num_rows
 
 
 def _rows(piece: DeltaRows, keys: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -3,22 +3,19 @@ is over with them. Knows the order of time. Does not know what a timer does.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.columns import one_array
-from riffle_spark.process.processors.cells import DeltaRows, Scope
-from riffle_spark.state.schemas.variable_keys import due_of, index_of
-from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
+from riffle_spark.process.processors.cells import KEYS_MAX, DeltaRows, ReadAhead, Scope
+from riffle_spark.state.copies.reading import FoundDue
+from riffle_spark.state.copies.run import Hashes, Indices
+from riffle_spark.state.schemas.variable_kinds import TIMER, encoded_keys
 
 __all__ = ["DueTimers", "Expired", "Timers"]
 
-_DUE_BYTES = 8
-_EVER: Final = 2**62
-_PEEKED: Final = 64
+_MORE: Final = 8
 
 
 class Timers:
@@ -26,6 +23,7 @@ class Timers:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
+        self._stored: ReadAhead[int] = ReadAhead(scope, TIMER, lambda rows, _: rows.ids.tolist(), KEYS_MAX)
         self._changed: dict[int, dict[int, bool]] = {}
 
     def register(self, due_ms: int) -> None:
@@ -39,8 +37,7 @@ class Timers:
     def list(self) -> Iterator[int]:
         """Return an iterator over the timers that there are now, in order of time."""
         at = self._scope.at
-        stored = self._scope.reading.under(self._scope.prefix(TIMER, at))
-        dues = {due_of(key[-_DUE_BYTES:]) for key, _ in stored}
+        dues = set(self._stored.of(at))
         for due_ms, is_registered in self._changed.get(at, {}).items():
             (dues.add if is_registered else dues.discard)(due_ms)
         return iter(sorted(dues))
@@ -88,134 +85,112 @@ class Expired(NamedTuple):
     removed: int
 
 
-class _Entry(NamedTuple):
-    """One entry of the index, taken apart; the place is its row among those that came with it."""
-
-    due_ms: int
-    stored: bytes
-    group_key: bytes
-    variable: str
-    element: bytes
-    place: int
-
-
-class _Entries(NamedTuple):
-    """Entries of the index, and the columns of their keys, row by row."""
-
-    entries: list[_Entry]
-    keys: pa.Table
-
-
 class DueTimers:
-    """Looks for what is due. ``add_keys`` is told of keys that the scope does not have yet, and adds them to it."""
+    """Looks for what is due. ``keys`` gives the scope's keys from a number on; ``add_keys`` is told of keys that it
+    does not have yet, with their hashes, and adds them.
+    """
 
-    def __init__(self, scope: Scope, timers: Timers, add_keys: Callable[[pa.Table, list[bytes]], None]) -> None:
+    def __init__(
+        self, scope: Scope, timers: Timers, keys: Callable[[int], pa.Table],
+        add_keys: Callable[[pa.Table, Hashes], None],
+    ) -> None:  # fmt: skip
         self._scope = scope
         self._timers = timers
+        self._keys = keys
         self._add_keys = add_keys
-        self._index = scope.reading.due_until(_EVER) if scope.schema.indexed else iter(())
-        self._next: tuple[int, bytes] | None = next(self._index, None)
-        self._elements: list[_Entries] = []
+        self._from_ms = scope.reading.first_ms
+        self._elements: list[FoundDue] = []
+        self._encoded: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
 
     def timers(self, until_ms: int) -> list[tuple[int, int]]:
         """Return due time and key's number of all timers that are due by now, in order of time, then of key."""
-        found = self._advance(until_ms)
-        of_timers = [entry for entry in found.entries if entry.variable == TIMER]
-        numbers = self._numbers_of(of_timers, found.keys)
-        due = {
-            (entry.due_ms, number)
-            for entry, number in zip(of_timers, numbers, strict=True)
-            if not self._timers.is_changed(number, entry.due_ms)
-        }
+        due: set[tuple[int, int]] = set()
+        for found in self._advance(until_ms):
+            if found.variable == TIMER:
+                pairs = zip(found.due_ms.tolist(), self._numbers_of(found), strict=True)
+                due.update((due_ms, number) for due_ms, number in pairs if not self._timers.is_changed(number, due_ms))
         due |= {(due_ms, number) for due_ms, number in self._timers.registered() if due_ms <= until_ms}
-        group_keys = self._scope.group_keys
-        return sorted(due, key=lambda one: (one[0], group_keys[one[1]]))
+        self._know_keys()
+        return sorted(due, key=lambda one: (one[0], self._encoded[one[1]]))
 
     def elements(self, cells: Mapping[str, Replaceable]) -> Expired:
         """Return what removes all elements that are expired and were not written since."""
         self._advance(self._scope.now_ms)
-        pieces, removed = [], 0
+        pieces = []
         for found in self._elements:
-            numbers = self._numbers_of(found.entries, found.keys)
-            expired: dict[str, list[tuple[int, _Entry]]] = {}
-            for number, entry in zip(numbers, found.entries, strict=True):
-                if not cells[entry.variable].is_replaced(number, entry.element):
-                    expired.setdefault(entry.variable, []).append((number, entry))
-            pieces += [self._piece(name, entries) for name, entries in expired.items()]
-            removed += sum(map(len, expired.values()))
-        return Expired(pieces, removed)
+            numbers, names = self._numbers_of(found), self._names_of(found)
+            own = cells[found.variable]
+            kept = [at for at, (n, name) in enumerate(zip(numbers, names, strict=True)) if not own.is_replaced(n, name)]
+            if kept:
+                pieces.append(self._piece(found, [numbers[at] for at in kept], np.array(kept)))
+        return Expired(pieces, sum(len(piece.numbers) for piece in pieces))
 
     def next_ms(self, cells: Mapping[str, Replaceable]) -> int | None:
         """Return when the first of what is left is due, out of what was there before and is still."""
-        at_once = 1
-        while self._next is not None:
-            found = self._taken_apart([self._next, *islice(self._index, at_once - 1)])
-            for entry in found.entries:
-                if not self._is_gone(entry, cells):
-                    return entry.due_ms
-            self._next, at_once = next(self._index, None), min(2 * at_once, _PEEKED)
+        from_ms, count, reading = self._from_ms, 1, self._scope.reading
+        while (until_ms := reading.due_by(from_ms, count)) is not None:
+            left = (ms for found in reading.due(from_ms, until_ms) for ms in self._left(found, cells))
+            least = min(left, default=None)
+            if least is not None:
+                return least
+            from_ms, count = until_ms + 1, _MORE * count
         return None
 
-    def _is_gone(self, entry: _Entry, cells: Mapping[str, Replaceable]) -> bool:
-        number = self._known_numbers().get(entry.group_key)
-        if number is None:
-            return False
-        if entry.variable == TIMER:
-            return self._timers.is_changed(number, entry.due_ms)
-        return cells[entry.variable].is_replaced(number, entry.element)
+    def _left(self, found: FoundDue, cells: Mapping[str, Replaceable]) -> Iterator[int]:
+        """Yield when what was not written since is due."""
+        self._know_keys()
+        known, encoded = self._numbers, self._scope.schema.encoded(found.keys).to_pylist()
+        for due_ms, key, name in zip(found.due_ms.tolist(), encoded, self._names_of(found), strict=True):
+            number = known.get(key, -1)
+            if found.variable == TIMER:
+                is_gone = self._timers.is_changed(number, due_ms)
+            else:
+                is_gone = cells[found.variable].is_replaced(number, name)
+            if not is_gone:
+                yield due_ms
 
-    def _advance(self, until_ms: int) -> _Entries:
+    def _advance(self, until_ms: int) -> list[FoundDue]:
         """Read on until this time; keep elements for later and return what was found."""
-        found = self._taken_apart(list(self._until(until_ms)))
-        elements = [entry for entry in found.entries if entry.variable != TIMER]
-        if elements:
-            self._elements.append(_Entries(elements, found.keys))
+        if until_ms < self._from_ms:
+            return []
+        found = self._scope.reading.due(self._from_ms, until_ms)
+        self._from_ms = until_ms + 1
+        self._elements += [one for one in found if one.variable != TIMER]
         return found
 
-    def _until(self, until_ms: int) -> Iterator[tuple[int, bytes]]:
-        while self._next is not None and self._next[0] <= until_ms:
-            yield self._next
-            self._next = next(self._index, None)
+    def _know_keys(self) -> None:
+        """Take in the scope's keys that were not seen yet."""
+        start = len(self._encoded)
+        if start < self._scope.count:
+            self._encoded += self._scope.schema.encoded(self._keys(start)).to_pylist()
+            self._numbers.update({key: number for number, key in enumerate(self._encoded[start:], start)})
 
-    def _taken_apart(self, found: list[tuple[int, bytes]]) -> _Entries:
-        schema, stored = self._scope.schema, [key for _, key in found]
-        if not found:
-            return _Entries([], schema.key.empty_table())
-        keys, groups, variables, elements = schema.places(stored, self._scope.reading.longs(stored))
-        dues = [due_ms for due_ms, _ in found]
-        return _Entries(list(map(_Entry, dues, stored, groups, variables, elements, range(len(found)))), keys)
-
-    def _known_numbers(self) -> dict[bytes, int]:
-        """Return the number of each key of the scope."""
-        known, group_keys = self._numbers, self._scope.group_keys
-        if len(known) < len(group_keys):
-            self._numbers = known = {key: number for number, key in enumerate(group_keys)}
-        return known
-
-    def _numbers_of(self, entries: list[_Entry], keys: pa.Table) -> list[int]:
-        """Return the numbers of entries' keys; the scope gets keys that it does not have."""
-        known = self._known_numbers()
-        new = {entry.group_key: entry.place for entry in reversed(entries) if entry.group_key not in known}
+    def _numbers_of(self, found: FoundDue) -> list[int]:
+        """Return the numbers of what was found's keys; the scope gets keys that it does not have."""
+        self._know_keys()
+        encoded = self._scope.schema.encoded(found.keys).to_pylist()
+        new = {key: at for at, key in enumerate(encoded) if key not in self._numbers}
         if new:
-            in_order = sorted(new.items(), key=lambda one: one[1])
-            self._add_keys(keys.take(pa.array([place for _, place in in_order])), [key for key, _ in in_order])
-            known = self._known_numbers()
-        return [known[entry.group_key] for entry in entries]
+            places = np.array(list(new.values()))
+            self._add_keys(found.keys.take(pa.array(places)), found.hashes[places])
+            self._know_keys()
+        return [self._numbers[key] for key in encoded]
 
-    def _piece(self, name: str, expired: list[tuple[int, _Entry]]) -> DeltaRows:
+    def _names_of(self, found: FoundDue) -> list[bytes]:
+        """Return the stored keys of a map's elements; those of others have none."""
+        if found.variable == TIMER or self._scope.schema.by_name[found.variable].key is None:
+            return [b""] * len(found.ids)
+        names: list[bytes] = encoded_keys(found.structs).to_pylist()
+        return names
+
+    def _piece(self, found: FoundDue, numbers: list[int], at: Indices) -> DeltaRows:
         """Return the rows that remove elements of one variable."""
-        variable, numbers = self._scope.schema.variable(name), [number for number, _ in expired]
-        indexes = [index_of(entry.element) for _, entry in expired] if variable.kind == "list" else None
-        structs = self._removed_keys(variable, [entry.stored for _, entry in expired])
-        deleted = np.ones(len(expired), dtype=np.bool_)
-        return DeltaRows(name, numbers, deleted, structs, None if indexes is None else pa.array(indexes, pa.int64()))
-
-    def _removed_keys(self, variable: Variable, stored: list[bytes]) -> pa.StructArray | None:
-        """Return entries of a map without values; nothing for other variables."""
-        if variable.key is None:
-            return None
-        keys = self._scope.schema.map_keys(variable.name, stored, self._scope.reading.longs(stored))
-        of_key = pa.StructArray.from_arrays([one_array(column) for column in keys.columns], fields=list(variable.key))
-        values = pa.nulls(len(stored), pa.struct(list(variable.value)))
-        return pa.StructArray.from_arrays([of_key, values], names=["key", "value"])
+        variable = self._scope.schema.by_name[found.variable]
+        indexes = pa.array(found.ids[at]) if variable.kind == "list" else None
+        deleted, structs = np.ones(len(at), dtype=np.bool_), None
+        if variable.key is not None and found.structs is not None:
+            keys = found.structs.take(pa.array(at)).flatten()[0]
+            values = pa.nulls(len(at), pa.struct(list(variable.value)))
+            structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
+        return DeltaRows(found.variable, numbers, deleted, structs, indexes)

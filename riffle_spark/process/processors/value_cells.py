@@ -3,13 +3,16 @@
 import numpy as np
 import pyarrow as pa
 
-from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, last_are_deleted, visible
+from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, last_are_deleted
 from riffle_spark.process.types.fields import Values
+from riffle_spark.state.copies.elements import structs_of
 
 __all__ = ["ValueCells"]
 
 WINDOW = 8192
 """So many keys are read ahead with the first that is asked for."""
+WINDOW_ROWS = 1 << 30
+"""A key has one row in each part at most."""
 
 
 class ValueCells:
@@ -71,13 +74,12 @@ class ValueCells:
 
     def _read(self, at: int) -> Values | None:
         """Read a window of keys that are not known yet, this one and those after it."""
-        scope, name, values = self._scope, self._variable.name, self._values
-        window = [n for n in range(at, min(at + WINDOW, len(scope.group_keys))) if n not in values]
-        numbers = {scope.prefix(name, number): number for number in window}
-        values.update(dict.fromkeys(window))
-        found = scope.reading.many(list(numbers))
-        if found:
-            dues, table = scope.schema.values(name, [stored for _, stored in found])
-            rows = zip(found, self._fields.tuples(table), visible(dues, scope.now_ms).tolist(), strict=True)
-            values.update({numbers[key]: row for (key, _), row, is_visible in rows if is_visible})
+        scope, values = self._scope, self._values
+        last = min(at + WINDOW, scope.count)
+        found = scope.reading.elements(self._variable.name, at, last, scope.now_ms, WINDOW_ROWS)
+        read: dict[int, Values | None] = dict.fromkeys(range(at, at + len(found.ends)))
+        if found.ends[-1]:
+            rows = self._fields.tuples(self._variable.values(found.rows.column(structs_of)))
+            read.update(zip((found.rows.owners + at).tolist(), rows, strict=True))
+        values.update({number: row for number, row in read.items() if number not in values})
         return values[at]

@@ -3,7 +3,6 @@ Does not know what is in the files.
 """
 
 import fcntl
-import os
 import shutil
 import time
 import uuid
@@ -68,20 +67,12 @@ def unless_used(owner: Path) -> Iterator[bool]:
 
 
 def remove_strays(folder: Path, added_before: float = 0.0) -> None:
-    """Remove copies that no link leads to, links that lead nowhere, sealed files that were not finished, and snapshots
-    that came half and were not added to since that time (seconds, Unix).
+    """Remove copies as versions before kept them, files that no stack has, sealed files that were not finished, and
+    snapshots that came half and were not added to since that time (seconds, Unix).
 
     For a folder that is locked against every use.
     """
-    for links in [path for path in (folder / "copies").glob("*") if path.is_dir()]:
-        found = list(links.iterdir())
-        for link in (path for path in found if path.is_symlink()):
-            if link.name.endswith(".link") or not link.exists():
-                link.unlink(missing_ok=True)
-        current = {os.readlink(path) for path in found if path.is_symlink()}  # noqa: PTH115 - a third of the time
-        for path in found:
-            if not path.is_symlink() and path.name not in current:
-                shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder / "copies", ignore_errors=True)
     _remove_spare_parts(folder)
     for part in [path for path in (folder / "sealed").glob("*.part") if path.is_file()]:
         part.unlink(missing_ok=True)

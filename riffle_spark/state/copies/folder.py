@@ -1,11 +1,10 @@
 """A member's folder on local disk. Knows who may use it and where copies lie in it. Does not know what copies hold.
 
     <local_dir>/<root id>/<member>/owner                     whose folder it is: "<application>/<executor>"
-                                  /stacks/<store>/<0042>     which parts make up a copy of columns
+                                  /stacks/<store>/<0042>     which parts make up a copy
                                   /stacks/<store>/<0042>.*   parts of it: snapshots, and what was merged
                                   /sealed/<version>-<attempt> the deltas this member sealed, as bytes
                                   /fetched/<version>-<attempt>.* parts of deltas that others sealed
-                                  /copies/<store>/<0042>     a link to the current copy of variables, <0042>.<unique>
                                   /incoming/<store>/...      snapshots that are half fetched
 
 Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its
@@ -119,65 +118,21 @@ class Folder:
         except OSError:
             return False
 
-    def link(self, store: str, key_group: int) -> Path:
-        """Return the path of the link to the current copy of a key-group."""
-        return self.path / "copies" / store / f"{key_group:04d}"
-
-    def current(self, store: str, key_group: int) -> Path | None:
-        """Return the folder of the current copy of a key-group, if there is one."""
-        link = self.link(store, key_group)
-        try:
-            return link.parent / os.readlink(link)  # noqa: PTH115 - a third of the time of Path.readlink
-        except OSError:
-            return None
-
     def stacks(self, store: str) -> Stacks:
-        """Return the stacks of a store of columns. Whoever looks at many key-groups asks once."""
+        """Return the stacks of a store. Whoever looks at many key-groups asks once."""
         return Stacks(self.path, store)
 
-    def stores_of_columns(self) -> list[str]:
+    def stores(self) -> list[str]:
         """Return the stores that have stacks here, sorted."""
         return sorted(path.name for path in self.path.glob("stacks/*"))
 
     def held(self, store: str) -> set[int]:
         """Return the key-groups of a store of which there is a copy, whatever it is worth."""
-        try:
-            links = [name for name in os.listdir(self.path / "copies" / store) if name.isdecimal()]  # noqa: PTH208 - names
-        except OSError:
-            links = []
-        return {*self.stacks(store).key_groups(), *map(int, links)}
+        return set(self.stacks(store).key_groups())
 
     def copies(self) -> list[tuple[str, int]]:
         """Return (store, key-group) of every current copy, sorted."""
-        stacks = [(store, kg) for store in self.stores_of_columns() for kg in self.stacks(store).key_groups()]
-        links = (link for link in self.path.glob("copies/*/*") if link.name.isdecimal() and link.is_symlink())
-        return sorted([*stacks, *((link.parent.name, int(link.name)) for link in links)])
-
-    def fresh(self, store: str, key_group: int) -> Path:
-        """Return a new path, never used before, for a copy of a key-group."""
-        link = self.link(store, key_group)
-        with self._on_disk():
-            (self.path / "copies").mkdir(exist_ok=True)
-            link.parent.mkdir(exist_ok=True)
-        return link.with_name(f"{link.name}.{uuid.uuid4().hex}")
-
-    def switch(self, store: str, key_group: int, filled: Path) -> None:
-        """Make ``filled`` the current copy, in one atomic step, and remove the one before."""
-        link = self.link(store, key_group)
-        passing = link.with_name(f"{link.name}.{uuid.uuid4().hex}.link")
-        with self._on_disk():
-            before = link.resolve() if link.is_symlink() else None
-            passing.symlink_to(filled.name)
-            passing.replace(link)
-        if before is not None and before != filled:
-            shutil.rmtree(before, ignore_errors=True)
-
-    def discard(self, store: str, filled: Path) -> None:
-        """Remove a copy that was begun and not finished; one that was switched in stays."""
-        with self._on_disk():
-            current = {path.resolve() for path in self.link(store, 0).parent.iterdir() if path.is_symlink()}
-        if filled.resolve() not in current:
-            shutil.rmtree(filled, ignore_errors=True)
+        return [(store, key_group) for store in self.stores() for key_group in self.stacks(store).key_groups()]
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
         """Remove the current copy of a key-group, if there is one; ``stacks`` are the store's where they were looked
@@ -185,12 +140,6 @@ class Folder:
         """
         with self._on_disk():
             (stacks or self.stacks(store)).drop(key_group)
-        link = self.link(store, key_group)
-        if link.is_symlink():
-            with self._on_disk():
-                before = link.resolve()
-                link.unlink(missing_ok=True)
-            shutil.rmtree(before, ignore_errors=True)
 
     def wipe(self) -> None:
         """Remove everything but the claim: all copies, sealed deltas and what was half fetched."""
@@ -244,7 +193,7 @@ class Folder:
         deltas = self._deltas()
         if not deltas or not self._nobody_advances():
             return
-        stores = [self.stacks(store) for store in self.stores_of_columns()]
+        stores = [self.stacks(store) for store in self.stores()]
         read = [stacks.read(key_group) for stacks in stores for key_group in stacks.key_groups()]
         held = [stack for stack in read if stack is not None]
         parts = {part for stack in held for part in stack.parts}

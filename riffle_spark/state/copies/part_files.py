@@ -1,5 +1,5 @@
-"""Files that hold parts of copies, mapped and checked. Knows checksums and what tells that a file was changed. Does not
-know heads.
+"""Files that hold parts of copies, mapped and checked, and their rows, of either kind of store. Knows checksums and
+what tells that a file was changed. Does not know heads.
 
 Theory of operation. No byte of a file is used before its part's checksum was found right in this process, and again
 after the file's signature has changed; what the process wrote itself it may have checked on its way there. So what a
@@ -12,32 +12,32 @@ stack with a damaged one is dropped before it is needed: ``scrub``.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged
+from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.run import Run
+from riffle_spark.state.copies.run import Run, merged
 from riffle_spark.state.copies.stack import Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, due_times
+from riffle_spark.state.formats.due_times import due_times, stored_order
 from riffle_spark.state.log.manifest import Address
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["PartFiles", "scrub"]
+__all__ = ["PartFiles", "merged_rows", "runs_of", "scrub", "whole_rows"]
 
 _MAPPED_FROM_BYTES = 64 * 1024
 """A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
 _FILES_MOST = 4096
-_Opened = tuple[PlainColumns, tuple[Run, ...]]
+_Opened = tuple[StoreSchema, tuple[Run, ...]]
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ class PartFiles:
         self._folder = folder
         self._seen: dict[str, _File] = {}
 
-    def runs(self, part: StackedPart, schema: PlainColumns) -> tuple[Run, ...]:
+    def runs(self, part: StackedPart, schema: StoreSchema) -> tuple[Run, ...]:
         """Return a part's rows with today's columns. Raises ``DamagedCopy``."""
         file = self._checked(part)
         kept = file.opened.get(part.start)
         if kept is not None and kept[0] is schema:
             return kept[1]
         try:
-            found = _runs(file.data.slice(part.start, part.length), schema, part.file)
+            found = runs_of(part_codec.opened(file.data.slice(part.start, part.length), part.file), schema)
         except CorruptStateError as error:
             raise damaged(error.problem, self._folder / part.file) from error
         file.opened[part.start] = schema, found
@@ -161,15 +161,38 @@ def _bytes_of(path: str, size: int) -> pa.Buffer:
         return file.read_buffer()
 
 
-def _runs(data: pa.Buffer, schema: PlainColumns, where: str) -> tuple[Run, ...]:
-    table = part_codec.opened(data, where)
+def runs_of(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
+    """Return a part's rows with today's columns."""
+    return schema.either(partial(_runs, table), partial(element_runs, table))
+
+
+def merged_rows(runs: Sequence[Run], schema: StoreSchema, *, bottom: bool) -> pa.Table:
+    """Return the newest rows of runs, the newest first, as a part has them.
+
+    At the ``bottom`` of a stack there is nothing that a deleted row could hide: such rows are left out.
+    """
+    return schema.either(
+        lambda columns: merged(runs, columns.key.names, columns.row_schema, bottom=bottom),
+        lambda variables: merged_elements(variables, runs, bottom=bottom),
+    )
+
+
+def whole_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
+    """Return all that the runs of a copy hold, with the columns of ``part_schema``."""
+    rows, wanted = merged_rows(runs, schema, bottom=True), schema.part_schema()
+    return schema.either(
+        lambda columns: rows.select(columns.part_schema().names).cast(wanted), lambda variables: variables.wide(rows)
+    )
+
+
+def _runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
     if part_codec.HASH not in table.column_names:
         table = schema.sealed(table)
     rows = part_codec.fitted(table, schema.row_schema)
     gone = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
-    if gone is not None and not pc.any(gone).as_py():
+    if gone is not None and not gone.to_numpy().any():
         gone = None
-    order = _order_of(table, schema.due)
+    order = stored_order(table, schema.due)
     found, start = [], 0
     for hashes in filter(len, table.column(part_codec.HASH).chunks):
         batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0]
@@ -178,15 +201,6 @@ def _runs(data: pa.Buffer, schema: PlainColumns, where: str) -> tuple[Run, ...]:
         found.append(Run(hashes.to_numpy(), batch, deleted, due))
         start += len(hashes)
     return tuple(found)
-
-
-def _order_of(table: pa.Table, due: str | None) -> npt.NDArray[np.uint32] | None:
-    """Return the rows' stored order by due time, if there is one, by that column, over all of them."""
-    column = (table.schema.metadata or {}).get(DUE_COLUMN)
-    if due is None or column != due.encode() or table.column(DUE_ORDER).num_chunks != 1:
-        return None
-    order: npt.NDArray[np.uint32] = table.column(DUE_ORDER).chunk(0).to_numpy()
-    return order
 
 
 SCRUBBED_BYTES = 8 << 20
@@ -198,7 +212,7 @@ def scrub(folder: Folder, size_bytes: int = SCRUBBED_BYTES) -> list[Address]:
     """Check about so many bytes of a member's stacks, one key-group in any case, from where the last look ended; return
     the key-groups that were dropped.
     """
-    stacks = {store: folder.stacks(store) for store in folder.stores_of_columns()}
+    stacks = {store: folder.stacks(store) for store in folder.stores()}
     addresses = [(store, kg) for store, of_store in stacks.items() for kg in of_store.key_groups()]
     begin = _next.get(str(folder.path), ("", 0))
     turn = chain((one for one in addresses if one >= begin), (one for one in addresses if one < begin))

@@ -4,9 +4,24 @@ import base64
 
 import pyarrow as pa
 
-__all__ = ["can_become", "listed", "packed", "unpacked", "widens"]
+from riffle_spark.errors import ConfigError
+
+__all__ = ["can_become", "check_storable", "listed", "packed", "unpacked", "widens"]
 
 _UNITS = ("s", "ms", "us", "ns")
+_LEAVES = [
+    getattr(pa.types, f"is_{name}")
+    for name in (
+        "null",
+        "primitive",
+        "decimal",
+        "fixed_size_binary",
+        "string",
+        "large_string",
+        "binary",
+        "large_binary",
+    )
+]
 
 
 def packed(schema: pa.Schema) -> str:
@@ -22,6 +37,20 @@ def unpacked(text: str) -> pa.Schema:
 def listed(schema: pa.Schema) -> str:
     """Return names and types for a person to read."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def check_storable(kind: pa.DataType) -> None:
+    """Raise ``ConfigError`` for a type that state cannot hold: unions, views, runs and dictionaries."""
+    named = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        check_storable(kind.storage_type)
+    elif named.is_struct(kind) or named.is_map(kind):
+        for field in kind if named.is_struct(kind) else (kind.key_field, kind.item_field):
+            check_storable(field.type)
+    elif named.is_list(kind) or named.is_large_list(kind) or named.is_fixed_size_list(kind):
+        check_storable(kind.value_type)
+    elif not any(is_one(kind) for is_one in _LEAVES):
+        raise ConfigError(f"state cannot hold a column of type {kind}", remedy="declare a plain type and cast to it")
 
 
 def can_become(before: pa.Schema, now: pa.Schema) -> bool:

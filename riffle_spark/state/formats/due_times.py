@@ -15,7 +15,7 @@ from riffle_spark.columns import fixed_values, one_array, valid_mask
 
 __all__ = [
     "DUE_COLUMN", "DUE_ORDER", "DUE_SPAN", "NEVER_MS", "DueTimes", "can_be_due", "due_times", "in_milliseconds",
-    "with_order",
+    "stored_order", "with_order",
 ]  # fmt: skip
 
 NEVER_MS = 2**63 - 1
@@ -85,6 +85,15 @@ def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
     count = len(due.order)
     span = {DUE_SPAN: f"{due.ms_at(0)},{due.ms_at(count - 1)}"} if count else {}
     return table.append_column(DUE_ORDER, pa.array(order)).replace_schema_metadata({DUE_COLUMN: name, **span})
+
+
+def stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
+    """Return the order of a part's rows by due time, if it has one, by that column, over all of them."""
+    column = (table.schema.metadata or {}).get(DUE_COLUMN)
+    if due is None or column != due.encode() or table.column(DUE_ORDER).num_chunks != 1:
+        return None
+    order: _Numbers = table.column(DUE_ORDER).chunk(0).to_numpy()
+    return order
 
 
 def _due_times(column: pa.Array, is_due: npt.NDArray[np.bool_] | None, order: _Numbers) -> DueTimes:

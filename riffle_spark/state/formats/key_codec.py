@@ -7,8 +7,6 @@ and ``00 00``. A null is as wide as any value of a fixed width, so such keys all
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -17,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark import columns as arrow
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
-__all__ = ["KeyBytes", "decode_beginnings", "decode_keys", "encode_keys"]
+__all__ = ["differing", "encode_keys"]
 
 _NULL, _PRESENT = b"\x00", b"\x01"
 _END: Final = b"\x00\x00"
@@ -49,6 +47,19 @@ def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     if len(pieces) == 1:
         return pieces[0]
     return pc.binary_join_element_wise(*pieces, _scalar(b""))
+
+
+def differing(one: pa.Table, other: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the rows in which two tables of keys differ: null is equal to null, NaN to NaN, -0.0 to 0.0."""
+    same = np.ones(one.num_rows, dtype=np.bool_)
+    for left, right in zip(map(arrow.one_array, one.columns), map(arrow.one_array, other.columns), strict=True):
+        if pa.types.is_floating(left.type):
+            left, right = encode_keys([left]), encode_keys([right])  # noqa: PLW2901 - the same values
+        equal = pc.equal(left, right)
+        if equal.null_count:
+            equal = pc.if_else(equal.is_valid(), equal, pc.and_(left.is_null(), right.is_null()))
+        same &= equal.to_numpy(zero_copy_only=False)
+    return np.flatnonzero(~same)
 
 
 def _scalar(data: bytes) -> pa.Scalar:
@@ -99,122 +110,3 @@ def _encode_text(array: pa.Array) -> list[pa.Array | pa.Scalar]:
     if not bool(data[offsets[0] : offsets[-1]].all()):
         array = pc.replace_substring(array, pattern=_NULL, replacement=_ESCAPED)
     return [tag, array, _scalar(_END)]
-
-
-def decode_keys(encoded: arrow.Column | Sequence[bytes], types: Sequence[pa.DataType]) -> list[pa.Array]:
-    """Return the columns, of these types, that the keys were made from.
-
-    Keys that were never made from such columns raise ``CorruptStateError``.
-    """
-    array = arrow.with_long_offsets(
-        encoded if isinstance(encoded, pa.Array | pa.ChunkedArray) else pa.array(encoded, pa.large_binary())
-    )
-    columns, lengths = decode_beginnings(array, types)
-    data, offsets = arrow.byte_slices(array)
-    KeyBytes(data).check_at_end(offsets[:-1] + lengths, offsets[1:])
-    return columns
-
-
-def decode_beginnings(array: pa.LargeBinaryArray, types: Sequence[pa.DataType]) -> tuple[list[pa.Array], arrow.Offsets]:
-    """Return the columns of keys that something may follow, and how many bytes each key is itself.
-
-    Raises as ``decode_keys`` does.
-    """
-    if array.null_count:
-        raise _corrupt("a key is missing")
-    data, offsets = arrow.byte_slices(array)
-    read, starts, columns = KeyBytes(data), offsets[:-1], []
-    for kind in types:
-        column, starts = read.column(starts, offsets[1:], kind)
-        columns.append(column)
-    return columns, starts - offsets[:-1]
-
-
-@dataclass
-class KeyBytes:
-    """The bytes of keys, to be read column by column. What is no key raises ``CorruptStateError``."""
-
-    data: Matrix
-
-    @cached_property
-    def _ends_of_text(self) -> arrow.Offsets:
-        return np.flatnonzero((self.data[:-1] == 0) & (self.data[1:] == 0))
-
-    def column(self, starts: arrow.Offsets, ends: arrow.Offsets, kind: pa.DataType) -> tuple[pa.Array, arrow.Offsets]:
-        """Return the values of one type that begin at ``starts``, in keys that end at ``ends``, and where each ends."""
-        if arrow.is_text_or_bytes(kind):
-            return _decode_text(self.data, starts, ends, kind, self._ends_of_text)
-        return _decode_fixed(self.data, starts, ends, kind)
-
-    def tags(self, starts: arrow.Offsets, ends: arrow.Offsets) -> npt.NDArray[np.bool_]:
-        """Return the tags that stand there."""
-        if bool((starts >= ends).any()):
-            raise _corrupt("a key is too short")
-        return _tags(self.data[starts])
-
-    def check_at_end(self, at: arrow.Offsets, ends: arrow.Offsets) -> None:
-        """Raise unless every key was read to its end."""
-        if not bool((at == ends).all()):
-            raise _corrupt("bytes follow the last column")
-
-
-def _decode_fixed(
-    data: Matrix, starts: arrow.Offsets, ends: arrow.Offsets, kind: pa.DataType
-) -> tuple[pa.Array, arrow.Offsets]:
-    width = arrow.fixed_width(kind)
-    after = starts + 1 + width
-    if bool((after > ends).any()):
-        raise _corrupt("a key is too short")
-    rows = arrow.byte_slices(arrow.pick_slices(data, starts, after))[0][: len(starts) * (1 + width)].reshape(
-        -1, 1 + width
-    )
-    valid = _tags(rows[:, 0])
-    if pa.types.is_boolean(kind):
-        _tags(rows[:, 1])
-    return arrow.fixed_column(kind, _restored(rows[:, 1:], kind), valid), after
-
-
-def _tags(tags: Matrix) -> npt.NDArray[np.bool_]:
-    if bool((tags > 1).any()):
-        raise _corrupt("a tag or boolean is neither 0 nor 1")
-    return tags.astype(np.bool_)
-
-
-def _restored(rows: Matrix, kind: pa.DataType) -> npt.NDArray[np.generic]:
-    width = rows.shape[1]
-    floating = pa.types.is_floating(kind)
-    if not floating and not pa.types.is_boolean(kind):
-        rows = _turn_sign(rows)
-    values = np.ascontiguousarray(rows[:, ::-1]).reshape(-1).view(f"<i{width}" if width <= 8 else f"V{width}")
-    if not floating:
-        return values
-    return np.where(values < 0, values ^ np.iinfo(values.dtype).min, ~values)
-
-
-def _decode_text(
-    data: Matrix, starts: arrow.Offsets, ends: arrow.Offsets, kind: pa.DataType, ends_of_text: arrow.Offsets
-) -> tuple[pa.Array, arrow.Offsets]:
-    """Cut each body out up to its end: the first ``00 00``, as every zero inside is followed by ``FF``."""
-    if bool((starts + 3 > ends).any()):
-        raise _corrupt("a key is too short")
-    valid = _tags(data[starts])
-    at = np.searchsorted(ends_of_text, starts + 1)
-    stops = np.append(ends_of_text, len(data))[at]
-    if bool((stops + 2 > ends).any()):
-        raise _corrupt("a text has no end")
-    bodies = arrow.pick_slices(data, starts + 1, stops)
-    body_bytes, body_offsets = arrow.byte_slices(bodies)
-    if not bool(body_bytes[: body_offsets[-1]].all()):
-        bodies = pc.replace_substring(bodies, pattern=_ESCAPED, replacement=_NULL)
-    if not bool(valid.all()):
-        bodies = pc.if_else(pa.array(valid), bodies, pa.scalar(None, pa.large_binary()))
-    try:
-        return bodies.cast(kind), stops + 2
-    except pa.ArrowInvalid as error:
-        raise _corrupt(f"a text is not {kind}: {error}") from error
-
-
-def _corrupt(problem: str) -> CorruptStateError:
-    return CorruptStateError(
-        f"stored keys cannot be read: {problem}", remedy="restore the key-group from its snapshot and deltas"
-    )

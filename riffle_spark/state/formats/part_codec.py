@@ -2,7 +2,8 @@
 
 A part is one self-contained stream: key columns, state columns and, in a delta, ``__deleted``; schema metadata
 carries the format version. Its checksum (XXH3-64 of the bytes) is kept by whoever lists it. Parts with ``__hash`` have
-format 2: their rows are sorted by it, and nothing is compressed, so that they are read where they lie.
+format 2: their rows are sorted by it, and nothing is compressed, so that they are read where they lie. So are those of
+variables, of format 3, within each variable.
 """
 
 import pyarrow as pa
@@ -12,14 +13,17 @@ from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
-    "DELETED", "HASH", "Checksum", "altered", "checksum", "decode", "encode", "fitted", "opened",
+    "DELETED", "HASH", "VARIABLE", "Checksum", "altered", "checksum", "decode", "encode", "fitted", "opened",
 ]  # fmt: skip
 
-_UNSORTED, _BY_HASH = b"1", b"2"
+_UNSORTED, _BY_HASH, _BY_VARIABLE = b"1", b"2", b"3"
+_FORMATS = _UNSORTED, _BY_HASH, _BY_VARIABLE
 HASH = "__hash"
 """The column of the keys' 64-bit hashes."""
 DELETED = "__deleted"
 """The delta column that is true where a key's state was removed."""
+VARIABLE = "__variable"
+"""The column that names the variable that each row is of, in stores of variables."""
 _VERSION_KEY = b"riffle.format"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _PLAIN = pa.ipc.IpcWriteOptions(compression=None)
@@ -39,9 +43,11 @@ def checksum(data: bytes | memoryview) -> int:
 
 
 def encode(table: pa.Table, due: str | None = None) -> bytes:
-    """Return the bytes of one part: in format 2 if its rows have hashes, by which they are sorted then. ``due`` names
-    the column that says when rows are due, if there is one.
+    """Return the bytes of one part: in format 2, or 3 of variables, if its rows have hashes, by which they are sorted
+    then. ``due`` names the column that says when rows are due, if there is one.
     """
+    if HASH in table.column_names and VARIABLE in table.column_names:
+        return bytes(_stream(table, _PLAIN, _BY_VARIABLE))
     if HASH in table.column_names:
         return bytes(_stream(table if due is None else with_order(table, due, DELETED), _PLAIN, _BY_HASH))
     if table.nbytes >= _COMPRESS_FROM_BYTES:
@@ -91,14 +97,14 @@ def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
     try:
         reader = pa.ipc.open_stream(data)
         found = (reader.schema.metadata or {}).get(_VERSION_KEY)
-        if found in (_UNSORTED, _BY_HASH):
+        if found in _FORMATS:
             return reader.read_all()
     except (pa.ArrowInvalid, OSError) as error:
         raise CorruptStateError(
             f"the bytes are not an Arrow stream: {error}", remedy="restore the object", where=where
         ) from error
     raise CorruptStateError(
-        f"the part has format {found!r}, this version reads {_UNSORTED!r} and {_BY_HASH!r}",
+        f"the part has format {found!r}, this version reads {', '.join(map(repr, _FORMATS))}",
         remedy="run the version of riffle-spark that wrote it, or a newer one",
         where=where,
     )

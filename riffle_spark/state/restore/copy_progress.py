@@ -12,15 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
-from riffle_spark.errors import CorruptStateError, OutOfDate
-from riffle_spark.state.copies.copy import Copy, CopyInUse, DamagedCopy
-from riffle_spark.state.copies.disk import disk_refused, incoming_files
+from riffle_spark.errors import OutOfDate
+from riffle_spark.state.copies.disk import DamagedCopy, disk_refused, incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack, Stacks
-from riffle_spark.state.formats import part_codec
-from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
 
@@ -58,18 +53,6 @@ class IncomingSnapshots:
                 opened.write(data)
         except OSError as error:
             raise disk_refused(f"a snapshot cannot be kept: {error}", file) from error
-
-    def table(self, address: Address, snapshot: Snapshot) -> pa.Table:
-        """Return the rows of a snapshot that has come whole. Raises ``CorruptStateError`` if its bytes are others than
-        were sealed: then it goes, to be fetched again.
-        """
-        with pa.memory_map(str(self._file(address, snapshot.id))) as file:
-            data = file.read_buffer()
-        try:
-            return part_codec.decode(data, snapshot.checksum, paths.snapshot(*address, snapshot.id))
-        except CorruptStateError:
-            self.forget(address)
-            raise
 
     def move(self, address: Address, snapshot: Snapshot, path: Path) -> None:
         """Move a snapshot that has come whole, unchecked, to where a copy takes it from."""
@@ -172,8 +155,7 @@ class CopyPlanner:
     def give_up(self, one: CopyProgress, trouble: DamagedCopy) -> None:
         """Remove a copy that turned out damaged: the next piece restores it."""
         one.error = str(trouble)
-        if not isinstance(trouble, CopyInUse):
-            self._drop(one)
+        self._drop(one)
 
     def _head(self, one: CopyProgress) -> Head | None:
         store, key_group = one.address
@@ -185,32 +167,11 @@ class CopyPlanner:
 
 
 def head_of(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
-    """Return where a member's copy is, ``None`` if there is none; ``stacks`` are its store's. One that is damaged, or
-    that cannot be trusted, is removed, unless another one has been switched in meanwhile. Raises ``CopyInUse`` if this
-    process has it open.
+    """Return where a member's copy is, ``None`` if there is none; ``stacks`` are its store's. One that is not whole is
+    dropped, unless it is another one by now: a process that merges takes files away.
     """
-    store = stacks.store
-    if stacks.has(key_group):
-        return _head_of_stack(folder, stacks, key_group)
-    current = folder.current(store, key_group)
-    if current is None:
+    if not stacks.has(key_group):
         return None
-    try:
-        with Copy(current) as copy:
-            head = copy.head()
-    except CopyInUse:
-        raise
-    except DamagedCopy:
-        head = None
-    if head is None and folder.current(store, key_group) == current:
-        folder.drop(store, key_group)
-    return head
-
-
-def _head_of_stack(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
-    """Return where a stack is; drop one that is not whole, unless it is another one by now: a process that merges takes
-    files away.
-    """
     stack = stacks.read(key_group)
     for _ in range(_LOOKS):
         if stack is not None and _is_there(folder.path, stack):

@@ -1,4 +1,4 @@
-"""Copies of either kind: what keeps those of a store, and bringing many after the log, piece by piece. Knows a budget
+"""Bringing many copies after the log, piece by piece. Knows a budget
 and ranges of snapshots. Does not know why a copy is wanted, or what becomes of the bytes.
 
 Theory of operation. Copies that are on their chains come first and advance together, object by object in the log's
@@ -11,7 +11,7 @@ what they brought. What fails fails its own copy.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -20,18 +20,14 @@ from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
-from riffle_spark.state.restore.keeping import Keeper, whole_is_unknown
 from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, next_range
 from riffle_spark.state.restore.stack_keeper import StackKeeper
-from riffle_spark.state.restore.stack_parts import ColumnsFollower
-from riffle_spark.state.restore.supply import VariablesFollower
-from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.restore.stack_parts import StackFollower
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["Follower", "keeper_of", "restored"]
+__all__ = ["Follower", "restored"]
 
 _BYTES_AHEAD = 32 << 20
 _AT_ONCE = 8
@@ -46,18 +42,6 @@ class _Range(NamedTuple):
     of: CopyProgress
     start: int
     length: int
-
-
-class _StoreFollower(Protocol):
-    """What brings the copies of one store after the log; each step tells errors in ``error``."""
-
-    def advance(self, those: Sequence[CopyProgress]) -> int:
-        """Add the links that these copies lack, as far as the budget goes; return how many."""
-        ...
-
-    def begin(self, one: CopyProgress) -> None:
-        """Make a copy of a snapshot that has come whole, or of nothing, at the entry's base. Raises what it finds."""
-        ...
 
 
 class Follower:
@@ -75,14 +59,7 @@ class Follower:
         self._incoming = IncomingSnapshots(folder.path)
         self._planner = CopyPlanner(folder, self._incoming, epoch, whole)
         shared = folder, self._reader, self._incoming, self._planner, budget
-
-        def of_columns(columns: PlainColumns) -> _StoreFollower:
-            return ColumnsFollower(columns, *shared)
-
-        self._stores = {
-            store: schema.either(of_columns, lambda variables: VariablesFollower(variables, *shared))
-            for store, schema in schemas.items()
-        }
+        self._stores = {store: StackFollower(schema, *shared) for store, schema in schemas.items()}
         self.restores = 0
         self.folds = 0
 
@@ -182,20 +159,9 @@ class Follower:
             self.restores += 1
 
 
-def keeper_of(
-    schema: StoreSchema, folder: Folder, reader: Reader, epoch: int, whole: Callable[[int], Entry] = whole_is_unknown
-) -> Keeper:
-    """Return what keeps the copies of a store in a member's folder. ``whole`` gets an entry that came cut."""
-
-    def of_columns(columns: PlainColumns) -> Keeper:
-        return StackKeeper(folder, columns, reader, epoch, whole)
-
-    return schema.either(of_columns, lambda variables: CopyKeeper(folder, variables, reader, epoch, whole))
-
-
 def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:
     """Return the whole state of each shard that was ever touched, as a snapshot's table, by number and in its order.
 
     Copies are made below ``folder``, which is empty. Raises what bringing copies raises.
     """
-    return keeper_of(schema, claim(folder, "reader", ()), reader, _EVERY_EPOCH).tables(entries)
+    return StackKeeper(claim(folder, "reader", ()), schema, reader, _EVERY_EPOCH).tables(entries)

@@ -1,26 +1,36 @@
-"""Reading parts of deltas and snapshots. Knows local sealed files and ranged gets. Does not know what parts mean.
+"""Reading parts of deltas and snapshots. Knows local files and ranged gets. Does not know what parts mean, or stacks.
 
 One way to a part's bytes for owner and standby alike: the file this member sealed itself if it has one that is
 intact, else the object store, adjacent ranges of one object joined into one get, several gets at once.
+
+What is fetched for stacks is written as it came. Snapshots come in ranges, several at a time, straight into their
+files; of deltas only the wanted parts are kept, those of one object in one file. What comes in order is checked on its
+way.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["RANGE_BYTES", "Reader", "Totals", "in_parallel", "next_range", "range_of", "ranges", "span_bytes"]
+__all__ = [
+    "RANGE_BYTES", "Reader", "Totals", "WantedSnapshot", "fetched_links", "fetched_snapshots", "kept_parts",
+    "next_range", "range_of", "ranges", "runs_of", "span_bytes",
+]  # fmt: skip
 
 RANGE_BYTES = 8 << 20
 """A snapshot is got in ranges of so many bytes, if there is nothing else to get meanwhile."""
@@ -71,10 +81,6 @@ class Reader:
         """Return the links as runs for ``read``, the oldest first: what lies at most so far apart in one object."""
         return [run for parts in _by_object(links) for run in joined(parts, gap_bytes)]
 
-    def is_local(self, run: list[Link]) -> bool:
-        """Tell whether this member sealed the run's object itself and still has the file."""
-        return self._folder is not None and self._folder.sealed_file(*run[0].head).exists()
-
     def fetched(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
         """Return the bytes of each of a run's parts, with one get, or what is wrong with it.
 
@@ -87,26 +93,6 @@ class Reader:
             whole = part_codec.checksum(data) == link.checksum
             found[link] = data if whole else part_codec.altered(_range_of(link))
         return found
-
-    def read(self, run: list[Link]) -> dict[Link, pa.Table | CorruptStateError]:
-        """Return the table of each of a run's parts, with one get at most, or what is wrong with it.
-
-        Raises ``CorruptStateError`` if the object is missing.
-        """
-        found: dict[Link, pa.Table | CorruptStateError] = {**self._local(run)}
-        if not found:
-            view = memoryview(self._get(run))
-            for link in run:
-                try:
-                    found |= _cut([link], view[link.start - run[0].start :])
-                except CorruptStateError as error:
-                    found[link] = error
-        return found
-
-    def snapshot(self, address: Address, snapshot: Snapshot) -> pa.Table:
-        """Return the table of a snapshot, checked. Raises ``CorruptStateError`` if the object is damaged or missing."""
-        data = self.snapshot_range(address, snapshot, 0, snapshot.length)
-        return part_codec.decode(data, snapshot.checksum, paths.snapshot(*address, snapshot.id))
 
     def _local(self, parts: list[Link]) -> dict[Link, pa.Table]:
         if self._folder is None:
@@ -240,3 +226,85 @@ def _decode(data: memoryview, link: Link) -> pa.Table:
 
 def _range_of(link: Link) -> str:
     return f"{link.object}[{link.start}:{link.start + link.length}]"
+
+
+class WantedSnapshot(NamedTuple):
+    """A snapshot of a store's key-group, and the new file that it is to be."""
+
+    store: str
+    key_group: int
+    snapshot: Snapshot
+    path: Path
+
+
+def runs_of(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
+    """Yield the links as runs that one get each can fetch, of bounded bytes unless one link is longer."""
+    for run in reader.runs(links):
+        first = 0
+        for at in range(1, len(run)):
+            if span_bytes(run[first : at + 1]) > RANGE_BYTES:
+                yield run[first:at]
+                first = at
+        yield run[first:]
+
+
+def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) -> dict[Link, StackedPart]:
+    """Fetch runs of links into files of a member's folder. Raises what ``Reader`` raises."""
+    found: dict[Link, StackedPart] = {}
+
+    def fetch(run: list[Link]) -> dict[Link, StackedPart]:
+        whole: dict[Link, memoryview] = {}
+        for link, data in reader.fetched(run).items():
+            if isinstance(data, CorruptStateError):
+                raise data
+            whole[link] = data
+        return kept_parts(folder, whole)
+
+    for parts in in_parallel(fetch, list(runs)):
+        found.update(parts)
+    return found
+
+
+def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
+    """Write parts of one object, found whole before, into one new file of a member's folder."""
+    if not parts:
+        return {}
+    head = next(iter(parts)).head
+    path = folder.fetched_file(head.version, head.attempt)
+    name, kept, start = f"{path.parent.name}/{path.name}", {}, 0
+    with path.open("wb") as file:
+        for link, data in parts.items():
+            kept[link] = StackedPart(name, start, link.length, link.checksum, link.rows)
+            start += file.write(data)
+    return kept
+
+
+def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> set[Path]:
+    """Fetch snapshots into their files; return those that were found whole on their way, all others are unchecked.
+
+    Raises what ``Reader`` raises.
+    """
+    most = range_of(sum(one.snapshot.length for one in wanted))
+    come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one, most)])
+    checksums = {one.path: one.snapshot.checksum for one in wanted}
+    return {path for path, checksum in come if checksum == checksums[path]}
+
+
+def _ranges(reader: Reader, one: WantedSnapshot, most: int) -> Iterator[Callable[[], tuple[Path, int]]]:
+    one.path.touch()
+    for start, size in ranges(one.snapshot.length, most):
+        yield partial(_fetch_range, reader, one, start, size)
+
+
+def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> tuple[Path, int]:
+    """Fetch a range into its file; return that and the checksum of the range."""
+    checksum = part_codec.Checksum()
+    with one.path.open("r+b") as file:
+        file.seek(start)
+
+        def write(piece: bytes) -> None:
+            file.write(piece)
+            checksum.update(piece)
+
+        reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, write)
+    return one.path, checksum.intdigest()

@@ -1,4 +1,4 @@
-"""Bringing copies of columns to exactly the heads a driver names: each becomes a stack of files that are at hand or
+"""Bringing copies to exactly the heads a driver names: each becomes a stack of files that are at hand or
 fetched. Does not know batches or users.
 
 What a copy lacks `copy_plan` decides, as for every copy. A link's part is at hand where this member sealed the delta
@@ -9,25 +9,67 @@ not help.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.run import Run, merged
+from riffle_spark.state.copies.part_files import whole_rows
+from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Link
-from riffle_spark.state.restore.copy_plan import CopyPlan
-from riffle_spark.state.restore.fetch import WantedSnapshot, fetched_links, fetched_snapshots, runs_of
-from riffle_spark.state.restore.keeping import Brought, KeeperPlans, TakenRows, cache_begins_at, whole_is_unknown
-from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
+from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
+from riffle_spark.state.restore.reader import Reader, WantedSnapshot, fetched_links, fetched_snapshots, runs_of
 from riffle_spark.state.restore.stack_parts import StackParts
-from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["OpenStack", "StackKeeper"]
 
 _TRIES = 3
+
+
+class Brought(NamedTuple):
+    """What bringing copies took: copies restored, deltas added."""
+
+    restores: int
+    folds: int
+
+
+class TakenRows(NamedTuple):
+    """All that a copy holds at a head, as a snapshot's bytes, and how many rows these are."""
+
+    head: Head
+    data: bytes
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """How one store's copies are planned for a driver. Arguments as those of ``StackKeeper``."""
+
+    store: str
+    epoch: int
+    whole: Callable[[int], Entry]
+    newest: bool
+
+    def plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:
+        """Return what the copy at ``head`` lacks. Raises ``OutOfDate`` if it is beyond what a batch starts from."""
+        plan = plan_copy(head, entry, self.epoch, lambda: self.whole(key_group), newest=self.newest)
+        if plan.action == "beyond":
+            assert head is not None, "nothing is beyond an entry where there is nothing"
+            raise OutOfDate(
+                f"the copy is at version {head.version} of epoch {head.epoch}, the batch starts from "
+                f"{plan.entry.head.version}",
+                where=f"{self.store}, key-group {key_group}",
+            )
+        return plan
+
+
+def whole_is_unknown(key_group: int) -> Entry:
+    """Stand for a way to get whole entries where none can be cut."""
+    raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +90,29 @@ class _Work:
 
 
 class StackKeeper:
-    """Keeps the copies of one store of columns in one member's folder. Arguments as those of ``CopyKeeper``."""
+    """Keeps the copies of one store in one member's folder.
+
+    ``whole`` gets an entry that came cut. ``newest``: nobody has committed after the entries, so that a copy beyond
+    them is of a line that was given up.
+    """
 
     def __init__(
-        self, folder: Folder, schema: PlainColumns, reader: Reader, epoch: int,
+        self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int,
         whole: Callable[[int], Entry] = whole_is_unknown, *, newest: bool = False,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._schema = schema
         self._reader = reader
-        self._plans = KeeperPlans(schema.store, epoch, whole, newest)
+        self._plans = _Plans(schema.store, epoch, whole, newest)
         self._stacks = folder.stacks(schema.store)
         self._parts = StackParts(folder, schema, self._stacks)
 
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], Brought]:
-        """Return a copy at exactly the entry's head for each key-group that was ever touched; raises as
-        ``CopyKeeper.bring``.
+        """Return a copy at exactly the entry's head for each key-group that was ever touched.
+
+        A copy that turns out damaged is dropped and restored. Raises ``OutOfDate`` if a copy is beyond its entry,
+        ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the store refuses, ``OSError``
+        if the local disk does.
         """
         with self._folder.advancing():
             opened, brought = self._brought(entries)
@@ -114,8 +163,6 @@ class StackKeeper:
             elif one.before is not None and one.plan.action == "fold" and not one.plan.links:
                 stacks[key_group] = one.before
             else:
-                if one.before is None and self._folder.current(self._schema.store, key_group) is not None:
-                    self._folder.drop(self._schema.store, key_group, self._stacks)  # what an earlier version kept
                 work.append(one)
         parts = self._parts_of([link for one in work for link in one.plan.links])
         bases = self._bases([one for one in work if one.plan.action == "restore"])
@@ -168,12 +215,16 @@ class StackKeeper:
         return opened, broken
 
     def forget(self, key_groups: Iterable[int]) -> None:
-        """See ``Keeper``."""
+        """Drop the copies of these key-groups: they are brought anew from the store."""
         for key_group in key_groups:
             self._stacks.drop(key_group)
 
     def snapshot(self, key_group: int, entry: Entry) -> TakenRows:
-        """See ``Keeper``. Time passes from one snapshot to the next: stacks and files are looked at anew."""
+        """Return all that a copy holds at the entry's head, or where it is if that is beyond: a copy holds committed
+        effects only. Raises ``DamagedCopy``, and what bringing it raises.
+
+        Time passes from one snapshot to the next: stacks and files are looked at anew.
+        """
         self._parts.look_again()
         if not self._stacks.has(key_group):
             self._stacks.look_again()
@@ -188,15 +239,17 @@ class StackKeeper:
         return TakenRows(stack.head, *self._parts.whole(key_group, stack))
 
     def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
-        """See ``Keeper``."""
-        names, rows, wanted = self._schema.key.names, self._schema.row_schema, self._schema.part_schema()
-        return {
-            key_group: merged(one.runs, names, rows, bottom=True).select(wanted.names).cast(wanted)
-            for key_group, one in self.bring(entries)[0].items()
-        }
+        """Return the whole state of each key-group that was ever touched, with the columns of ``part_schema``. Raises
+        what bringing it raises.
+        """
+        return {key_group: whole_rows(one.runs, self._schema) for key_group, one in self.bring(entries)[0].items()}
 
     def begin_caches(self, entries: Mapping[int, Entry]) -> None:
-        """See ``Keeper``."""
+        """Make every copy one that can be brought to its entry's head from what lies in the folder.
+
+        Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand,
+        before it is begun again, empty, at the head.
+        """
         for key_group, entry in entries.items():
             if entry.head == EMPTY_HEAD:
                 self._stacks.drop(key_group)
@@ -206,3 +259,12 @@ class StackKeeper:
             begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
             if begin is not None:
                 self._stacks.switch(key_group, before, Stack(begin))
+
+
+def cache_begins_at(head: Head | None, entry: Entry, *, at_hand: bool) -> Head | None:
+    """Return where an empty copy of a cache is to begin, ``None`` if the one at ``head`` can be brought. ``at_hand``:
+    the newest delta lies here.
+    """
+    if head == entry.head or (at_hand and head == entry.base):
+        return None
+    return EMPTY_HEAD if at_hand and entry.base == EMPTY_HEAD else entry.head

@@ -12,19 +12,18 @@ from itertools import takewhile
 from riffle_spark.errors import CorruptStateError, OutOfDate
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import PartFiles
-from riffle_spark.state.copies.run import Run, merged
+from riffle_spark.state.copies.part_files import PartFiles, merged_rows
+from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
-from riffle_spark.state.restore.fetch import WantedSnapshot, kept_parts
 from riffle_spark.state.restore.prefetch import Budget, prefetched
-from riffle_spark.state.restore.reader import Reader, span_bytes
-from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.restore.reader import Reader, WantedSnapshot, kept_parts, span_bytes
+from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["ColumnsFollower", "StackParts"]
+__all__ = ["StackFollower", "StackParts"]
 
 _GAP_BYTES = 8 << 20
 """Beside the batches a delta is got in one get unless more than this lies between two parts."""
@@ -40,7 +39,7 @@ _MERGED_BYTES_AT_ONCE = 16 << 20
 class StackParts:
     """The parts of one store's stacks in a member's folder, as one task sees them: each file is looked at once."""
 
-    def __init__(self, folder: Folder, schema: PlainColumns, stacks: Stacks) -> None:
+    def __init__(self, folder: Folder, schema: StoreSchema, stacks: Stacks) -> None:
         self._folder = folder
         self._schema = schema
         self._stacks = stacks
@@ -130,7 +129,7 @@ class StackParts:
     def _merge(self, key_group: int, parts: Sequence[StackedPart], *, bottom: bool) -> tuple[bytes, int]:
         """Put one part in the place of some, if they are there still; return its bytes and rows."""
         self._files.doubt(parts)
-        table = merged(self.runs(parts), self._schema.key.names, self._schema.row_schema, bottom=bottom)
+        table = merged_rows(self.runs(parts), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows)
         if self._stacks.replaced(key_group, parts, part) is None:
@@ -164,11 +163,11 @@ def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
     return at
 
 
-class ColumnsFollower:
+class StackFollower:
     """Brings one store's copies after the log: what a link or a snapshot names becomes part of a stack."""
 
     def __init__(
-        self, schema: PlainColumns, folder: Folder, reader: Reader, incoming: IncomingSnapshots, planner: CopyPlanner,
+        self, schema: StoreSchema, folder: Folder, reader: Reader, incoming: IncomingSnapshots, planner: CopyPlanner,
         budget: Budget,
     ) -> None:  # fmt: skip
         self._folder = folder

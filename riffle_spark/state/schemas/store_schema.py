@@ -39,7 +39,7 @@ class StoreSchema(Protocol):
     def either(
         self, columns: Callable[[PlainColumns], Result], variables: Callable[[VariableColumns], Result]
     ) -> Result:
-        """Return what the one of the two makes of it whose kind it is: copies of the two are kept in different ways."""
+        """Return what the one of the two makes of it whose kind it is: their rows are read and merged differently."""
         ...
 
     def to_text(self) -> dict[str, str]:

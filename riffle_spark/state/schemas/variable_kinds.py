@@ -1,36 +1,51 @@
-"""One variable's rows among wide rows: which element each is of, and its fields. Knows a variable's columns and codecs.
+"""One state variable of a key: its kind, its fields, and what tells its elements apart. Knows a variable's columns.
 Does not know the keys of a store, nor files.
 
-Each kind of variable is a class that takes rows of its variable apart into elements and values, and puts them together
-again. Only whole columns are touched.
+An element is told by 64 bits, its *id*: in a list its number, of timers the due time, in a map the hash of its key's
+stored bytes, of a value nothing. That two keys of a map have one hash is for whoever compares them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+import xxhash
 
-from riffle_spark.columns import binary_column, one_array, positions_of
+from riffle_spark.columns import byte_slices, one_array
 from riffle_spark.errors import ConfigError
-from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
-from riffle_spark.state.formats.nested_keys import check_map_key_type, decode_nested_keys, encode_nested_keys
-from riffle_spark.state.formats.row_codec import RowCodec
-from riffle_spark.state.formats.scalar_codec import KeyEncoder, ValueDecoder
-from riffle_spark.state.schemas.variable_keys import due_bytes, index_bytes, numbers_of
+from riffle_spark.keyhash import hash_bytes
+from riffle_spark.state.formats.arrow_schemas import can_become, check_storable, listed, packed, unpacked
+from riffle_spark.state.formats.nested_keys import (
+    KeyEncoder,
+    check_map_key_type,
+    encode_nested_keys,
+    with_maps_in_order,
+)  # fmt: skip
+from riffle_spark.state.formats.part_codec import VARIABLE, fitted
 
-__all__ = ["DUE", "INDEX", "TIMER", "VARIABLE", "MapRows", "RowsOf", "TimerRows", "ValueRows", "Variable", "kinds_of"]
+__all__ = [
+    "DUE", "ELEMENT", "INDEX", "NO_DUE", "NO_ELEMENT", "TIMER", "VARIABLE", "Ids", "Variable", "encoded_keys",
+    "id_of_key", "ids_of_keys",
+]  # fmt: skip
 
 Kind: TypeAlias = Literal["value", "list", "map"]
+Ids: TypeAlias = npt.NDArray[np.int64]
 
-VARIABLE = "__variable"
 INDEX = "__index"
 DUE = "__due"
+ELEMENT = "__element"
+"""The column of elements' ids, in parts."""
 TIMER = "__timer"
 """The variable that every key's timers are rows of."""
+NO_ELEMENT: Final = -(2**63)
+"""The id of a row that is of no element: it clears the variable of its key, and comes before all others."""
+NO_DUE: Final = -(2**63)
+"""The due time of what is never due."""
+_SEED: Final = 42
 _KEY, _VALUE = "key", "value"
 
 
@@ -47,10 +62,63 @@ class Variable:
     key: pa.Schema | None = None
     ttl_ms: int | None = None
 
+    def check(self) -> None:
+        """Raise ``ConfigError`` for fields that state cannot hold."""
+        if not len(self.value):
+            raise ConfigError("a state variable needs a field", remedy="declare one", where=self.name)
+        for kind in self.value.types:
+            check_storable(kind)
+        for field in self.key or ():
+            check_map_key_type(f"{self.name}, map key {field.name}", field.type)
+        if self.key is not None and not len(self.key):
+            raise ConfigError("the key of a map needs a field", remedy="declare one", where=self.name)
+
     @property
     def column(self) -> str:
         """The name of its struct column: of the value's fields, or of ``key`` and ``value`` for a map."""
         return f"__state_{self.name}"
+
+    @cached_property
+    def type(self) -> pa.DataType:
+        """The type of that column."""
+        value = pa.struct(list(self.value))
+        return value if self.key is None else pa.struct([(_KEY, pa.struct(list(self.key))), (_VALUE, value)])
+
+    @cached_property
+    def encode_key(self) -> KeyEncoder:
+        """What encodes one key of the map alone."""
+        assert self.key is not None, f"{self.name} is no map"
+        return KeyEncoder(self.key.types)
+
+    def canonical(self, structs: pa.StructArray) -> pa.StructArray:
+        """Return entries of a map with maps in their keys in one order, whatever order they were written in."""
+        key, value = structs.flatten()
+        ordered = with_maps_in_order(key)
+        if ordered is key:
+            return structs
+        return pa.StructArray.from_arrays([ordered, value], fields=list(self.type), mask=structs.is_null())
+
+    def keys(self, structs: pa.StructArray) -> pa.Table:
+        """Return the keys of a map's entries."""
+        return pa.Table.from_arrays(_part(structs, _KEY).flatten(), schema=self.key)
+
+    def values(self, structs: pa.StructArray) -> pa.Table:
+        """Return the values of elements."""
+        return pa.Table.from_arrays(
+            (structs if self.key is None else _part(structs, _VALUE)).flatten(), schema=self.value
+        )
+
+    def fitted(self, structs: pa.StructArray) -> pa.StructArray:
+        """Return elements that were written with other fields with those of today."""
+        if structs.type == self.type:
+            return structs
+        values = structs if self.key is None else _part(structs, _VALUE)
+        table = fitted(pa.Table.from_arrays(values.flatten(), names=[field.name for field in values.type]), self.value)
+        fields = [one_array(column) for column in table.columns]
+        value = pa.StructArray.from_arrays(fields, fields=list(self.value), mask=values.is_null())
+        if self.key is None:
+            return value
+        return pa.StructArray.from_arrays([_part(structs, _KEY), value], fields=list(self.type), mask=structs.is_null())
 
     @classmethod
     def from_json(cls, row: Sequence[object]) -> "Variable":
@@ -74,155 +142,27 @@ class Variable:
         return before.kind == self.kind and before.key == self.key and can_become(before.value, self.value)
 
 
-class TimerRows:
-    """Rows of timers, each of which is its due time. The number is that of the variable in stored keys."""
-
-    number = 255
-    name = TIMER
-    has_elements = True
-    reads = ()
-
-    def elements(self, rows: pa.Table) -> pa.Array:
-        """Return what follows the prefix in each row's stored key: nothing where the row is of no element."""
-        dues = rows.column(DUE)
-        return due_bytes(dues.fill_null(0).to_numpy(), dues.is_valid().to_numpy())
-
-    def values(self, rows: pa.Table) -> pa.Array:
-        """Return the value that is stored for each row."""
-        return _nothing(rows.num_rows)
-
-    def columns(self, elements: pa.Array, values: pa.Array) -> dict[str, pa.Array]:  # noqa: ARG002 - nothing in them
-        """Return the columns that these elements and values fill."""
-        return {}
-
-
-class ValueRows:
-    """Rows of a value variable: no element, one row a key."""
-
-    has_elements = False
-
-    def __init__(self, number: int, variable: Variable) -> None:
-        if not len(variable.value):
-            raise ConfigError("a state variable needs a field", remedy="declare one", where=variable.name)
-        self.number = number
-        self.name = variable.name
-        self.reads = (INDEX, variable.column)
-        self.variable = variable
-        self.codec = RowCodec(variable.value)
-
-    @cached_property
-    def decode_one(self) -> ValueDecoder:
-        """What decodes one value alone."""
-        return ValueDecoder(self.codec)
-
-    @property
-    def type(self) -> pa.DataType:
-        """The type of the variable's column."""
-        return pa.struct(list(self.variable.value))
-
-    def elements(self, rows: pa.Table) -> pa.Array:
-        """See ``TimerRows``."""
-        return _nothing(rows.num_rows)
-
-    def values(self, rows: pa.Table) -> pa.Array:
-        """See ``TimerRows``."""
-        return self.codec.encode(_fields(self._structs(rows), self.variable.value))
-
-    def columns(self, elements: pa.Array, values: pa.Array) -> dict[str, pa.Array]:  # noqa: ARG002 - nothing in them
-        """See ``TimerRows``."""
-        return {self.variable.column: self._decoded(values)}
-
-    def _structs(self, rows: pa.Table) -> pa.Array:
-        return one_array(rows.column(self.variable.column))
-
-    def _decoded(self, values: pa.Array) -> pa.Array:
-        return _struct(self.codec.decode(values))
-
-
-class ListRows(ValueRows):
-    """Rows of a list variable: an element each, by its index."""
-
-    has_elements = True
-
-    def elements(self, rows: pa.Table) -> pa.Array:
-        """See ``TimerRows``."""
-        indexes = rows.column(INDEX)
-        return index_bytes(indexes.fill_null(0).to_numpy(), indexes.is_valid().to_numpy())
-
-    def columns(self, elements: pa.Array, values: pa.Array) -> dict[str, pa.Array]:
-        """See ``TimerRows``."""
-        return {INDEX: pa.array(numbers_of(elements)), self.variable.column: self._decoded(values)}
-
-
-class MapRows(ValueRows):
-    """Rows of a map variable: an element each, by its key."""
-
-    has_elements = True
-
-    def __init__(self, number: int, variable: Variable) -> None:
-        super().__init__(number, variable)
-        assert variable.key is not None, "a map has a key"
-        self.key = variable.key
-        for field in self.key:
-            check_map_key_type(f"{variable.name}, map key {field.name}", field.type)
-        if not len(self.key):
-            raise ConfigError("the key of a map needs a field", remedy="declare one", where=variable.name)
-
-    @cached_property
-    def encode_one(self) -> KeyEncoder:
-        """What encodes one key of the map alone."""
-        return KeyEncoder(self.key.types)
-
-    @property
-    def type(self) -> pa.DataType:
-        """See ``ValueRows``."""
-        return pa.struct([(_KEY, pa.struct(list(self.key))), (_VALUE, super().type)])
-
-    def elements(self, rows: pa.Table) -> pa.Array:
-        """See ``TimerRows``."""
-        entries = self._structs(rows)
-        keys = encode_nested_keys(_part(entries, _KEY).flatten())
-        if not entries.null_count:
-            return keys
-        return pc.if_else(entries.is_valid(), keys, pa.scalar(b"", pa.large_binary()))
-
-    def values(self, rows: pa.Table) -> pa.Array:
-        """See ``TimerRows``."""
-        return self.codec.encode(_fields(_part(self._structs(rows), _VALUE), self.variable.value))
-
-    def keys(self, elements: pa.Array | Sequence[bytes]) -> pa.Table:
-        """Return the keys of elements."""
-        return pa.Table.from_arrays(decode_nested_keys(elements, self.key.types), schema=self.key)
-
-    def columns(self, elements: pa.Array, values: pa.Array) -> dict[str, pa.Array]:
-        """See ``TimerRows``."""
-        parts = [_struct(self.keys(elements)), self._decoded(values)]
-        return {self.variable.column: pa.StructArray.from_arrays(parts, fields=list(self.type))}
-
-
-RowsOf: TypeAlias = ValueRows | TimerRows
-
-_KINDS: dict[Kind, type[ValueRows]] = {"value": ValueRows, "list": ListRows, "map": MapRows}
-
-
-def kinds_of(variables: Sequence[Variable]) -> list[ValueRows]:
-    """Return what handles the rows of each variable. Raises ``ConfigError`` for types that cannot be stored."""
-    return [_KINDS[variable.kind](number, variable) for number, variable in enumerate(variables, 1)]
-
-
-def _nothing(count: int) -> pa.Array:
-    return binary_column(b"", positions_of(np.zeros(count, dtype=np.int64)))
-
-
-def _part(structs: pa.Array, name: str) -> pa.Array:
+def _part(structs: pa.StructArray, name: str) -> pa.StructArray:
     """Return a field, null where the struct is."""
     return structs.flatten()[structs.type.get_field_index(name)]
 
 
-def _fields(structs: pa.Array, schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_arrays(structs.flatten(), schema=schema)
+def ids_of_keys(structs: pa.StructArray) -> Ids:
+    """Return the ids of a map's entries; what is null is none."""
+    data, offsets = byte_slices(encoded_keys(structs))
+    seeds = np.full(len(structs), _SEED, dtype=np.uint64)
+    ids = hash_bytes(data, offsets[:-1], np.diff(offsets), seeds).view(np.int64)
+    ids = np.maximum(ids, NO_ELEMENT + 1)
+    return np.where(structs.is_null().to_numpy(zero_copy_only=False), NO_ELEMENT, ids) if structs.null_count else ids
 
 
-def _struct(table: pa.Table) -> pa.Array:
-    arrays = [one_array(column) for column in table.columns]
-    return pa.StructArray.from_arrays(arrays, fields=list(table.schema))
+def encoded_keys(structs: pa.StructArray) -> pa.LargeBinaryArray:
+    """Return the stored keys of a map's entries."""
+    return encode_nested_keys(_part(structs, _KEY).flatten())
+
+
+def id_of_key(encoded: bytes) -> int:
+    """Return the id of one entry by its stored key."""
+    bits = xxhash.xxh64_intdigest(encoded, seed=_SEED)
+    signed = bits - (1 << 64) if bits >> 63 else bits
+    return signed if signed != NO_ELEMENT else NO_ELEMENT + 1

@@ -1,51 +1,51 @@
-"""Several state variables of one key as one store. Knows their columns and where each lies. Does not know a processor.
+"""Several state variables of one key as one store. Knows their columns. Does not know a processor, nor files.
 
-A part or snapshot is a table of *wide rows*: the key's columns, which variable the row is of, which element of it, when
-it is due, and one struct column a variable, null in rows of the others. A delta's row that is deleted and of no element
-clears the whole variable before the part's other rows apply. A local copy keeps each row under the key, the variable's
-number and the element, so that a key's state and each variable of it are ranges.
+State is a table of *wide rows*: the key's columns, which variable the row is of, which element of it, when it is due,
+and one struct column a variable, null in rows of the others. A delta's row that is deleted and of no element clears the
+whole variable before the part's other rows apply. In a part rows lie by variable, hash of key and element's id, so that
+what a key holds of a variable is a range; columns that hold nothing are left out.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, Final, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riffle_spark.columns import one_array
 from riffle_spark.errors import ConfigError
+from riffle_spark.keygroups import key_hashes
 from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
-from riffle_spark.state.formats.key_codec import encode_keys
-from riffle_spark.state.formats.part_codec import DELETED, fitted
-from riffle_spark.state.formats.scalar_codec import KeyEncoder
-from riffle_spark.state.schemas import variable_keys, variable_kinds
-from riffle_spark.state.schemas.copy_rows import CopyRows, joined
-from riffle_spark.state.schemas.variable_rows import NAMES, dues_and_values, encoded_rows, names_of, wide_table
+from riffle_spark.state.formats.due_times import DUE_ORDER
+from riffle_spark.state.formats.key_codec import differing, encode_keys
+from riffle_spark.state.formats.part_codec import DELETED, HASH, VARIABLE, fitted
+from riffle_spark.state.schemas.variable_kinds import (
+    DUE,
+    ELEMENT,
+    INDEX,
+    NO_DUE,
+    NO_ELEMENT,
+    TIMER,
+    Ids,
+    Variable,
+    encoded_keys,
+    ids_of_keys,
+)  # fmt: skip
 
-__all__ = ["KeyPlaces", "VariableColumns"]
+__all__ = ["NAMES", "VariableColumns", "numbers_of"]
 
 Result = TypeVar("Result")
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
-PIECE_BYTES_MAX = 1 << 30
-"""Tables are built and taken apart in pieces of about this size: Arrow's strings and lists count with 32 bits."""
-VARIABLES_MAX = 126
+NAMES = pa.dictionary(pa.int8(), pa.string())
+"""The type of the column that names each row's variable."""
+VARIABLES_MAX: Final = 126
 """Their names are a dictionary of 8 bits."""
-
-
-class KeyPlaces(NamedTuple):
-    """What stored keys are of: row i of ``keys`` (the key's columns) and the rest belong to stored key i.
-
-    ``groups`` are the stored keys' beginnings as ``group_keys`` gives them, ``variables`` names, ``elements`` what
-    follows: nothing, an element's number (``index_of``), ``map_key`` or ``due_key``.
-    """
-
-    keys: pa.Table
-    groups: list[bytes]
-    variables: list[str]
-    elements: list[bytes]
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,19 @@ class VariableColumns:
 
     store: str
     key: pa.Schema
-    variables: tuple[variable_kinds.Variable, ...]
+    variables: tuple[Variable, ...]
     indexed: bool = False
 
     def __post_init__(self) -> None:
         names = [
             *self.key.names,
-            variable_kinds.VARIABLE,
-            variable_kinds.INDEX,
-            variable_kinds.DUE,
+            VARIABLE,
+            INDEX,
+            DUE,
             DELETED,
+            HASH,
+            ELEMENT,
+            DUE_ORDER,
             *(variable.column for variable in self.variables),
         ]
         repeated = sorted({name for name in names if names.count(name) > 1})
@@ -85,7 +88,8 @@ class VariableColumns:
                 remedy=f"declare at most {VARIABLES_MAX}",
                 where=self.store,
             )
-        self.part_schema()  # raises for types that cannot be stored
+        for variable in self.variables:
+            variable.check()
 
     def __reduce__(self) -> tuple[object, ...]:
         return VariableColumns, (self.store, self.key, self.variables, self.indexed)
@@ -118,142 +122,169 @@ class VariableColumns:
         can_read = all(one.can_read(known[one.name]) for one in self.variables if one.name in known)
         return before.key == self.key and before.indexed <= self.indexed and can_read
 
-    def variable(self, name: str) -> variable_kinds.Variable:
-        """Return the variable of this name."""
-        return self._declared[name].variable
-
-    def part_schema(self, *, delta: bool = False) -> pa.Schema:
-        """Return the schema of a snapshot, or of a delta's part."""
-        fields = [
-            pa.field(variable_kinds.VARIABLE, NAMES),
-            pa.field(variable_kinds.INDEX, pa.int64()),
-            pa.field(variable_kinds.DUE, pa.int64()),
-        ]
-        fields += [pa.field(kind.variable.column, kind.type) for kind in self._declared.values()]
-        return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
+    @cached_property
+    def by_name(self) -> Mapping[str, Variable]:
+        """The variables by their names."""
+        return {variable.name: variable for variable in self.variables}
 
     @cached_property
-    def copy_layout(self) -> bytes:
-        """What names the layout of its rows in a local copy: a digest of names and types, in order."""
-        text = "|".join(f"{field.name}: {field.type}" for field in self.part_schema())
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest().encode() + (b"+" if self.indexed else b"")
+    def names(self) -> tuple[str, ...]:
+        """The variables' names, that of timers last: a variable's number is its place."""
+        return (*self.by_name, TIMER)
+
+    def part_schema(self, *, delta: bool = False) -> pa.Schema:
+        """Return the columns of wide rows, of a whole state or of a delta."""
+        fields = [pa.field(VARIABLE, NAMES), pa.field(INDEX, pa.int64()), pa.field(DUE, pa.int64())]
+        fields += [pa.field(variable.column, variable.type) for variable in self.variables]
+        return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
 
     def fit(self, table: pa.Table) -> pa.Table:
         """Return rows of earlier variables as rows of today's; those of variables that are gone are left out."""
         wanted = self.part_schema(delta=DELETED in table.column_names)
         if table.schema.equals(wanted):
             return table
-        known = pa.array([kind.name for kind in self._kinds], pa.string())
-        return fitted(table.filter(pc.is_in(table.column(variable_kinds.VARIABLE).cast(pa.string()), known)), wanted)
+        known = numbers_of(table.column(VARIABLE), self.names) >= 0
+        return fitted(table if known.all() else table.filter(pa.array(known)), wanted)
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
-        return encode_keys([table.column(name) for name in self.key.names])
+        return encode_keys([one_array(table.column(name)) for name in self.key.names])
+
+    def hashes(self, table: pa.Table) -> npt.NDArray[np.uint64]:
+        """Return the 64-bit hashes of a table's keys: those that rows are routed by."""
+        return key_hashes([table.column(name) for name in self.key.names])
 
     def sealed(self, table: pa.Table) -> pa.Table:
-        """See ``StoreSchema``: sorted by stored key."""
-        return table.take(pc.sort_indices(pa.array(self.encode(table).keys, pa.large_binary())))
+        """See ``StoreSchema``: wide rows as a part has them."""
+        return self.sealed_by_group(self.fit(table))
+
+    def sealed_by_group(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None = None) -> pa.Table:
+        """Return wide rows of several key-groups, which ascend, each group's as a part has them."""
+        for variable in self.variables:
+            if variable.key is not None:
+                column = one_array(table.column(variable.column))
+                ordered = variable.canonical(column)
+                if ordered is not column:
+                    table = table.set_column(table.column_names.index(variable.column), variable.column, ordered)
+        numbers = numbers_of(table.column(VARIABLE), self.names)
+        sections = numbers if key_groups is None else key_groups * np.int64(len(self.names)) + numbers
+        ids, hashes = self._ids(table, numbers), self.hashes(table)
+        order = np.lexsort((ids, hashes, sections))
+        if self._are_shared(table, order, hashes, sections):
+            ranks = pc.rank(self.encoded(table), tiebreaker="dense").to_numpy()
+            order = np.lexsort((ids, ranks, hashes, sections))
+        dues = table.column(DUE)
+        of_timers = numbers == len(self.variables)
+        if of_timers.any():  # their ids say it
+            dues = pa.array(dues.fill_null(0).to_numpy(), mask=of_timers | dues.is_null().to_numpy())
+        kept = [name for name in table.column_names if name not in {VARIABLE, INDEX, DUE}]
+        columns = [pa.array(hashes), self.named(numbers), *table.select(kept).columns, pa.array(ids), dues]
+        rows = pa.table(columns, names=[HASH, VARIABLE, *kept, ELEMENT, DUE]).take(pa.array(order))
+        return self.as_part(rows, sections[order])
+
+    def named(self, numbers: Numbers) -> pa.DictionaryArray:
+        """Return the names of variables of these numbers."""
+        return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int8)), list(self.names))
+
+    def _are_shared(self, table: pa.Table, order: Numbers, hashes: npt.NDArray[np.uint64], sections: Numbers) -> bool:
+        """Tell whether some hash is that of two keys, in rows of one section."""
+        before, after = order[:-1], order[1:]
+        again = np.flatnonzero((hashes[before] == hashes[after]) & (sections[before] == sections[after]))
+        keys = table.select(self.key.names)
+        first, second = (keys.take(pa.array(rows[again])) for rows in (before, after))
+        return bool(len(differing(first, second)))
+
+    def _ids(self, table: pa.Table, numbers: Numbers) -> Ids:
+        """Return the ids of wide rows' elements."""
+        ids = np.zeros(table.num_rows, np.int64)
+        for number, name in enumerate(self.names):
+            at = numbers == number
+            kind = self.by_name[name].kind if name != TIMER else "timer"
+            if kind == "value" or not at.any():
+                continue
+            column = {"list": INDEX, "timer": DUE}.get(kind) or self.by_name[name].column
+            those = one_array(table.column(column).filter(pa.array(at)))
+            ids[at] = ids_of_keys(those) if kind == "map" else those.fill_null(NO_ELEMENT).to_numpy()
+        return ids
+
+    def as_part(self, rows: pa.Table, sections: Numbers) -> pa.Table:
+        """Return sorted rows with their order by due time, and without columns that hold nothing. ``sections`` ascend:
+        rows of another variable or key-group have another number.
+        """
+        dues = self.due_ms(rows)
+        is_due = dues != NO_DUE
+        if is_due.any():
+            starts = np.flatnonzero(np.diff(sections, prepend=sections[:1] - 1))
+            first = np.repeat(starts, np.diff(starts, append=len(sections)))
+            order = np.lexsort((dues, ~is_due, sections)) - first
+            rows = rows.append_column(DUE_ORDER, pa.array(order.astype(np.uint32)))
+        columns = [DUE, *(variable.column for variable in self.variables)]
+        empty = [name for name in columns if rows.column(name).null_count == rows.num_rows]
+        if not ids_in(rows).any():
+            empty.append(ELEMENT)
+        return rows.drop_columns(empty)
+
+    def due_ms(self, rows: pa.Table) -> Numbers:
+        """Return when rows of a part are due (``NO_DUE`` for never)."""
+        dues = np.full(rows.num_rows, NO_DUE)
+        if DUE in rows.column_names:
+            dues = rows.column(DUE).fill_null(NO_DUE).to_numpy()
+        of_timers = numbers_of(rows.column(VARIABLE), self.names) == len(self.variables)
+        if of_timers.any():
+            dues = np.where(of_timers, ids_in(rows), dues)
+        if DELETED in rows.column_names:
+            dues = np.where(rows.column(DELETED).to_numpy(), NO_DUE, dues)
+        return dues
 
     def earliest_ms(self, table: pa.Table) -> int | None:
         """See ``StoreSchema``."""
-        earliest: int | None = pc.min(table.column(variable_kinds.DUE)).as_py()
-        return earliest
+        dues = self.due_ms(table)
+        return int(dues[dues != NO_DUE].min()) if (dues != NO_DUE).any() else None
 
-    def encode(self, table: pa.Table) -> CopyRows:
-        """Return a part's or snapshot's rows as a local copy takes them."""
-        table = self.fit(table)
-        if table.nbytes > PIECE_BYTES_MAX:
-            return joined([self._encoded(pa.Table.from_batches([batch])) for batch in table.to_batches()])
-        return self._encoded(table)
+    def wide(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of a part that deletes nothing as wide rows, by key, variable and element."""
+        rows = rows.take(self._by_key(rows))
+        numbers = numbers_of(rows.column(VARIABLE), self.names)
+        of_lists = np.isin(numbers, [at for at, one in enumerate(self.variables) if one.kind == "list"])
+        dues, wanted = self.due_ms(rows), self.part_schema()
+        if of_lists.any():
+            rows = rows.append_column(INDEX, pa.array(ids_in(rows), mask=~of_lists))
+        rows = rows.drop_columns([DUE]) if DUE in rows.column_names else rows
+        rows = rows.append_column(DUE, pa.array(dues, mask=dues == NO_DUE))
+        return fitted(rows.select([name for name in wanted.names if name in rows.column_names]), wanted)
 
-    def _encoded(self, table: pa.Table) -> CopyRows:
-        return encoded_rows(self.encoded(table), table, self._kinds, indexed=self.indexed)
+    def _by_key(self, rows: pa.Table) -> pa.Array:
+        """Return the rows' numbers by stored key, variable and element, keys of maps by their stored bytes."""
+        numbers, ids = numbers_of(rows.column(VARIABLE), self.names), ids_in(rows)
+        names = np.full(rows.num_rows, b"", dtype=object)
+        for number, variable in enumerate(self.variables):
+            at = numbers == number
+            if variable.key is not None and at.any():
+                names[at] = encoded_keys(one_array(rows.column(variable.column).filter(pa.array(at)))).to_pylist()
+                ids = np.where(at, 0, ids)
+        by = {"key": self.encoded(rows), "number": numbers, "id": ids, "name": pa.array(names, pa.large_binary())}
+        return pc.sort_indices(pa.table(by), [(name, "ascending") for name in by])
 
-    def table(self, pairs: Sequence[tuple[bytes, bytes]], longs: Mapping[bytes, bytes]) -> pa.Table:
-        """Return pairs of a local copy as a table of ``part_schema()``."""
-        kinds, schema = self._kinds, self.part_schema()
-        pieces = (wide_table(piece, longs, kinds, schema, indexed=self.indexed) for piece in _pieces(pairs))
-        return pa.concat_tables(pieces)
 
-    def group_keys(self, encoded: pa.Array) -> list[bytes]:
-        """Return the beginning of everything a key holds, for keys as ``encoded`` gives them; long ones are cut."""
-        keys: list[bytes] = variable_keys.cut_keys(encoded).to_pylist()
-        return keys
+def ids_in(rows: pa.Table) -> Ids:
+    """Return the elements' ids that a part's rows have; where it has none, all are 0."""
+    if ELEMENT in rows.column_names:
+        ids: Ids = one_array(rows.column(ELEMENT)).to_numpy()
+        return ids
+    return np.zeros(rows.num_rows, np.int64)
 
-    def group_key(self, values: tuple[object, ...]) -> bytes:
-        """Return the same for one key, given as the Python values of its columns (``to_pylist``)."""
-        return variable_keys.cut_key(self._encode_key(values))
 
-    def prefix(self, group_key: bytes, variable: str) -> bytes:
-        """Return the beginning of all that one variable (or ``TIMER``) of a key holds; a value's whole stored key."""
-        return group_key + self._marks[variable]
-
-    def map_key(self, variable: str, values: tuple[object, ...]) -> bytes:
-        """Return what follows the prefix for one key of a map, given as Python values."""
-        return variable_keys.cut_key(self._map(variable).encode_one(values))
-
-    def map_keys(self, variable: str, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> pa.Table:
-        """Return the map's keys, as columns of ``Variable.key``, out of stored keys of that variable."""
-        whole = pa.array([longs.get(key, key) for key in keys], pa.large_binary())
-        return self._map(variable).keys(variable_keys.parsed(whole, self.key.types).elements)
-
-    def places(self, keys: Sequence[bytes], longs: Mapping[bytes, bytes]) -> KeyPlaces:
-        """Return what stored keys are of. ``longs`` are the whole keys of cut ones (``Reading.longs``)."""
-        found = variable_keys.parsed(pa.array([longs.get(key, key) for key in keys], pa.large_binary()), self.key.types)
-        ends = [variable_keys.cut_length(length) for length in found.lengths.tolist()]
-        pairs = list(zip(keys, ends, strict=True))
-        return KeyPlaces(
-            pa.Table.from_arrays(found.columns, schema=self.key),
-            [key[:end] for key, end in pairs],
-            names_of(found.numbers, self._kinds).to_pylist(),
-            [key[end + 1 :] for key, end in pairs],
-        )
-
-    def values(self, variable: str, stored: Sequence[bytes]) -> tuple[variable_keys.Dues, pa.Table]:
-        """Return stored values as due times (``NO_DUE`` for none) and a table of ``Variable.value``."""
-        dues, values = dues_and_values(pa.array(stored, pa.large_binary()), indexed=self.indexed)
-        return dues, self._declared[variable].codec.decode(values)
-
-    def value(self, variable: str, stored: bytes) -> tuple[int, tuple[object, ...]]:
-        """Return the same of one stored value: its due time and the Python values of its fields."""
-        if not self.indexed:
-            return variable_keys.NO_DUE, self._declared[variable].decode_one(stored)
-        return variable_keys.due_of(stored), self._declared[variable].decode_one(stored[variable_keys.WORD_BYTES :])
-
-    @cached_property
-    def _declared(self) -> dict[str, variable_kinds.ValueRows]:
-        return {kind.name: kind for kind in variable_kinds.kinds_of(self.variables)}
-
-    @cached_property
-    def _kinds(self) -> list[variable_kinds.RowsOf]:
-        return [*self._declared.values(), *([variable_kinds.TimerRows()] if self.indexed else [])]
-
-    @cached_property
-    def _marks(self) -> dict[str, bytes]:
-        return {kind.name: bytes([kind.number]) for kind in self._kinds}
-
-    @cached_property
-    def _encode_key(self) -> KeyEncoder:
-        return KeyEncoder(self.key.types)
-
-    def _map(self, variable: str) -> variable_kinds.MapRows:
-        kind = self._declared[variable]
-        assert isinstance(kind, variable_kinds.MapRows), f"{variable} is no map"
-        return kind
+def numbers_of(names: pa.ChunkedArray, known: Sequence[str]) -> Numbers:
+    """Return the number of each row's variable, -1 for one that is not known. Every chunk may have names of its own."""
+    places = {name: place for place, name in enumerate(known)}
+    pieces = [np.empty(0, np.int64)]
+    for chunk in names.chunks:
+        of_chunk = np.array([*(places.get(name, -1) for name in chunk.dictionary.to_pylist()), -1])
+        pieces.append(of_chunk[chunk.indices.fill_null(-1).to_numpy()])
+    return np.concatenate(pieces)
 
 
 @lru_cache(maxsize=64)
 def _of_text(store: str, key: str, variables: str, indexed: str) -> VariableColumns:
-    declared = tuple(variable_kinds.Variable.from_json(row) for row in json.loads(variables))
+    declared = tuple(Variable.from_json(row) for row in json.loads(variables))
     return VariableColumns(store, unpacked(key), declared, indexed=json.loads(indexed))
-
-
-def _pieces(pairs: Sequence[tuple[bytes, bytes]]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    """Cut pairs, sorted or not, into pieces of bounded bytes; a larger pair stands alone."""
-    first, size = 0, 0
-    for at, (_, value) in enumerate(pairs):
-        if at > first and size + len(value) > PIECE_BYTES_MAX:
-            yield pairs[first:at]
-            first, size = at, 0
-        size += len(value)
-    yield pairs[first:]

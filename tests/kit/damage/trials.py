@@ -137,25 +137,32 @@ class _Query:
             self.world.cluster = cluster
             self.world.start()
         self.damager = Damager(folder / "local", self.chance)
-        self.version = 0
+        self.version = self.told_late = 0
+        self.cost = 0, 0
         for _ in range(WARM_UP):
             self.batch()
         assert self.fault() == ""
 
     def trial(self, number: int) -> Trial:
         """Damage a file, run some batches and compare."""
-        damage, fetched, restore = self.damager.damage(), 0, self.restore_bytes()
+        damage, fetched, restore, late = self.damager.damage(), 0, self.restore_bytes(), 0
         if self.chance.random() < LOST_SHARE:
             self.lose_one(str(number))
         for _ in range(BATCHES_A_TRIAL):
             try:
                 fetched += self.batch()
+                late += self.told_late
+                restore = max(restore, self.restore_bytes())  # a chain that is long now may be cut by the last batch
             except AssertionError as error:
                 return Trial(number, damage, f"wrong rows: {error}", fetched)
             except RiffleError as error:
                 return Trial(number, damage, f"failed: {error}", fetched)
         fault = "" if number % COMPARED_EVERY else self.fault()
-        return Trial(number, damage, fault, fetched, max(restore, self.restore_bytes()))
+        before, allowed = self.cost
+        self.cost = fetched, restore
+        if before + late > allowed:  # what upkeep did about the damage before is told with the next batch
+            return Trial(number, f"the damage before {damage}", fault, before + late, allowed)
+        return Trial(number, damage, fault, fetched, restore)
 
     def lose_one(self, number: str) -> None:
         """Lose an executor; another one takes over its folder, while the standby has its tasks."""
@@ -164,7 +171,9 @@ class _Query:
         cluster.add(f"x{number}")
 
     def batch(self) -> int:
-        """Run one batch; return the bytes that slots fetched, and upkeep of snapshots: none if nothing is amiss."""
+        """Run one batch; return the bytes that slots fetched: none if nothing is amiss. What upkeep fetched of
+        snapshots after the batch before is told with it.
+        """
         self.damager.remember()
         rows, now_ms = drawn(self.chance, self.version), 1000 * self.version
         wanted, load = self.load.feed(rows, now_ms), self.load
@@ -172,9 +181,10 @@ class _Query:
         report = self.world.batch(self.version, pa.Table.from_pylist(rows, schema=ROWS), perform, time_ms=now_ms)
         delivered = list(self.world.sinks[load.operator.store].by_id.values())[-1].to_pylist()
         self.version += 1
+        self.told_late = report.upkeep_snapshot_bytes
         difference = {repr(row) for row in delivered} ^ {repr(row) for row in wanted}
         assert not difference, sorted(difference)[:2]
-        return report.fetched_bytes + report.upkeep_snapshot_bytes
+        return report.fetched_bytes
 
     def restore_bytes(self) -> int:
         """Return the bytes of the two largest snapshots and, for each, of all deltas after snapshots."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import lmdb
-
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ports import IncomingBatch
@@ -47,15 +45,6 @@ class OldRoot:
         for log in (folder / "checkpoint" / "sources" / "0").glob("[0-9]*"):
             log.write_text(log.read_text().replace(self.expected["made_in"], str(folder)))
             (log.parent / f".{log.name}.crc").unlink(missing_ok=True)
-
-    def boot(self, boot: str) -> None:
-        """Let the copies look like ones of this boot of a machine."""
-        for copy in (path for path in self.local.glob("*/copies/*/*") if path.is_symlink()):
-            with lmdb.open(str(copy.resolve()), max_dbs=8) as environment:
-                meta = environment.open_db(b"meta")
-                with environment.begin(write=True, db=meta) as transaction:
-                    version, attempt, _ = json.loads(transaction.get(b"head") or b"")
-                    transaction.put(b"head", json.dumps([version, attempt, boot]).encode())
 
     def tail(self) -> Record:
         """Return the newest record."""

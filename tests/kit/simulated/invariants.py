@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from riffle_spark import keygroups
-from riffle_spark.state.copies.copy import DamagedCopy
+from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths

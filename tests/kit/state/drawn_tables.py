@@ -63,19 +63,6 @@ def keys(draw: st.DrawFn) -> list[pa.Array]:
     return columns
 
 
-def damaged(data: st.DataObject, whole: bytes) -> bytes:
-    """Return the bytes with some change, or without."""
-    kind = data.draw(st.sampled_from(["whole", "cut", "grown", "flipped", "other"]))
-    if kind == "cut":
-        return whole[: data.draw(st.integers(0, len(whole)))]
-    if kind == "grown":
-        return whole + data.draw(st.binary(min_size=1, max_size=5))
-    if kind == "flipped" and whole:
-        at = data.draw(st.integers(0, len(whole) - 1))
-        return whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
-    return data.draw(st.binary(max_size=24)) if kind == "other" else whole
-
-
 LEAVES: dict[pa.DataType, Values] = {
     **KEY_TYPES,
     pa.null(): st.none(),
@@ -89,7 +76,6 @@ LEAVES: dict[pa.DataType, Values] = {
     pa.month_day_nano_interval(): st.tuples(integers(32), integers(32), integers(64)),
     pa.binary(3): st.binary(min_size=3, max_size=3),
     pa.large_binary(): st.binary(max_size=6),
-    **({pa.string_view(): st.text(max_size=20)} if hasattr(pa, "string_view") else {}),
 }
 
 
@@ -122,18 +108,3 @@ def nested(leaves: dict[pa.DataType, Values]) -> st.SearchStrategy[tuple[pa.Data
         ),
         max_leaves=5,
     )
-
-
-TYPES = nested(LEAVES)
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> pa.Table:
-    """Draw a table of any schema that can be stored."""
-    columns = draw(st.lists(TYPES, min_size=1, max_size=4))
-    count = draw(st.integers(0, 6))
-    arrays = [
-        pa.array(draw(st.lists(st.one_of(st.none(), values), min_size=count, max_size=count)), kind)
-        for kind, values in columns
-    ]
-    return pa.table(arrays, names=[f"c{at}" for at in range(len(columns))])

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE, Variable
 from riffle_spark.state.schemas.variables import VariableColumns
-from tests.kit.state.drawn_tables import KEY_TYPES, Values, nested, nullable_lists, structs
+from tests.kit.state.drawn_tables import KEY_TYPES, LEAVES, Values, nested, nullable_lists, structs
 
 Types = st.SearchStrategy[tuple[pa.DataType, Values]]
 """Draws a type and what draws its values."""
 KINDS: tuple[Literal["value", "list", "map"], ...] = ("value", "list", "map")
 LONG = ["k" * length for length in (150, 236, 237, 238, 300, 900)]
-TYPES = nested({**KEY_TYPES, pa.null(): st.none(), pa.float64(): st.floats(allow_nan=False)})
+TYPES = nested(LEAVES)
 TEXT = st.one_of(KEY_TYPES[pa.string()], st.sampled_from(LONG))
 
 

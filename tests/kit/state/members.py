@@ -12,9 +12,8 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.restore.keeping import Brought
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
+from riffle_spark.state.restore.stack_keeper import Brought, OpenStack, StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.testing.faulty_store import FaultyStore
 from tests.kit.state.drawn_records import attempt

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import SnapshotOrder
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.part_codec import DELETED
@@ -18,10 +17,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import StoreOptions
-from riffle_spark.state.restore.bring import CopyKeeper
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
 from riffle_spark.state.schemas.variable_kinds import DUE, INDEX, TIMER, VARIABLE, Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker.upkeep_piece import take_snapshot
@@ -108,7 +107,9 @@ def model_of(table: pa.Table) -> Model:
 
 
 class Log:
-    """Deltas and snapshots of a few key-groups, really sealed, and what each key-group should hold."""
+    """Deltas and snapshots of a few key-groups, really sealed, some as the first format has them, and what each
+    key-group should hold.
+    """
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -120,7 +121,8 @@ class Log:
         """Commit one delta of some key-groups."""
         data, name = b"", attempt(self.version)
         for key_group, of_group in sorted(changes.items()):
-            part = part_codec.encode(table_of(SCHEMA, [row_of(change) for change in of_group], delta=True))
+            table = table_of(SCHEMA, [row_of(change) for change in of_group], delta=True)
+            part = part_codec.encode(table if self.version % 5 == 0 else SCHEMA.sealed(table))
             link = Link(Head(self.version, name), len(data), len(part), part_codec.checksum(part), len(of_group))
             data += part
             self.entries[key_group] = self.entries.get(key_group, EMPTY).extended(link)
@@ -131,27 +133,28 @@ class Log:
     def snapshot(self, key_group: int, folder: Folder) -> None:
         """Take and list a snapshot of a key-group, on the member of that folder."""
         order = SnapshotOrder(SCHEMA.store, key_group, self.entries[key_group])
-        keeper = CopyKeeper(folder, SCHEMA, Reader(self.store, folder), 1)
+        keeper = StackKeeper(folder, SCHEMA, Reader(self.store, folder), 1)
         taken = take_snapshot(order, keeper, self.store, attempt(900 + self.version))
         assert taken.rows == len(self.models[key_group])
         replaced = self.entries[key_group].replaced(taken)
         assert replaced is not None
         self.entries[key_group] = replaced
 
-    def brought(self, folder: Folder) -> dict[int, Copy]:
-        """Return open copies of a member at the newest heads."""
-        copies, _ = CopyKeeper(folder, SCHEMA, Reader(self.store, folder), 1).bring(self.entries)
-        return copies
+    def brought(self, folder: Folder) -> dict[int, OpenStack]:
+        """Return copies of a member at the newest heads."""
+        return StackKeeper(folder, SCHEMA, Reader(self.store, folder), 1).bring(self.entries)[0]
 
-    def followed(self, folder: Folder) -> dict[int, Copy]:
-        """Return open copies of a member that upkeep brought there, whatever they were."""
+    def followed(self, folder: Folder) -> dict[int, OpenStack]:
+        """Return copies of a member that upkeep brought there, whatever they were."""
         follower = Follower(
             folder, self.store, {SCHEMA.store: SCHEMA}, 1, lambda address: self.entries[address[1]],
             Budget(60, None, lambda: 0.0), lambda: True,
         )  # fmt: skip
         wanted = {(SCHEMA.store, key_group): entry for key_group, entry in self.entries.items()}
         assert [one.error for one in follower.follow(wanted)] == [None] * len(wanted)
-        return {kg: Copy(folder.link(SCHEMA.store, kg).resolve()) for kg in self.entries}
+        found, brought = StackKeeper(folder, SCHEMA, Reader(self.store, folder), 1).bring(self.entries)
+        assert brought == (0, 0)
+        return found
 
 
 def member(path: Path) -> Folder:

@@ -125,7 +125,7 @@ class Slot:
         processing.begin(grouped(keys, rows, states or {}))
         self.outcomes = []
         for copy, group in zip(self.copies, key_groups, strict=False):
-            outcome = processing.key_group(len(group), copy)
+            outcome = processing.key_group(len(group), copy.held)
             copy.fold(outcome.changes)
             self.outcomes.append((outcome.timers_fired, outcome.expired, outcome.timer_ms))
         output = processing.output()
@@ -245,7 +245,7 @@ def test_no_time_mode_means_no_timers() -> None:
     slot = Slot(processor, "None")
     slot.batch({"a": [1]}, now_ms=100, watermark_ms=100)
     assert slot.outcomes == [(0, 0, None)]
-    assert "due_until" not in slot.copies[0].asked
+    assert "due" not in slot.copies[0].asked
 
 
 @pytest.mark.parametrize("when", ["rows", "timer", "begin", "end", "initial"])

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.process.processors import cells
-from riffle_spark.process.processors.cells import FoundElements, ReadAhead, Scope
+from riffle_spark.process.processors.cells import ReadAhead, Scope
 from riffle_spark.process.types.simple_converters import Misfit
+from riffle_spark.state.copies.elements import ElementRows
 from tests.kit.process.sessions import Store, list_of, map_of, value
 
 COUNT = value("n", "count long, name string")
@@ -65,7 +66,7 @@ def test_values_of_all_keys_are_read_at_once() -> None:
     for number in range(100):
         store.session.at(number)
         assert store.value("n").get() == (number, "x")
-    assert store.reading.asked == ["many"]
+    assert store.reading.asked == ["elements"]
 
 
 def test_a_batch_that_writes_nothing_changes_nothing() -> None:
@@ -104,7 +105,7 @@ def test_an_append_never_reads_the_list() -> None:
         store.batch("a")
         store.list("l").append((1,))
         store.commit()
-    assert set(store.reading.asked) == {"last_under"}
+    assert set(store.reading.asked) == {"next_indexes"}
 
 
 def test_a_list_can_be_cleared() -> None:
@@ -175,11 +176,12 @@ def test_keys_that_follow_each_other_are_read_ahead() -> None:
     store.commit()
     read: list[int] = []
 
-    def decode(found: FoundElements) -> list[bytes]:
-        read.append(len(found.keys))
-        return found.keys
+    def decode(rows: ElementRows, _: object) -> list[int]:
+        read.append(len(rows.ids))
+        return rows.ids.tolist()
 
-    scope = Scope(store.schema, store.reading, 0, [store.schema.group_key((key,)) for key in keys])
+    table = pa.table({"k": keys})
+    scope = Scope(store.schema, store.reading.held.reading(store.schema, table), 0, 1000)
     ahead = ReadAhead(scope, "l", decode)
     assert [len(list(ahead.of(number))) for number in range(1000)] == [1] * 1000
     assert read == [2, 4, 8, 16, 32, 64, 128, 256, 490]
@@ -242,7 +244,7 @@ def test_one_key_of_a_map_costs_one_lookup() -> None:
     assert store.map("m").get(("7",)) == (7,)
     store.map("m").update(("7",), (8,))
     assert store.commit().num_rows == 1
-    assert store.reading.asked == ["one"]
+    assert store.reading.asked == ["entry"]
 
 
 def test_keys_too_long_for_a_file_work_like_others() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +16,7 @@ from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
-from riffle_spark.state.copies.copy import Copy
-from riffle_spark.state.copies.reading import Reading
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
+from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 from tests.kit.process.sessions import list_of, map_of, value
@@ -151,10 +145,10 @@ def compare(session: Session, model: Model, key: str, now_ms: int) -> None:
     assert list(session.timers.list()) == sorted(due for due, one in model.timers if one == key)
 
 
-def run_batch(reading: Reading, model: Model, batch: Batch, now_ms: int) -> pa.Table:
+def run_batch(held: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa.Table:
     """Run one batch on both and compare them on the way; return the delta."""
     keys, told, _ = batch
-    session = Session(SCHEMA, DECLARED, reading, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
+    session = Session(SCHEMA, DECLARED, held, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
     for at, call in told if keys else []:
         session.at(at % len(keys))
         tell(session, call)
@@ -178,64 +172,16 @@ def run_batch(reading: Reading, model: Model, batch: Batch, now_ms: int) -> pa.T
     return session.changes()
 
 
-class InMemory:
-    """A copy in memory."""
-
-    def __init__(self) -> None:
-        self.copy = MemoryReading(SCHEMA)
-
-    def reading(self) -> AbstractContextManager[Reading]:
-        """Give what it holds."""
-        return nullcontext(self.copy)
-
-    def fold(self, changes: pa.Table) -> None:
-        """Apply a delta."""
-        self.copy.fold(changes)
-
-
-class OnDisk:
-    """A copy in a key-value file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.copy = Copy(folder / "copy", new=True)
-        self.heads = [EMPTY_HEAD]
-
-    @contextmanager
-    def reading(self) -> Iterator[Reading]:
-        """Give what it holds."""
-        with self.copy.reading(self.heads[-1]) as reading:
-            yield reading
-
-    def fold(self, changes: pa.Table) -> None:
-        """Apply a delta."""
-        head = Head(len(self.heads), f"1-{len(self.heads)}")
-        self.copy.fold(self.heads[-1], head, SCHEMA.encode(changes))
-        self.heads.append(head)
-
-
-def run_all(drawn: list[Batch], copy: InMemory | OnDisk) -> None:
+def run_all(drawn: list[Batch], copy: MemoryReading) -> None:
     """Run all batches, time passing between them, and look at every key in the end."""
     model, now_ms = Model(), 0
     for batch in [*drawn, (KEYS, [], 0)]:
         now_ms += batch[2]
-        with copy.reading() as reading:
-            changes = run_batch(reading, model, batch, now_ms)
-        copy.fold(changes)
+        copy.fold(run_batch(copy.held, model, batch, now_ms))
 
 
 @settings(some, max_examples=100)
-@given(batches)
-def test_state_is_what_dictionaries_hold(drawn: list[Batch]) -> None:
-    """Values, lists, maps, timers and times to live, in each batch and from batch to batch."""
-    run_all(drawn, InMemory())
-
-
-@pytest.mark.filterwarnings("error")
-@settings(some, max_examples=25)
-@given(batches)
-def test_state_on_disk_is_what_dictionaries_hold(drawn: list[Batch]) -> None:
-    """The same on a real copy, whose index of times follows each delta."""
-    with tempfile.TemporaryDirectory() as folder:
-        on_disk = OnDisk(Path(folder))
-        with on_disk.copy:
-            run_all(drawn, on_disk)
+@given(batches, st.integers(1, 4))
+def test_state_is_what_dictionaries_hold(drawn: list[Batch], most: int) -> None:
+    """Values, lists, maps, timers and times to live, in each batch and from batch to batch, merged now and then."""
+    run_all(drawn, MemoryReading(SCHEMA, most))

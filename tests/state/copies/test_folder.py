@@ -14,7 +14,6 @@ import pytest
 from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
 from riffle_spark.state.copies import disk
 from riffle_spark.state.copies import folder as folder_module
-from riffle_spark.state.copies.copy import Copy
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.copies.stack import Stack, StackedPart
@@ -71,17 +70,19 @@ def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> N
 
 
 def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> None:
-    """Copies that were begun and not switched in go with their executor, whole ones stay."""
+    """Files that no stack has go with their executor, and what versions before kept; whole copies stay."""
     lost = claim(tmp_path, "app/1", ["app/1"])
-    whole, half = lost.fresh("s", 7), lost.fresh("s", 7)
+    stacks = lost.stacks("s")
+    whole, half = stacks.fresh(7), stacks.fresh(7)
     for path in (whole, half):
-        Copy(path, new=True).close()
-    lost.switch("s", 7, whole)
+        path.write_bytes(b"x")
+    assert stacks.switch(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.name_of(whole), 0, 1, 0, 1),)))
+    (lost.path / "copies" / "s" / "0007.aa").mkdir(parents=True)
     lost.keep_sealed(1, "1-aa", b"x")
     (lost.sealed / "2-1-bb.part").write_bytes(b"x")
     taken = claim(tmp_path, "app/2", ["app/2"])
     assert taken.path == lost.path
-    assert (taken.current("s", 7), half.exists()) == (whole, False)
+    assert (whole.exists(), half.exists(), (taken.path / "copies").exists()) == (True, False, False)
     assert taken.sealed_attempts() == ("1-aa",)
     assert taken.copies() == [("s", 7)]
 
@@ -126,35 +127,13 @@ def test_processes_that_compete_never_share_a_folder(tmp_path: Path, knows_other
         assert len(list(tmp_path.glob("*/owner"))) == 3
 
 
-def test_a_copy_is_switched_in_at_once_and_the_old_one_goes(tmp_path: Path) -> None:
-    """The link leads to one whole copy at any time; the copy before is removed even while it is open."""
-    folder = claim(tmp_path, "app/1", ())
-    first, second = folder.fresh("s", 7), folder.fresh("s", 7)
-    assert first != second
-    Copy(first, new=True).close()
-    folder.switch("s", 7, first)
-    assert folder.current("s", 7) == first
-    with Copy(first) as opened:
-        Copy(second, new=True).close()
-        folder.switch("s", 7, second)
-        assert opened.scan()[1] == []
-    assert folder.link("s", 7).resolve() == second
-    assert not first.exists()
-    folder.drop("s", 7)
-    assert folder.current("s", 7) is None
-    assert list((folder.path / "copies" / "s").iterdir()) == []
-
-
 def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
     """A cleaner of temporary files took it: every use says so, and the next attempt gets a new one."""
     gone = claim(tmp_path, "app/1", ["app/1"])
-    filled = gone.fresh("s", 7)
     shutil.rmtree(gone.path)
-    with pytest.raises(OutOfDate, match="is gone"), gone.used():
-        pass
-    for use in (lambda: gone.fresh("s", 7), lambda: gone.switch("s", 7, filled), lambda: gone.discard("s", filled)):
-        with pytest.raises(OutOfDate, match="is gone"):
-            use()
+    for use in (gone.used, gone.alone, gone.advancing):
+        with pytest.raises(OutOfDate, match="is gone"), use():
+            pass
     assert not gone.path.exists()
     assert not gone.is_of_owner()
     with claim(tmp_path, "app/1", ["app/1"]).used():
@@ -164,10 +143,10 @@ def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
     """What the disk refuses is no bare OSError: it names the folder, and the setting that says where it is."""
     folder = claim(tmp_path, "app/1", ["app/1"])
-    (folder.path / "copies").write_text("in the way")
-    for use in (lambda: folder.fresh("s", 7), lambda: folder.switch("s", 7, folder.path / "copies" / "s" / "x")):
-        with pytest.raises(UnavailableError, match="cannot be kept") as caught:
-            use()
+    for name, use in (("upkeep", folder.alone), ("advancing", folder.advancing)):
+        (folder.path / name).mkdir()
+        with pytest.raises(UnavailableError, match="cannot be kept") as caught, use():
+            pass
         assert "local_dir" in caught.value.remedy
         assert caught.value.where == str(folder.path)
 

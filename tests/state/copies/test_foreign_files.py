@@ -55,19 +55,6 @@ def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypa
     assert all(path.exists() for path in left)
 
 
-def test_copies_are_found_beside_foreign_files(folder: Folder) -> None:
-    """Copies are found, switched and discarded as if nothing else were there."""
-    filled, begun = folder.fresh("s", 7), folder.fresh("s", 7)
-    filled.mkdir()
-    begun.mkdir()
-    folder.switch("s", 7, filled)
-    litter(folder.path / "copies", folder.path / "copies" / "s")
-    assert folder.copies() == [("s", 7)]
-    folder.discard("s", begun)
-    assert not begun.exists()
-    assert folder.current("s", 7) == filled
-
-
 def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
     """Stacks are found, switched and dropped as if nothing else were there."""
     left = litter(folder.path / "stacks", folder.path / "stacks" / "s")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from riffle_spark.keygroups import SEED, key_hashes
 from riffle_spark.keyhash import hash_longs
-from riffle_spark.state.copies.run import Run, WantedKeys, differing, look_up, merged
+from riffle_spark.state.copies.run import Run, WantedKeys, look_up, merged
+from riffle_spark.state.formats.key_codec import differing
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 PAIRS = PlainColumns("s", pa.schema([("a", pa.int64()), ("b", pa.int64())]), pa.schema([("v", pa.string())]))

@@ -8,9 +8,15 @@ import pytest
 
 from riffle_spark.state.copies import stack as stack_module
 from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
-from tests.kit.state.plain_copies import at
+from riffle_spark.state.log.manifest import Head
+from tests.kit.state.drawn_records import attempt
 
 ADDRESS = ("totals", 7)
+
+
+def at(version: int) -> Head:
+    """Return the head of a version."""
+    return Head(version, attempt(version))
 
 
 def part(number: int, file: str = "sealed/1-aa") -> StackedPart:

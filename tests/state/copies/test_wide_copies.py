@@ -1,25 +1,28 @@
-"""Copies of a store of variables: folded or restored, they hold the same, and list it in order of time."""
+"""Copies of a store of variables: brought, followed, merged or restored, they hold the same, and tell what is due."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
-import lmdb
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.copy import Copy, DamagedCopy
-from riffle_spark.state.copies.reading import EMPTY_READING, Reading
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Head
-from riffle_spark.state.schemas.copy_rows import CopyRows
-from riffle_spark.state.schemas.variable_keys import NO_DUE
-from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
+from riffle_spark.state.copies import reading as reading_module
+from riffle_spark.state.copies.elements import element_runs, structs_of
+from riffle_spark.state.copies.part_files import whole_rows
+from riffle_spark.state.copies.reading import CopyRuns, Reading
+from riffle_spark.state.copies.run import Run
+from riffle_spark.state.formats.nested_keys import KeyEncoder
+from riffle_spark.state.restore.stack_keeper import OpenStack
+from riffle_spark.state.schemas import variable_kinds, variables
+from riffle_spark.state.schemas.variable_kinds import NO_DUE, TIMER
 from riffle_spark.state.schemas.variables import VariableColumns
-from tests.kit.state.drawn_records import attempt
 from tests.kit.state.drawn_tables import some
 from tests.kit.state.drawn_variables import table_of
 from tests.kit.state.wide_members import SCHEMA, Change, Key, Log, Model, member, model_of, row_of
@@ -59,7 +62,7 @@ STEPS = st.lists(st.one_of(deltas(), deltas(), st.sampled_from(["bring", "follow
 @given(STEPS)
 def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
     """Whatever is put, cleared, deleted and due: a copy that folds, one that upkeep brings, and one restored from a
-    snapshot and the chain after it are alike, byte for byte, and equal a plain dictionary.
+    snapshot and the chain after it are alike, and equal a plain dictionary.
     """
     log = Log()
     with tempfile.TemporaryDirectory() as folder:
@@ -78,118 +81,111 @@ def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
         assert all(held == found[0] for held in found)
 
 
-def check(log: Log, copies: dict[int, Copy]) -> list[object]:
-    """Compare open copies with the models, close them, and return all that is in them."""
+def check(log: Log, copies: dict[int, OpenStack]) -> list[object]:
+    """Compare copies with the models, and return all that is in them."""
     everything: list[object] = []
     for key_group, copy in sorted(copies.items()):
-        with copy:
-            head = log.entries[key_group].head
-            assert copy.head() == head
-            found, pairs, longs = copy.scan()
-            assert found == head
-            assert model_of(SCHEMA.table(pairs, longs)) == log.models[key_group]
-            with copy.reading(head) as reading:
-                check_reading(reading, log.models[key_group], dict(pairs), longs)
-                everything.append((key_group, pairs, longs, list(reading.due_until(2**62))))
+        assert copy.stack.head == log.entries[key_group].head
+        table, model = whole_rows(copy.runs, SCHEMA), log.models[key_group]
+        assert table.schema.equals(SCHEMA.part_schema())
+        assert model_of(table) == model
+        check_reading(copy.runs, model, [*KEYS[key_group], ("none", 1)])
+        everything.append((key_group, table.to_pylist()))
     assert copies.keys() == log.models.keys()
     return everything
 
 
-def check_reading(reading: Reading, model: Model, held: dict[bytes, bytes], longs: dict[bytes, bytes]) -> None:
+def check_reading(runs: Sequence[Run], model: Model, keys: list[Key]) -> None:
     """Compare every way to read with the model."""
-    dues = list(reading.due_until(7))
-    assert dues == sorted(dues)
-    assert [due for due, _ in reading.due_until(2**62)] == sorted(due for _, due in model.values() if due is not None)
-    places = SCHEMA.places([key for _, key in dues], reading.longs([key for _, key in dues]))
-    keys = [(row["user"], row["part"]) for row in places.keys.to_pylist()]
-    named = zip(dues, keys, places.variables, strict=True)
-    wanted = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None and due <= 7]
-    assert sorted(map(repr, wanted)) == sorted(repr((due, key, name)) for (due, _), key, name in named)
-    for key in {key for key, _, _ in model}:
-        group = SCHEMA.group_key(key)
-        for name in ("total", "events", "pages", TIMER):
-            prefix = SCHEMA.prefix(group, name)
-            under = [pair for pair in sorted(held.items()) if pair[0].startswith(prefix)]
-            assert list(reading.under(prefix)) == under
-            assert len(under) == sum(place[:2] == (key, name) for place in model)
-            assert reading.last_under(prefix) == (under[-1][0] if under else None)
-    some_keys = [*reversed(held), b"\x01none"]
-    assert reading.many(some_keys) == sorted(held.items())
-    assert [reading.one(key) for key in some_keys] == [held.get(key) for key in some_keys]
-    assert reading.longs(some_keys) == longs
+    table = pa.Table.from_pylist([{"user": user, "part": part} for user, part in keys], SCHEMA.key)
+    reading = CopyRuns(runs).reading(SCHEMA, table)
+    for now_ms in (-10, 7):
+        for name in ("total", "events", "pages"):
+            ends, rows, names = reading.elements(name, 0, len(keys), now_ms, 1000)
+            structs = rows.column(structs_of) if ends[-1] else pa.array([], SCHEMA.by_name[name].type)
+            values = SCHEMA.by_name[name].values(structs).column("n").to_pylist()
+            told: Sequence[object] = names.to_pylist() if names is not None else rows.ids.tolist()
+            for key, (start, end) in zip(keys, pairwise([0, *ends]), strict=True):
+                held = [
+                    (name_of(name, element), number)
+                    for (of, variable, element), (number, due) in model.items()
+                    if (of, variable) == (key, name) and (due is None or due > now_ms)
+                ]
+                assert sorted(held) == list(zip(told[start:end], values[start:end], strict=True))
+    for number, key in enumerate(keys):
+        for element in ("", "p", "p\x00q", LONG, "w" * 300, "w" * 301):
+            held_number, due = model.get((key, "pages", element), (None, None))
+            is_there = held_number is not None and (due is None or due > 7)
+            found = reading.entry("pages", number, KeyEncoder([pa.string()])((element,)), 7)
+            assert found == ((held_number,) if is_there else None)
+        least = max((int(str(e)) for of, name, e in model if (of, name) == (key, "events")), default=-1)
+        assert reading.next_indexes("events", np.array([number]))[0] > least
+    check_dues(reading, model)
 
 
-def at(version: int) -> Head:
-    """Return the head of a version."""
-    return Head(version, attempt(version))
+def check_dues(reading: Reading, model: Model) -> None:
+    """Compare what is due with the model, from the first on and piece by piece."""
+    wanted = [(due, key, name) for (key, name, _), (_, due) in model.items() if due is not None]
+    for first, last in ((NO_DUE + 1, 7), (0, 2**62), (3, 5)):
+        found = [
+            (due, (row["user"], row["part"]), one.variable)
+            for one in reading.due(first, last)
+            for due, row in zip(one.due_ms.tolist(), one.keys.to_pylist(), strict=True)
+        ]
+        assert sorted(map(repr, found)) == sorted(repr(one) for one in wanted if first <= one[0] <= last)
+    begins, until = NO_DUE + 1, reading.due_by(NO_DUE + 1, 1)
+    seen = []
+    while until is not None:
+        seen += [due for one in reading.due(begins, until) for due in one.due_ms.tolist()]
+        begins, until = until + 1, reading.due_by(until + 1, 2)
+    assert sorted(seen) == sorted(due for due, _, _ in wanted)
 
 
-def encoded(*changes: Change) -> CopyRows:
-    """Return rows of a delta."""
-    return SCHEMA.encode(table_of(SCHEMA, [row_of(change) for change in changes], delta=True))
+def name_of(variable: str, element: object) -> object:
+    """Return what tells an element among those of its variable."""
+    if variable == "pages":
+        return KeyEncoder([pa.string()])((element,))
+    return element if variable == "events" else 0
 
 
-def test_a_reading_is_of_one_moment(tmp_path: Path) -> None:
-    """It sees the head it was asked for while another process folds on, and is refused for any other."""
-    with Copy(tmp_path / "c", new=True) as copy:
-        copy.fold(EMPTY_HEAD, at(1), encoded(Change(("a", 1), "total", "", 1, 5)))
-        with pytest.raises(OutOfDate), copy.reading(at(2)):
-            pass
-        with copy.reading(at(1)) as reading:
-            key = SCHEMA.prefix(SCHEMA.group_key(("a", 1)), "total")
-            copy.fold(at(1), at(2), encoded(Change(("a", 1), "total", "", None, None)))
-            assert SCHEMA.value("total", reading.one(key) or b"") == (5, (1,))
-            assert list(reading.due_until(5)) == [(5, key)]
-        with copy.reading(at(2)) as reading:
-            assert reading.one(key) is None
-            assert list(reading.due_until(5)) == []
+def run_of(*changes: Change, schema: VariableColumns = SCHEMA) -> tuple[Run, ...]:
+    """Return the runs of a delta."""
+    return element_runs(schema.sealed(table_of(schema, [row_of(change) for change in changes], delta=True)), schema)
 
 
-def test_what_is_due_later_or_never_is_not_due(tmp_path: Path) -> None:
+def test_what_is_due_later_or_never_is_not_due() -> None:
     """Times compare as numbers, those before 1970 too; a row without a time is never due."""
-    changes = [Change((str(due), 1), "total", "", 1, due) for due in (-3, -1, 0, 1, 300, None)]
-    with Copy(tmp_path / "c", new=True) as copy:
-        copy.fold(EMPTY_HEAD, at(1), encoded(*changes))
-        with copy.reading(at(1)) as reading:
-            for until in (-4, -3, 0, 299, 2**62):
-                dues = [due for due in (-3, -1, 0, 1, 300) if due <= until]
-                assert [due for due, _ in reading.due_until(until)] == dues
+    runs = run_of(*(Change((str(due), 1), "total", "", 1, due) for due in (-3, -1, 0, 1, 300, None)))
+    reading = CopyRuns(runs).reading(SCHEMA, SCHEMA.key.empty_table())
+    for until in (-4, -3, 0, 299, 2**62):
+        found = [due for one in reading.due(NO_DUE + 1, until) for due in one.due_ms.tolist()]
+        assert found == [due for due in (-3, -1, 0, 1, 300) if due <= until]
 
 
-def test_a_store_that_is_not_indexed_keeps_no_times(tmp_path: Path) -> None:
-    """Its values are the rows' bytes alone, and nothing is ever due."""
-    schema = VariableColumns("s", SCHEMA.key, (Variable("total", "value", SCHEMA.variables[0].value),))
-    row = row_of(Change(("a", 1), "total", "", 4, None))
-    rows = schema.encode(table_of(schema, [row], delta=True))
-    with Copy(tmp_path / "c", new=True) as copy:
-        copy.fold(EMPTY_HEAD, at(1), rows)
-        with copy.reading(at(1)) as reading:
-            assert [schema.value("total", value) for _, value in reading.under(b"")] == [(NO_DUE, (4,))]
-            assert list(reading.due_until(2**62)) == []
+def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is put, cleared, deleted and merged where all keys, and all keys of maps, share a hash."""
+    monkeypatch.setattr(variables, "key_hashes", lambda columns: np.zeros(len(columns[0]), np.uint64))
+    monkeypatch.setattr(variable_kinds, "hash_bytes", lambda _data, starts, *_: np.zeros(len(starts), np.uint64))
+    monkeypatch.setattr(reading_module, "id_of_key", lambda _: 0)
+    log = Log()
+    with tempfile.TemporaryDirectory() as path:
+        folder = member(Path(path))
+        for version in range(12):
+            keys = KEYS[0][version % 3 :]
+            log.seal({0: [
+                *(Change(key, "pages", page, 10 * version + at if version % 4 else None, version)
+                  for page in ("p", "", "w" * 300)[: 3 - version % 3] for at, key in enumerate(keys[::-1])),
+                *(Change(key, "total", "", version, 5 - version) for key in keys),
+                *([Change(keys[0], "events", None, None, None)] if version % 5 == 4 else []),
+                Change(keys[-1], TIMER, version % 4, version % 3 or None, None),
+                Change(keys[-1], "events", version, version, None),
+            ]})  # fmt: skip
+            check(log, log.brought(folder))
+        log.snapshot(0, folder)
+        check(log, log.brought(folder))
+        check(log, log.brought(member(Path(path) / "other")))
 
 
-def test_damage_that_is_met_while_reading_is_told_as_damage(tmp_path: Path) -> None:
-    """What LMDB raises becomes what makes the copy be rebuilt; what the reader raises stays what it is."""
-    with Copy(tmp_path / "c", new=True) as copy:
-        with pytest.raises(DamagedCopy), copy.reading(EMPTY_HEAD):
-            raise lmdb.CorruptedError("a page is of no kind")
-        with pytest.raises(KeyError), copy.reading(EMPTY_HEAD):
-            raise KeyError
-
-
-READS: list[Callable[[Reading], object]] = [
-    lambda reading: reading.one(b"k"),
-    lambda reading: reading.many([b"k"]) or None,
-    lambda reading: reading.last_under(b""),
-    lambda reading: next(reading.under(b""), None),
-    lambda reading: next(reading.due_until(2**62), None),
-    lambda reading: reading.longs([b"k"]) or None,
-]
-
-
-@pytest.mark.parametrize("read", READS)
-def test_nothing_is_in_an_empty_reading_or_an_empty_copy(read: Callable[[Reading], object], tmp_path: Path) -> None:
-    """A key-group without a copy reads as one whose copy is empty."""
-    assert read(EMPTY_READING) is None
-    with Copy(tmp_path / "c", new=True) as copy, copy.reading(EMPTY_HEAD) as reading:
-        assert read(reading) is None
+def test_nothing_is_in_a_reading_of_no_copy() -> None:
+    """A key-group without a copy reads as one that is empty."""
+    check_reading((), {}, [("a", 1)])

@@ -7,12 +7,11 @@ import itertools
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.formats.key_codec import decode_keys, encode_keys
-from tests.kit.state.drawn_tables import damaged, keys, some
-from tests.kit.state.key_ranks import ranks, types_of
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.formats.key_codec import encode_keys
+from tests.kit.state.drawn_tables import keys, some
+from tests.kit.state.key_ranks import ranks
 
 
 @some
@@ -32,58 +31,6 @@ def test_no_stored_key_begins_another(columns: list[pa.Array]) -> None:
     """No stored key is the beginning of a different one, so a scan by whole key finds that key only."""
     stored = sorted(set(encode_keys(columns).to_pylist()))
     assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
-
-
-@some
-@given(keys())
-def test_keys_come_back_from_what_is_stored(columns: list[pa.Array]) -> None:
-    """Decoding gives the columns that were encoded, with one zero and one NaN, from slices and lists of bytes too."""
-    stored = encode_keys(columns)
-    stored.validate(full=True)
-    decoded = decode_keys(stored, types_of(columns))
-    for column in decoded:
-        column.validate(full=True)
-    assert types_of(decoded) == types_of(columns)
-    assert ranks(decoded) == ranks(columns)
-    assert ranks(decode_keys(stored.to_pylist(), types_of(columns))) == ranks(columns)
-    assert ranks(decode_keys(stored[1:], types_of(columns))) == ranks(columns)[1:]
-    assert encode_keys([column[1:] for column in columns]).equals(stored[1:])
-
-
-@some
-@given(keys(), st.data())
-def test_damaged_keys_raise_or_are_other_keys(columns: list[pa.Array], data: st.DataObject) -> None:
-    """A stored key with bytes changed, cut off or added raises, or reads as valid columns, not as what is beyond it."""
-    stored = [damaged(data, key) for key in encode_keys(columns).to_pylist()]
-    try:
-        decoded = decode_keys(stored, types_of(columns))
-    except CorruptStateError:
-        return
-    for column in decoded:
-        column.validate()
-        assert len(column) == len(stored)
-
-
-@pytest.mark.parametrize(
-    ("stored", "kind"),
-    [
-        (b"", pa.int64()),
-        (b"\x01" + bytes(7), pa.int64()),
-        (b"\x01" + bytes(9), pa.int64()),
-        (b"\x02" + bytes(8), pa.int64()),
-        (b"\x01\x02", pa.bool_()),
-        (b"\x01", pa.string()),
-        (b"\x01abc", pa.string()),
-        (b"\x01abc\x00", pa.string()),
-        (b"\x01abc\x00\x00x", pa.string()),
-        (b"\x03abc\x00\x00", pa.string()),
-        (b"\x01\xff\x00\x00", pa.string()),
-    ],
-)
-def test_bytes_that_are_no_key_are_refused(stored: bytes, kind: pa.DataType) -> None:
-    """Keys too short, too long, without an end, with an unknown tag or with text that is no UTF-8 raise."""
-    with pytest.raises(CorruptStateError):
-        decode_keys([encode_keys([pa.array([None], kind)])[0].as_py(), stored], [kind])
 
 
 def test_stored_keys_are_the_documented_bytes() -> None:

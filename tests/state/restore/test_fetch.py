@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.restore import fetch, reader
+from riffle_spark.state.restore import reader
 from riffle_spark.state.restore.reader import RANGE_BYTES, range_of, ranges
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.state.members import Place
@@ -23,8 +23,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
     Ranges are so small that there are several of each.
     """
-    for module in (reader, fetch):
-        monkeypatch.setattr(module, "RANGE_BYTES", 2_000)
+    monkeypatch.setattr(reader, "RANGE_BYTES", 2_000)
     place = Place(tmp_path / "member")
     large = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(1_500)}
     place.seal(0, {1: dict(large), 2: {"a": 1}, 3: dict(large), 4: {"b": 1}, 5: dict(large)})
