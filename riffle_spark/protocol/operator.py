@@ -12,7 +12,7 @@ from riffle_spark.process.blocks.block import Computation, Declared, NamesColumn
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
 
 __all__ = ["Operator", "operator_of", "with_watermark"]
 
@@ -51,6 +51,10 @@ class Operator:
     def takes_initial(self) -> bool:
         """Whether what is computed has a use for initial state."""
         return on_store(self.compute, self.store).takes_initial
+
+    def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
+        """Return the schema as the driver of an epoch tells and records it, where ``stored`` are those by store."""
+        return text_after(stored.get(self.store), self.schema, epoch)
 
     @property
     def rows(self) -> pa.Schema:

@@ -35,6 +35,7 @@ from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Variable
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
@@ -267,8 +268,11 @@ class Contents:
 
     def table(self) -> pa.Table:
         """Return the whole state: the columns of a snapshot, sorted by key-group."""
-        schema, entries = self.operator.schema, self.log().manifest.entries
-        mine = {key_group: entry for (store, key_group), entry in entries.items() if store == schema.store}
+        log, store = self.log(), self.operator.store
+        if log.tail is None:
+            return self.operator.schema.part_schema().empty_table()
+        schema = schema_of_text(store, self.operator.schema_after(log.tail.schemas, log.tail.epoch))
+        mine = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
         folder = self.folder / f"read-{uuid.uuid4().hex}"
         tables = restored(schema, mine, Reader(self.objects, None), folder).values()
         return pa.concat_tables([schema.part_schema().empty_table(), *tables])

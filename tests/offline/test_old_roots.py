@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from riffle_spark.offline.recovery import rollback
+from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import StackKeeper
+from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, text_after
+from riffle_spark.state.schemas.variable_kinds import VARIABLE
+from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
 
 
@@ -41,6 +50,39 @@ def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
     assert (restores[0] > 0, sum(restores[1:])) == (True, 0)
     assert list(old.local.glob("*/copies")) == []
     assert len(list(old.local.glob("*/owner"))) == 1
+
+
+def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(old: OldRoot, tmp_path: Path) -> None:
+    """One that leaves a variable out and is given up leaves copies that lack it: the next one that names it has others
+    brought. One that comes later finds nothing under the name, of whatever type.
+    """
+    log = Log(old.objects, old.root)
+    tail = log.open()
+    assert tail is not None
+    of_variables = [(store, text) for store, text in tail.schemas.items() if "variables" in text]
+    unpacked = 0
+    for store, text in of_variables:
+        full = VariableColumns.of_text(store, text)
+        entries = {kg: entry for (of, kg), entry in log.manifest.entries.items() if of == store}
+        unpacked += sum(entry.snapshot is not None for entry in entries.values())
+
+        def keeper(folder: Path, schema: StoreSchema) -> StackKeeper:
+            return StackKeeper(claim(folder, "reader", ()), schema, Reader(old.objects, None), tail.epoch + 9)
+
+        held = keeper(tmp_path / store, full).tables(entries)
+        for number, gone in enumerate(full.variables):
+            folder = tmp_path / f"{store}{number}"
+            left = replace(full, variables=tuple(one for one in full.variables if one is not gone))
+            without = text_after(text, left, tail.epoch + 1)
+            assert keeper(folder, schema_of_text(store, without)).bring(entries)[1].restores == len(entries)
+            assert keeper(folder, full).tables(entries) == held
+            other = replace(gone, value=pa.schema([(name, pa.list_(pa.int8())) for name in gone.value.names]))
+            changed = replace(left, variables=(*left.variables, other))
+            after = schema_of_text(store, text_after(without, changed, tail.epoch + 2))
+            for place in (folder, tmp_path / f"{store}{number} anew"):
+                found = keeper(place, after).tables(entries).values()
+                assert gone.name not in pa.chunked_array([table.column(VARIABLE) for table in found]).to_pylist()
+    assert unpacked
 
 
 @pytest.mark.parametrize(("to", "batches"), [(11, 0), (18, 2), (20, 0)])

@@ -322,7 +322,7 @@ def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
     rows = pa.table([["a", "b", "c"], [1, 2, 3], [9, None, 4]], schema=schema.part_schema())
     data = part_codec.encode(schema.sealed(rows))
     (tmp_path / "file").write_bytes(data)
-    part = StackedPart("file", 0, len(data), part_codec.checksum(data), 3)
+    part = StackedPart("file", 0, len(data), part_codec.checksum(data), 3, 1)
     runs = PartFiles(tmp_path).runs(part, schema)
     assert due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
     assert first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}

@@ -45,7 +45,8 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
     told = run.manifest.entries if operator.durable else run.caches
     entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in told.items() if store == mine}
     return Order(
-        home=run.home, store=mine, key=tuple(operator.schema.key.names), schema=operator.schema.to_text(),
+        home=run.home, store=mine, key=tuple(operator.schema.key.names),
+        schema=operator.schema_after(tail.schemas, tail.epoch),
         output=operator.declared.output, rows=operator.rows, per_key_group=operator.declared.per_key_group,
         order_by=operator.order_by, total=settings.key_groups, epoch=tail.epoch, version=incoming.version,
         time_ms=incoming.time_ms, watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries,

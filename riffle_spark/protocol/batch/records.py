@@ -49,7 +49,7 @@ def batch_record(
     present, shards = ownership.present, ownership.shards
     owners = {str(t.key_group): owner for t, owner in present.owners.items()}
     standbys = {str(t.key_group): members for t, members in present.standbys.items()}
-    durable = {operator.store: operator.schema.to_text() for operator in operators if operator.durable}
+    durable = {one.store: one.schema_after(tail.schemas, tail.epoch) for one in operators if one.durable}
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,

@@ -212,14 +212,15 @@ class Upkeep:
 
         At every other record what has to be fetched whole makes way for snapshots, so that neither waits for ever.
         """
-        schemas = {operator.store: operator.schema.to_text() for operator in given.operators}
+        record = given.record
+        schemas = {one.store: one.schema_after(record.schemas, record.epoch) for one in given.operators}
         orders: dict[str, UpkeepOrder] = {}
         for member in sorted({*snapshots, *wanted, *drops} & set(given.ownership.members.live)):
             living, mine = given.ownership.members.live[member], wanted.get(member, [])
-            if member in snapshots and given.record.sequence % 2:
+            if member in snapshots and record.sequence % 2:
                 mine = [follow for follow in mine if follow.entry.cut is not None]
             orders[living.executor.id] = UpkeepOrder(
-                given.home, member if living.counted else "", given.record.epoch, given.record.sequence, schemas,
+                given.home, member if living.counted else "", record.epoch, record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
                 timeout_seconds=self._settings.upkeep_timeout,

@@ -59,13 +59,18 @@ class PartFiles:
         self._seen: dict[str, _File] = {}
 
     def runs(self, part: StackedPart, schema: StoreSchema) -> tuple[Run, ...]:
-        """Return a part's rows with today's columns. Raises ``DamagedCopy``."""
+        """Return a part's rows with today's columns. Raises ``DamagedCopy``, also for one that was written by a
+        declaration that was given up: what that did not name is missing in it.
+        """
         file = self._checked(part)
         kept = file.opened.get(part.start)
         if kept is not None and kept[0] is schema:
             return kept[1]
+        if not schema.history.leads_from(part.declaration):
+            raise damaged("a part of it was written by a declaration that was given up", self._folder / part.file)
         try:
-            found = runs_of(part_codec.opened(file.data.slice(part.start, part.length), part.file), schema)
+            table = part_codec.opened(file.data.slice(part.start, part.length), part.file)
+            found = runs_of(schema.without_later_names(table, part.epoch), schema)
         except CorruptStateError as error:
             raise damaged(error.problem, self._folder / part.file) from error
         file.opened[part.start] = schema, found

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import xxhash
 
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Head
+from riffle_spark.state.schemas.history import FIRST
 
 __all__ = ["LIST", "Signature", "Stack", "StackedPart", "Stacks", "signature_of"]
 
@@ -30,19 +31,25 @@ Signature = tuple[int, int, int, int]
 """Inode, bytes, and when content and inode changed last (ns): whatever writes to a file changes one of them."""
 _KEPT_MOST = 65_536
 _TRIES = 3
+_FORMAT = 2
+"""The seed of a list's checksum: a list of another format is none."""
 LIST = ".stack"
 _PART = ".part"
 _OURS = (LIST, _PART)
 
 
 class StackedPart(NamedTuple):
-    """A part: its file below the member's folder, the range in it, the checksum (XXH3-64) of these bytes, its rows."""
+    """A part: its file below the member's folder, the range in it, the checksum (XXH3-64) of these bytes, its rows, the
+    epoch of the newest of them, and that of the declaration by which this member wrote it anew, if it did.
+    """
 
     file: str
     start: int
     length: int
     checksum: int
     rows: int
+    epoch: int
+    declaration: int = FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +70,19 @@ class Stack:
 
     def to_bytes(self, address: Address) -> bytes:
         """Return the stack as a file holds it: a checksum, a line feed, one line of JSON that names the key-group."""
-        rows = [[part.file, part.start, part.length, f"{part.checksum:016x}", part.rows] for part in self.parts]
+        rows = [[*part[:3], f"{part.checksum:016x}", *part[4:]] for part in self.parts]
         body = json.dumps([*address, *self.head, rows], separators=(",", ":")).encode()
-        return b"%016x\n%s" % (xxhash.xxh3_64_intdigest(body), body)
+        return b"%s\n%s" % (_checksum(body), body)
 
     @staticmethod
     def from_bytes(data: bytes, address: Address) -> "Stack | None":
         """Return the stack that ``to_bytes`` gave, ``None`` for anything else."""
         said, _, body = data.partition(b"\n")
-        if said != b"%016x" % xxhash.xxh3_64_intdigest(body):
+        if said != _checksum(body):
             return None
         store, key_group, version, attempt, rows = json.loads(body)
-        parts = (StackedPart(file, start, length, int(sum_, 16), count) for file, start, length, sum_, count in rows)
-        return Stack(Head(version, attempt), tuple(parts)) if (store, key_group) == address else None
+        parts = tuple(StackedPart(name, at, length, int(sum_, 16), *rest) for name, at, length, sum_, *rest in rows)
+        return Stack(Head(version, attempt), parts) if (store, key_group) == address else None
 
 
 class Stacks:
@@ -215,6 +222,10 @@ class Stacks:
     def name_of(self, path: Path) -> str:
         """Return a file's name as stacks have it."""
         return self._prefix + path.name
+
+
+def _checksum(body: bytes) -> bytes:
+    return b"%016x" % xxhash.xxh3_64_intdigest(body, _FORMAT)
 
 
 def _place_of(some: Sequence[StackedPart], parts: Sequence[StackedPart]) -> int | None:

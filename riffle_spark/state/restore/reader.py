@@ -270,11 +270,12 @@ def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, S
     if not parts:
         return {}
     head = next(iter(parts)).head
+    epoch = head.epoch
     path = folder.fetched_file(head.version, head.attempt)
     name, kept, start = f"{path.parent.name}/{path.name}", {}, 0
     with path.open("wb") as file:
         for link, data in parts.items():
-            kept[link] = StackedPart(name, start, link.length, link.checksum, link.rows)
+            kept[link] = StackedPart(name, start, link.length, link.checksum, link.rows, epoch)
             start += file.write(data)
     return kept
 

@@ -221,7 +221,7 @@ class StackKeeper:
 
     def snapshot(self, key_group: int, entry: Entry) -> TakenRows:
         """Return all that a copy holds at the entry's head, or where it is if that is beyond: a copy holds committed
-        effects only. Raises ``DamagedCopy``, and what bringing it raises.
+        effects only. Raises ``DamagedCopy``, ``OutOfDate`` if that is a newer driver's, and what bringing it raises.
 
         Time passes from one snapshot to the next: stacks and files are looked at anew.
         """
@@ -236,6 +236,8 @@ class StackKeeper:
                 raise
             stack = found
         stack = self._stacks.read(key_group) or stack  # merged meanwhile
+        if stack.head.epoch > self._plans.epoch:
+            raise OutOfDate("a newer driver has moved the copy: what that declares is not known here")
         return TakenRows(stack.head, *self._parts.whole(key_group, stack))
 
     def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:

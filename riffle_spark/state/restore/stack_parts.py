@@ -21,6 +21,7 @@ from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, WantedSnapshot, kept_parts, span_bytes
+from riffle_spark.state.schemas.history import FIRST
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["StackFollower", "StackParts"]
@@ -47,8 +48,12 @@ class StackParts:
 
     def sealed(self, links: Collection[Link]) -> dict[Link, StackedPart]:
         """Return those links' parts that this member sealed itself and still has, whole."""
-        names = {head: f"{self._folder.sealed.name}/{head.version}-{head.attempt}" for head in {k.head for k in links}}
-        parts = {k: StackedPart(names[k.head], k.start, k.length, k.checksum, k.rows) for k in links}
+        folder, heads = self._folder.sealed.name, {link.head for link in links}
+        known = {head: (f"{folder}/{head.version}-{head.attempt}", head.epoch) for head in heads}
+        parts = {}
+        for link in links:
+            name, epoch = known[link.head]
+            parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, epoch)
         return {link: part for link, part in parts.items() if self._files.is_whole(part)}
 
     def runs(self, parts: Sequence[StackedPart]) -> tuple[Run, ...]:
@@ -75,7 +80,8 @@ class StackParts:
         Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed.
         """
         snapshot, name = fetched.snapshot, paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
-        part = StackedPart(self._stacks.name_of(fetched.path), 0, snapshot.length, snapshot.checksum, snapshot.rows)
+        of_snapshot = snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch
+        part = StackedPart(self._stacks.name_of(fetched.path), 0, *of_snapshot)
         try:
             if is_whole:
                 self._files.found_whole(part)
@@ -86,23 +92,25 @@ class StackParts:
         table = part_codec.opened(data, name)
         if part_codec.HASH in table.column_names:
             return part
-        table = self._schema.sealed(table)
+        table = self._schema.sealed(self._schema.without_later_names(table, part.epoch))
         fetched.path.unlink()
-        return self._written(fetched.key_group, part_codec.encode(table, self._schema.due), table.num_rows)
+        data = part_codec.encode(table, self._schema.due)
+        return self._written(fetched.key_group, data, table.num_rows, part.epoch)
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
         """Remove the files of parts that became no stack's."""
         for part in parts:
             (self._folder.path / part.file).unlink(missing_ok=True)
 
-    def _written(self, key_group: int, data: bytes, rows: int) -> StackedPart:
+    def _written(self, key_group: int, data: bytes, rows: int, epoch: int) -> StackedPart:
         path = self._stacks.fresh(key_group)
         try:
             path.write_bytes(data)
         except OSError:
             path.unlink(missing_ok=True)
             raise
-        return StackedPart(self._stacks.name_of(path), 0, len(data), part_codec.checksum(data), rows)
+        of_data = len(data), part_codec.checksum(data), rows
+        return StackedPart(self._stacks.name_of(path), 0, *of_data, epoch, self._schema.history.newest)
 
     def merge_some(self, stacks: Mapping[int, Stack]) -> None:
         """Merge stacks that have grown high, of bounded bytes at once, but one in any case. Raises ``DamagedCopy``.
@@ -131,7 +139,7 @@ class StackParts:
         self._files.doubt(parts)
         table = merged_rows(self.runs(parts), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
-        part = self._written(key_group, data, table.num_rows)
+        part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replaced(key_group, parts, part) is None:
             self.discard([part])
         return data, table.num_rows

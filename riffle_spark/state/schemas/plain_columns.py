@@ -17,6 +17,7 @@ from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed,
 from riffle_spark.state.formats.due_times import in_milliseconds
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, HASH
+from riffle_spark.state.schemas.history import NEVER_CHANGED, History, Name
 
 __all__ = ["PlainColumns"]
 
@@ -36,11 +37,13 @@ class PlainColumns:
     state: pa.Schema
     due: str | None = None
     time_mode: TimeMode = "None"
+    history: History = NEVER_CHANGED
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
-        return _of_text(store, text["key"], text["state"], text.get("due"), text.get("time_mode", "None"))
+        times = text.get("due"), text.get("time_mode", "None")
+        return _of_text(store, text["key"], text["state"], *times, text.get("history"))
 
     def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a kind
         """See ``StoreSchema``."""
@@ -66,6 +69,18 @@ class PlainColumns:
     @property
     def _times(self) -> dict[str, str]:
         return {} if self.due is None else {"due": self.due, "time_mode": self.time_mode}
+
+    @property
+    def names_read(self) -> frozenset[Name]:
+        """See ``StoreSchema``."""
+        return frozenset((name,) for name in self.state.names)
+
+    def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
+        """See ``StoreSchema``."""
+        if not self.history.since:
+            return table
+        others = [column for (column,) in self.history.later_than(epoch) if column in table.column_names]
+        return table.drop_columns(others) if others else table
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""
@@ -104,5 +119,8 @@ class PlainColumns:
 
 
 @lru_cache(maxsize=64)
-def _of_text(store: str, key: str, state: str, due: str | None, time_mode: str) -> PlainColumns:
-    return PlainColumns(store, unpacked(key), unpacked(state), due, time_mode_of(time_mode))
+def _of_text(
+    store: str, key: str, state: str, due: str | None, time_mode: str, history: str | None
+) -> PlainColumns:  # fmt: skip
+    mode = time_mode_of(time_mode)
+    return PlainColumns(store, unpacked(key), unpacked(state), due, mode, History.of_text(history))

@@ -5,10 +5,11 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from riffle_spark.state.schemas.history import History, Name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["StoreSchema", "schema_of_text"]
+__all__ = ["StoreSchema", "schema_of_text", "text_after"]
 
 Result = TypeVar("Result")
 
@@ -34,6 +35,22 @@ class StoreSchema(Protocol):
     @property
     def due(self) -> str | None:
         """The column of rows that says when they are due, if there is one."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """Since when its names are declared."""
+        ...
+
+    @property
+    def names_read(self) -> frozenset[Name]:
+        """The names whose values it reads."""
+        ...
+
+    def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
+        """Return the rows of a part, the newest of them of this epoch, without what they hold under names that are
+        declared since a later one.
+        """
         ...
 
     def either(
@@ -70,3 +87,16 @@ class StoreSchema(Protocol):
 def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
     """Return a store's schema from what ``StoreSchema.to_text`` gave."""
     return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)
+
+
+def text_after(before: Mapping[str, str] | None, schema: StoreSchema, epoch: int) -> Mapping[str, str]:
+    """Return a declared schema as the driver of an epoch tells and records it: with its history, by the text that the
+    newest record has of the store, if it has one.
+    """
+    own = schema.to_text()
+    if before is None:
+        return own
+    if all(before.get(name) == text for name, text in own.items()):
+        return before
+    known = schema_of_text(schema.store, before)
+    return {**own, "history": known.history.changed(known.names_read, schema.names_read, epoch).to_text()}

@@ -5,7 +5,7 @@ An element is told by 64 bits, its *id*: in a list its number, of timers the due
 stored bytes, of a value nothing. That two keys of a map have one hash is for whoever compares them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.columns import byte_slices, one_array
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keyhash import hash_bytes
 from riffle_spark.state.formats.arrow_schemas import can_become, check_storable, listed, packed, unpacked
 from riffle_spark.state.formats.nested_keys import (
@@ -28,7 +28,7 @@ from riffle_spark.state.formats.nested_keys import (
 from riffle_spark.state.formats.part_codec import VARIABLE, fitted
 
 __all__ = [
-    "DUE", "ELEMENT", "INDEX", "NO_DUE", "NO_ELEMENT", "TIMER", "VARIABLE", "Ids", "Variable", "encoded_keys",
+    "DUE", "ELEMENT", "INDEX", "NO_DUE", "NO_ELEMENT", "TIMER", "VARIABLE", "Ids", "Kind", "Variable", "encoded_keys",
     "id_of_key", "ids_of_keys",
 ]  # fmt: skip
 
@@ -96,7 +96,7 @@ class Variable:
         ordered = with_maps_in_order(key)
         if ordered is key:
             return structs
-        return pa.StructArray.from_arrays([ordered, value], fields=list(self.type), mask=structs.is_null())
+        return _like(structs, [ordered, value], list(self.type))
 
     def keys(self, structs: pa.StructArray) -> pa.Table:
         """Return the keys of a map's entries."""
@@ -112,13 +112,32 @@ class Variable:
         """Return elements that were written with other fields with those of today."""
         if structs.type == self.type:
             return structs
-        values = structs if self.key is None else _part(structs, _VALUE)
+        values = self._values_of(structs)
         table = fitted(pa.Table.from_arrays(values.flatten(), names=[field.name for field in values.type]), self.value)
         fields = [one_array(column) for column in table.columns]
-        value = pa.StructArray.from_arrays(fields, fields=list(self.value), mask=values.is_null())
+        return self._with_values(structs, _like(values, fields, list(self.value)))
+
+    def without(self, structs: pa.StructArray, fields: Collection[str]) -> pa.StructArray:
+        """Return elements without some fields of their values. They stay there, under a name that no field has."""
+        values = self._values_of(structs)
+        renamed = [field.with_name(f"\0{field.name}") if field.name in fields else field for field in values.type]
+        return self._with_values(structs, _like(values, values.flatten(), renamed))
+
+    def _values_of(self, structs: pa.StructArray) -> pa.StructArray:
+        """Return what elements hold. Raises ``CorruptStateError`` if they were written as those of another kind."""
         if self.key is None:
-            return value
-        return pa.StructArray.from_arrays([_part(structs, _KEY), value], fields=list(self.type), mask=structs.is_null())
+            return structs
+        if [field.name for field in structs.type] != [_KEY, _VALUE] or structs.type[0].type != self.type[0].type:
+            raise CorruptStateError(
+                f"variable {self.name!r} was written as {structs.type} and does not fit {self.type}",
+                remedy="declare the variable as it is stored, or one of another name",
+            )
+        return _part(structs, _VALUE)
+
+    def _with_values(self, structs: pa.StructArray, values: pa.StructArray) -> pa.StructArray:
+        if self.key is None:
+            return values
+        return _like(structs, [_part(structs, _KEY), values], [self.type[0], pa.field(_VALUE, values.type)])
 
     @classmethod
     def from_json(cls, row: Sequence[object]) -> "Variable":
@@ -140,6 +159,11 @@ class Variable:
     def can_read(self, before: "Variable") -> bool:
         """Tell whether what was kept for ``before`` can be read for this one."""
         return before.kind == self.kind and before.key == self.key and can_become(before.value, self.value)
+
+
+def _like(structs: pa.StructArray, fields: Sequence[pa.Array], kinds: Sequence[pa.Field]) -> pa.StructArray:
+    """Return structs of these fields, null where others are."""
+    return pa.StructArray.from_arrays(fields, fields=kinds, mask=structs.is_null())
 
 
 def _part(structs: pa.StructArray, name: str) -> pa.StructArray:

@@ -7,9 +7,10 @@ what a key holds of a variable is a range; columns that hold nothing are left ou
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import ClassVar, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
 from riffle_spark.state.formats.due_times import DUE_ORDER
 from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, HASH, VARIABLE, fitted
+from riffle_spark.state.schemas.history import NEVER_CHANGED, History, Name
 from riffle_spark.state.schemas.variable_kinds import (
     DUE,
     ELEMENT,
@@ -46,6 +48,7 @@ NAMES = pa.dictionary(pa.int8(), pa.string())
 """The type of the column that names each row's variable."""
 VARIABLES_MAX: Final = 126
 """Their names are a dictionary of 8 bits."""
+_SORTED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class VariableColumns:
     key: pa.Schema
     variables: tuple[Variable, ...]
     indexed: bool = False
+    history: History = NEVER_CHANGED
 
     def __post_init__(self) -> None:
         names = [
@@ -92,12 +96,12 @@ class VariableColumns:
             variable.check()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return VariableColumns, (self.store, self.key, self.variables, self.indexed)
+        return VariableColumns, (self.store, self.key, self.variables, self.indexed, self.history)
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "VariableColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
-        return _of_text(store, text["key"], text["variables"], text["indexed"])
+        return _of_text(store, text["key"], text["variables"], text["indexed"], text.get("history"))
 
     def either(self, columns: object, variables: "Callable[[VariableColumns], Result]") -> Result:  # noqa: ARG002 - a kind
         """See ``StoreSchema``."""
@@ -132,6 +136,29 @@ class VariableColumns:
         """The variables' names, that of timers last: a variable's number is its place."""
         return (*self.by_name, TIMER)
 
+    @property
+    def names_read(self) -> frozenset[Name]:
+        """See ``StoreSchema``."""
+        fields = ((one.name, field) for one in self.variables for field in one.value.names)
+        return frozenset([*fields, *((one.name,) for one in self.variables)])
+
+    def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
+        """See ``StoreSchema``."""
+        if not self.history.since:
+            return table
+        unknown = self.history.later_than(epoch)
+        others = [variable for variable in self.variables if (variable.name,) in unknown]
+        if others:
+            is_one = numbers_of(table.column(VARIABLE), [variable.name for variable in others]) >= 0
+            columns = {variable.column for variable in others} & set(table.column_names)
+            table = table.filter(pa.array(~is_one)).drop_columns(list(columns))
+        for name, of_variable in groupby(sorted(unknown), key=lambda path: path[0]):
+            variable, fields = self.by_name[name], {field for _, *rest in of_variable for field in rest}
+            if fields and variable.column in table.column_names:
+                at = table.column_names.index(variable.column)
+                table = table.set_column(at, variable.column, variable.without(one_array(table.column(at)), fields))
+        return table
+
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
         """Return the columns of wide rows, of a whole state or of a delta."""
         fields = [pa.field(VARIABLE, NAMES), pa.field(INDEX, pa.int64()), pa.field(DUE, pa.int64())]
@@ -159,7 +186,14 @@ class VariableColumns:
         return self.sealed_by_group(self.fit(table))
 
     def sealed_by_group(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None = None) -> pa.Table:
-        """Return wide rows of several key-groups, which ascend, each group's as a part has them."""
+        """Return wide rows of several key-groups, which ascend, each group's as a part has them. Many bytes are sorted
+        some key-groups at a time: Arrow takes no more than 2 GiB of text at once.
+        """
+        sorted_, sections = zip(*(self._sorted(*some) for some in _pieces(table, key_groups)), strict=True)
+        return self.as_part(pa.concat_tables(sorted_), np.concatenate(sections))
+
+    def _sorted(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None) -> tuple[pa.Table, Numbers]:
+        """Return rows as they lie in parts, and the section of each."""
         for variable in self.variables:
             if variable.key is not None:
                 column = one_array(table.column(variable.column))
@@ -179,8 +213,7 @@ class VariableColumns:
             dues = pa.array(dues.fill_null(0).to_numpy(), mask=of_timers | dues.is_null().to_numpy())
         kept = [name for name in table.column_names if name not in {VARIABLE, INDEX, DUE}]
         columns = [pa.array(hashes), self.named(numbers), *table.select(kept).columns, pa.array(ids), dues]
-        rows = pa.table(columns, names=[HASH, VARIABLE, *kept, ELEMENT, DUE]).take(pa.array(order))
-        return self.as_part(rows, sections[order])
+        return pa.table(columns, names=[HASH, VARIABLE, *kept, ELEMENT, DUE]).take(pa.array(order)), sections[order]
 
     def named(self, numbers: Numbers) -> pa.DictionaryArray:
         """Return the names of variables of these numbers."""
@@ -266,6 +299,21 @@ class VariableColumns:
         return pc.sort_indices(pa.table(by), [(name, "ascending") for name in by])
 
 
+def _pieces(
+    table: pa.Table, key_groups: npt.NDArray[np.int32] | None
+) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32] | None]]:
+    """Yield rows of whole key-groups, so many that they can be sorted at once."""
+    if key_groups is None or table.nbytes <= _SORTED_BYTES:
+        yield table, key_groups
+        return
+    edges = [0, *(np.flatnonzero(np.diff(key_groups)) + 1).tolist(), len(key_groups)]
+    start = 0
+    for end, after in zip(edges[1:], [*edges[2:], None], strict=True):
+        if after is None or table.slice(start, after - start).nbytes > _SORTED_BYTES:
+            yield table.slice(start, end - start), key_groups[start:end]
+            start = end
+
+
 def ids_in(rows: pa.Table) -> Ids:
     """Return the elements' ids that a part's rows have; where it has none, all are 0."""
     if ELEMENT in rows.column_names:
@@ -285,6 +333,6 @@ def numbers_of(names: pa.ChunkedArray, known: Sequence[str]) -> Numbers:
 
 
 @lru_cache(maxsize=64)
-def _of_text(store: str, key: str, variables: str, indexed: str) -> VariableColumns:
+def _of_text(store: str, key: str, variables: str, indexed: str, history: str | None) -> VariableColumns:
     declared = tuple(Variable.from_json(row) for row in json.loads(variables))
-    return VariableColumns(store, unpacked(key), declared, indexed=json.loads(indexed))
+    return VariableColumns(store, unpacked(key), declared, json.loads(indexed), History.of_text(history))

@@ -76,7 +76,7 @@ def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> 
     whole, half = stacks.fresh(7), stacks.fresh(7)
     for path in (whole, half):
         path.write_bytes(b"x")
-    assert stacks.switch(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.name_of(whole), 0, 1, 0, 1),)))
+    assert stacks.switch(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.name_of(whole), 0, 1, 0, 1, 1),)))
     (lost.path / "copies" / "s" / "0007.aa").mkdir(parents=True)
     lost.keep_sealed(1, "1-aa", b"x")
     (lost.sealed / "2-1-bb.part").write_bytes(b"x")
@@ -164,7 +164,7 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
     for version in range(9):
         assert folder.keep_sealed(version, "1-aa", b"x" * 9)
         folder.fetched_file(version, "1-bb").write_bytes(b"y")
-    part = StackedPart("sealed/3-1-aa", 0, 9, 0, 1)
+    part = StackedPart("sealed/3-1-aa", 0, 9, 0, 1, 1)
     assert folder.stacks("s").switch(1, None, Stack(Head(7, "1-aa"), (part,)))
     folder.forget_deltas()
     assert sorted(path.name for path in folder.sealed.iterdir()) == [f"{n}-1-aa" for n in (3, 6, 7, 8)]
@@ -181,7 +181,7 @@ def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
         own, fetched = folder.stacks(store).fresh(1), folder.fetched_file(number, "1-bb")
         for path in (own, fetched):
             path.write_bytes(b"x")
-        parts = tuple(StackedPart(str(path.relative_to(folder.path)), 0, 1, 0, 1) for path in (own, fetched))
+        parts = tuple(StackedPart(str(path.relative_to(folder.path)), 0, 1, 0, 1, 1) for path in (own, fetched))
         assert folder.stacks(store).switch(1, None, Stack(Head(9, "1-aa"), parts))
         wanted |= {own, fetched}
     for path in (folder.stacks("a").fresh(1), folder.fetched_file(1, "1-cc")):

@@ -21,7 +21,7 @@ def at(version: int) -> Head:
 
 def part(number: int, file: str = "sealed/1-aa") -> StackedPart:
     """Return a part like no other."""
-    return StackedPart(file, 10 * number, 10, number, 1)
+    return StackedPart(file, 10 * number, 10, number, 1, 1)
 
 
 def stack(version: int, *numbers: int) -> Stack:
@@ -54,7 +54,7 @@ def test_a_new_list_takes_the_place_of_the_one_before(folder: Path) -> None:
     assert stacks.read(7) is None
     own = stacks.fresh(7)
     own.write_bytes(b"x" * 10)
-    merged = StackedPart(stacks.name_of(own), 0, 10, 5, 1)
+    merged = StackedPart(stacks.name_of(own), 0, 10, 5, 1, 1)
     assert stacks.switch(7, None, Stack(at(1), (merged,)))
     assert stacks.switch(7, Stack(at(1), (merged,)), Stack(at(2), (merged, part(2))))
     assert own.exists()

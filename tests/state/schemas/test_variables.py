@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
 from hypothesis import given
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.nested_keys import encode_nested_keys
 from riffle_spark.state.formats.part_codec import DELETED
+from riffle_spark.state.schemas import variables
+from riffle_spark.state.schemas.history import History
 from riffle_spark.state.schemas.variable_kinds import (
     DUE,
     INDEX,
     TIMER,
     VARIABLE,
+    Kind,
     Variable,
     encoded_keys,
     id_of_key,
@@ -161,8 +166,9 @@ def test_a_part_lies_as_documented() -> None:
 def test_a_schema_is_sent_to_other_processes() -> None:
     """It comes back equal, and with what it compiled left behind."""
     assert SCHEMA.names[-1] == TIMER
-    back = pickle.loads(pickle.dumps(SCHEMA))
-    assert back == SCHEMA
+    schema = replace(SCHEMA, history=History((3,), ((("one",), 3),)))
+    back = pickle.loads(pickle.dumps(schema))
+    assert back == schema
     assert back.names == SCHEMA.names
 
 
@@ -183,6 +189,41 @@ def test_schemas_that_cannot_be_stored_are_refused(key: list[pa.Field], variable
     """Names that are there twice, too many variables, no fields, and types that state or a key cannot be of."""
     with pytest.raises(ConfigError, match=says):
         VariableColumns("s", pa.schema(key), tuple(variables))
+
+
+@pytest.mark.parametrize("key", [None, VALUE], ids=["value", "map"])
+def test_what_holds_nothing_holds_nothing_with_other_fields(key: pa.Schema | None) -> None:
+    """Rows that only delete hold no struct, and get none where fields have changed or one is not known."""
+    kind: Kind = "value" if key is None else "map"
+    before = Variable("v", kind, pa.schema([("n", pa.int32()), ("m", pa.int32())]), key)
+    value: dict[str, object] = {"n": 1, "m": 2}
+    written = pa.array([value if key is None else {"key": {"n": 5}, "value": value}, None], before.type)
+    now = Variable("v", kind, pa.schema([("m", pa.int64()), ("n", pa.int64())]), key)
+    for structs, m in ((written, 2), (before.without(written, {"m"}), None)):
+        found, nothing = now.fitted(structs).to_pylist()
+        assert nothing is None
+        assert (found if key is None else found["value"]) == {"m": m, "n": 1}
+
+
+def test_a_map_that_was_written_as_another_kind_is_refused() -> None:
+    """What became of older parts no history says of: roots of before may have such."""
+    before = Variable("v", "value", VALUE)
+    with pytest.raises(CorruptStateError, match="written as struct"):
+        Variable("v", "map", VALUE, VALUE).fitted(pa.array([{"n": 1}], before.type))
+
+
+def test_many_bytes_are_sorted_some_key_groups_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow takes no more than 2 GiB of text at once; the parts are the same."""
+    rows: list[dict[str, object]] = [
+        {"k": f"{kg}{n}", VARIABLE: name, "__state_one": {"n": n} if name == "one" else None, DUE: n if n % 2 else None}
+        for kg in range(5) for n in range(kg * 3) for name in ("one", TIMER)
+    ]  # fmt: skip
+    key_groups = np.array([int(str(row["k"])[0]) for row in rows], np.int32)
+    at_once = SCHEMA.sealed_by_group(table_of(SCHEMA, rows), key_groups)
+    monkeypatch.setattr(variables, "_SORTED_BYTES", 500)  # else it takes gigabytes
+    by_group = SCHEMA.sealed_by_group(table_of(SCHEMA, rows), key_groups)
+    assert by_group.column(0).num_chunks > 1
+    assert by_group.equals(at_once)
 
 
 def test_rows_of_variables_that_are_gone_are_left_out() -> None:

@@ -1,0 +1,300 @@
+"""A column or variable that leaves the declaration and comes back begins empty, whatever copies and objects still hold.
+
+Queries are started again with drawn declarations, rolled back, and lose their copies; a dictionary says what is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import rollback, transform_with_state
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.operator import Operator, operator_of
+from tests.kit.simulated.world import ROWS, Crash, World, rows_of
+
+KEYS = ("a", "b", "c", "d", "e")
+TYPES = {"long": pa.int64(), "string": pa.string()}
+FIELDS = {"value long": 1, "two long": 2}
+"""Kinds that may become each other."""
+KINDS = ("value long", "value string", "list long", "map long", "map string", "two long")
+Declared = Mapping[str, str]
+"""What is declared: names, and a type or kind of each."""
+
+PADDING = "x" * 12_000
+"""Some rows of these, and stacks are merged."""
+PAD = pa.field("pad", pa.string())
+COLUMNS_OUT = pa.schema([("k", pa.string()), ("seen", pa.string())])
+
+
+def of_type(kind: str, value: int) -> int | str:
+    """Return a value as one of a column's type."""
+    return str(value) if kind.endswith("string") else value
+
+
+def columns(declared: Declared) -> Operator:
+    """Return an operator that tells what it finds of each key in the declared columns, and writes each row's value into
+    all of them unless it is negative.
+    """
+    state = pa.schema([*((name, TYPES[kind]) for name, kind in declared.items()), PAD])
+
+    def keep(rows: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
+        found = {row["k"]: row for row in old.to_pylist()}
+        told = [
+            {"k": key, "seen": json.dumps({name: found.get(key, {}).get(name) for name in sorted(declared)})}
+            for key in rows["k"].to_pylist()
+        ]
+        written = [
+            {"k": row["k"], "pad": PADDING, **{n: of_type(k, row["v"]) for n, k in declared.items()}}
+            for row in rows.to_pylist()
+            if row["v"] >= 0
+        ]
+        stored = pa.schema([ROWS.field("k"), *state])
+        return pa.Table.from_pylist(told, COLUMNS_OUT), pa.Table.from_pylist(written, stored)
+
+    return operator_of("kept", ["k"], arrow_function(keep, state=state, output=COLUMNS_OUT), (), ROWS)
+
+
+class Keeping(StatefulProcessor):
+    """Does the same with variables; of a variable of two fields one is written alone, by what else is declared."""
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = dict(declared)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare."""
+        self.states: dict[str, Any] = {}
+        for name, kind in self.declared.items():
+            what, kept = kind.split()
+            if what == "list":
+                self.states[name] = handle.getListState(name, f"n {kept}")
+            elif what == "map":
+                self.states[name] = handle.getMapState(name, f"at {kept}", "n long")
+            else:
+                fields = f"n {kept}, m {kept}" if what == "two" else f"n {kept}"
+                self.states[name] = handle.getValueState(name, fields)
+        self.pad = handle.getListState("pad", "n string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], _times: Any) -> Iterator[Row]:
+        """Tell, then write."""
+        (row,) = rows
+        yield Row(k=key[0], seen=json.dumps({name: self.seen(name) for name in sorted(self.declared)}))
+        if row.v >= 0:
+            self.pad.put([(PADDING,)])
+            for name, kind in self.declared.items():
+                self.write(name, kind, row.v)
+
+    def seen(self, name: str) -> object:
+        """Return what a variable holds."""
+        state, (what, _) = self.states[name], self.declared[name].split()
+        if what == "list":
+            return [row[0] for row in state.get()] or None
+        if what == "map":
+            return sorted([key[0], value[0]] for key, value in state.iterator()) or None
+        found = state.get()
+        return None if found is None else list(found)
+
+    def write(self, name: str, kind: str, value: int) -> None:
+        """Write a value."""
+        state, what = self.states[name], kind.split(maxsplit=1)[0]
+        if what == "list":
+            state.put([(value,)])
+        elif what == "map":
+            state.clear()
+            state.updateValue((of_type(kind, value),), (value,))
+        else:
+            state.update((of_type(kind, value),) * (2 if what == "two" else 1))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def held(kind: str, value: int) -> object:
+    """Return what a variable shows after a value was written."""
+    what, kept = kind.split(maxsplit=1)[0], of_type(kind, value)
+    return {"list": [value], "map": [[kept, value]], "two": [kept, kept]}.get(what, [kept])
+
+
+def carried(kind: str, before: object) -> object:
+    """Return what a variable shows that was written with or without its second field, and goes on with one or none."""
+    if isinstance(before, list) and kind in FIELDS:
+        return [*before, None][: FIELDS[kind]]
+    return before
+
+
+def variables(declared: Declared) -> Operator:
+    """Return an operator of the processor."""
+    given = transform_with_state(Keeping(declared), key="k", output="k string, seen string", store="kept")
+    return operator_of("kept", ["k"], given.compute, (), ROWS)
+
+
+@dataclass
+class Walk:
+    """One query's life, and what is to be kept after each batch."""
+
+    folder: Path
+    of_variables: bool
+    version: int = -1
+    declared: Declared = field(default_factory=dict)
+    model: dict[str, dict[str, object]] = field(default_factory=dict)
+    history: dict[int, tuple[Declared, dict[str, dict[str, object]]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world = World(
+            self.folder, operators=[self.operator()], key_groups=2, retained_versions=100, snapshot_chain_links=2,
+            snapshot_chain_share=1e9,
+        )  # fmt: skip
+
+    def operator(self) -> Operator:
+        """Return the operator of what is declared."""
+        return variables(self.declared) if self.of_variables else columns(self.declared)
+
+    def declare(self, declared: Declared) -> None:
+        """Start the query again with other names; one that was there in the newest batch keeps its type."""
+        known = self.history[self.version][0] if self.version >= 0 else {}
+        self.declared = {
+            name: kind if {kind, known.get(name, kind)} <= FIELDS.keys() else known.get(name, kind)
+            for name, kind in declared.items()
+        }
+        self.world.operators = [self.operator()]
+        self.world.start()
+
+    def crash(self, declared: Declared) -> None:
+        """Have a query with other names die in its first batch, before the commit."""
+        before = self.declared
+        self.declare(declared)
+        self.world.crash_at = "after seal"
+        with pytest.raises(Crash):
+            self.world.batch(self.version + 1, rows_of(*((key, 1_000_000, 0) for key in KEYS)))
+        self.declare(before)
+
+    def batch(self, keys: frozenset[str], value: int) -> None:
+        """Run a batch that writes some keys and reads all, and compare."""
+        kinds = self.declared.items()
+        self.model = {key: {n: carried(kind, of.get(n)) for n, kind in kinds} for key, of in self.model.items()}
+        self.version += 1
+        self.world.batch(self.version, rows_of(*((key, value if key in keys else -1, 0) for key in KEYS)))
+        last = list(self.world.sinks["kept"].by_id.values())[-1].to_pylist()
+        nothing = dict.fromkeys(self.declared)
+        seen = {row["k"]: json.loads(row["seen"]) for row in last}
+        assert seen == {key: self.model.get(key, nothing) for key in KEYS}
+        show = held if self.of_variables else of_type
+        for key in keys:
+            self.model[key] = {name: show(kind, value) for name, kind in self.declared.items()}
+        self.history[self.version] = self.declared, {key: dict(of) for key, of in self.model.items()}
+
+    def lose(self) -> None:
+        """Lose all copies."""
+        for executor in self.world.cluster.executors():
+            self.world.cluster.lose(executor.id, disk=True)
+            self.world.cluster.add(f"{executor.id}x")
+
+    def back(self, by: int) -> None:
+        """Go back some batches, and go on with what was declared then."""
+        if self.version < by:
+            return
+        self.version -= by
+        checkpoint = self.folder / uuid.uuid4().hex
+        for name in ("offsets", "commits"):
+            (checkpoint / name).mkdir(parents=True)
+        (checkpoint / "metadata").write_text(json.dumps({"id": "query"}))
+        rollback(self.world.home.root, self.version, str(checkpoint), execute=True)
+        declared, model = self.history[self.version]
+        self.model = {key: dict(of) for key, of in model.items()}
+        self.declared = declared
+        self.declare(declared)
+
+
+KINDS_DRAWN = st.lists(st.integers(0, 5), min_size=2, max_size=2)
+NAMES = st.sampled_from((("x", "y"), ("x",), ("y",), ()))
+PHASES = st.lists(
+    st.tuples(
+        NAMES,
+        KINDS_DRAWN,
+        st.lists(st.frozensets(st.sampled_from(KEYS), max_size=2), max_size=6),
+        st.sampled_from(("go on", "go on", "lose", "crash", "back")),
+        st.integers(0, 1),
+    ),
+    min_size=3,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("kinds", [tuple(TYPES), KINDS, tuple(FIELDS)], ids=["columns", "variables", "fields"])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(first=KINDS_DRAWN, phases=PHASES)
+def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
+    """Whatever was merged, lost, rolled back or given up meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        walk = Walk(Path(folder), of_variables=" " in kinds[0])
+        for names, drawn, batches, then, extra in [(("x", "y"), first, [frozenset(KEYS)] * 5, "go on", 0), *phases]:
+            declared = {name: kinds[at % len(kinds)] for name, at in zip(names, drawn, strict=False)}
+            if then == "crash":
+                walk.crash(declared)
+            else:
+                walk.declare(declared)
+            for keys in batches:
+                walk.batch(keys, walk.version + 1)
+            if then == "lose":
+                walk.lose()
+            elif then == "back":
+                walk.back(len(batches) + extra)
+                walk.batch(frozenset(), 0)
+        walk.batch(frozenset(), 0)
+
+
+@pytest.mark.parametrize("of_variables", [False, True], ids=["columns", "variables"])
+def test_a_snapshot_gives_nothing_to_a_name_that_came_later(of_variables: bool, tmp_path: Path) -> None:
+    """It was taken when another one had that name, and is fetched by a query that knows only the new one."""
+    kind = "value long" if of_variables else "long"
+    walk = Walk(tmp_path, of_variables)
+    walk.declare({"x": kind, "y": kind})
+    for _ in range(6):
+        walk.batch(frozenset(KEYS), walk.version + 1)
+    assert all(entry.snapshot for entry in walk.world.log().manifest.entries.values())
+    walk.declare({"y": kind})
+    walk.batch(frozenset(), 0)
+    walk.lose()
+    walk.declare({"x": kind, "y": kind})
+    walk.batch(frozenset(), 0)
+    assert walk.model["a"] == {"x": None, "y": [5] if of_variables else 5}
+
+
+@pytest.mark.parametrize("of_variables", [False, True], ids=["columns", "variables"])
+def test_upkeep_of_a_driver_that_is_gone_takes_no_snapshot_of_what_a_newer_one_wrote(
+    of_variables: bool, tmp_path: Path
+) -> None:
+    """It does not know the newer declaration: what it merged would lack the new names, and become the truth."""
+    kind = "value long" if of_variables else "long"
+    walk = Walk(tmp_path, of_variables)
+    walk.declare({"y": kind})
+    cluster, late = walk.world.cluster, []
+    upkeep = cluster.upkeep
+    cluster.upkeep = lambda orders: late.append(orders) or []  # type: ignore[method-assign,func-returns-value]
+    for _ in range(6):
+        walk.batch(frozenset(KEYS), walk.version + 1)
+    orders = late[-1]
+    assert any(order.snapshots for order in orders.values())
+    walk.declare({"x": kind, "y": kind})
+    walk.batch(frozenset(KEYS), walk.version + 1)
+    walk.batch(frozenset(), 0)
+    receipts = upkeep(orders)
+    assert all(snapshot.head.epoch == 1 for receipt in receipts for *_, snapshot in receipt.taken)
+    assert "a newer driver" in str([receipt.errors for receipt in receipts])
+    cluster.upkeep = upkeep  # type: ignore[method-assign]
+    for _ in range(4):
+        walk.batch(frozenset(), 0)
+    walk.lose()
+    walk.batch(frozenset(), 0)
