@@ -84,11 +84,13 @@ def _run(text: str, given: Computation, answer: pa.Schema, tell: Tell, slot: int
 def _beside(work: Callable[[], None]) -> None:
     """Do some work once the answer is under way, while Spark does its own: between batches slots have nothing to do.
 
-    The worker may end before. Its process takes the next task meanwhile, and neither waits for the other.
+    The worker may end before. Its process takes the next task meanwhile, and neither waits for the other. The work is
+    left out where no more threads can be started: the answer counts.
     """
     timer = threading.Timer(_ANSWER_SECONDS, work)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):
+        timer.start()
 
 
 def _leave_worker(kind: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,6 +34,30 @@ def test_a_worker_that_has_answered_acknowledges_at_once() -> None:
             assert ours.getsockopt(*QUICK) == 0
             worker(ours)
             wait_for(lambda: ours.getsockopt(*QUICK) != 0, "it acknowledges at once")
+
+
+def test_it_does_so_after_its_answer() -> None:
+    """The system takes it back with each answer to what has just come."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        with theirs:
+            for _ in range(5):
+                theirs.sendall(b"rows")
+                ours.recv(4)
+                worker(ours)
+                ours.sendall(b"answer")
+            time.sleep(5 * task._ANSWER_SECONDS)
+            assert ours.getsockopt(*QUICK) != 0
+
+
+def test_an_answer_counts_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be done beside is left out."""
+
+    def refusing(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    task._beside(lambda: pytest.fail("it was done"))
 
 
 @pytest.mark.spark
