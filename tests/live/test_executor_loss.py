@@ -16,8 +16,10 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, arrow_function
+from riffle_spark.errors import Misplaced
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import configured
+from riffle_spark.spark.engine.tagged_jobs import Losses, _Watch
 from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -26,6 +28,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers ca
 MASTER = "local-cluster[2,1,600]"
 KEYS = 40
 WAITS = ["spark.locality.wait.process", "spark.locality.wait.node", "spark.locality.wait.rack"]
+TAGS = "spark.job.tags"
+NOBODY = frozenset({"nobody"})
+"""Who has gone."""
 COUNTED = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
 
 
@@ -146,3 +151,53 @@ def test_no_batch_waits_for_the_dead(spark: SparkSession, job: StatefulJob, kept
     assert (report.runs, killed[0] in report.owners) == (2, False)
     assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
     assert [len(rows) for rows in kept.deliveries.values()] == [KEYS] * 2
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_the_last_run_is_given_up_for_nobody(spark: SparkSession, runs: int) -> None:
+    """A batch that may run once alone fails with its own error, and is not told of who has gone."""
+
+    def failing() -> None:
+        with Losses(spark, runs).watched(NOBODY):
+            time.sleep(1)
+            raise ArithmeticError("the batch's own")
+
+    with pytest.raises(Misplaced if runs > 1 else ArithmeticError):
+        failing()
+
+
+def compute(spark: SparkSession, seconds: float) -> None:
+    """Run a task that takes so long."""
+    spark.range(0, 1, 1, 1).selectExpr(f"java_method('java.lang.Thread', 'sleep', {int(seconds * 1000)}L)").collect()
+
+
+def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession) -> None:
+    """Somebody has gone, and another's slot takes long: that is not thrown away. What fails later is no loss, and no
+    job after the block bears the tag.
+    """
+    inventory.await_executors(spark, settings_in(Path()), expected=2)
+    compute(spark, 0)  # What is new takes longer to begin.
+    watch = _Watch(spark, NOBODY)
+    watch.gave_up = True  # as if jobs that waited had run on, whatever was cancelled
+    with watch.watched():
+        assert spark.sparkContext.getLocalProperty(TAGS) == watch._tag
+        compute(spark, 1.5)
+        assert watch.gone == NOBODY
+        assert not watch.gave_up
+    assert not spark.sparkContext.getLocalProperty(TAGS)
+
+
+def test_a_look_that_fails_is_not_the_last(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that did not answer once is asked again."""
+    connected, asked = inventory.connected, list[SparkSession]()
+
+    def failing_once(of: SparkSession) -> frozenset[str]:
+        asked.append(of)
+        if len(asked) == 1:
+            raise RuntimeError("no answer")
+        return connected(of)
+
+    monkeypatch.setattr(inventory, "connected", failing_once)
+    watch = _Watch(spark, NOBODY)
+    with watch.watched():
+        wait_for(lambda: watch.gave_up, "nothing runs, and somebody has gone")

@@ -4,7 +4,8 @@ looks that comes from there. With ``inventory`` and ``placed`` all of Spark's th
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +17,7 @@ __all__ = [
     "NoJvm",
     "Py4JJavaError",
     "SinkPlan",
+    "active",
     "cogrouped",
     "configured",
     "context",
@@ -33,6 +35,7 @@ __all__ = [
     "selected",
     "sent_files",
     "session",
+    "shortened",
 ]
 
 
@@ -83,6 +86,18 @@ def session(spark: SparkSession) -> Any:
     return spark._jsparkSession
 
 
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Have the plans that this thread makes in the block be of a session: another thread of the user's has none."""
+    sessions = looked_up(context(spark)._jvm, "org.apache.spark.sql.classic.SparkSession")
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session(spark))
+    try:
+        yield
+    finally:
+        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
+
+
 def configured(spark: SparkSession, settings: Mapping[str, str | None]) -> dict[str, str | None]:
     """Set what Spark's scheduler asks its configuration for at each stage, and return how it was; ``None``: not set."""
     conf = context(spark)._jsc.sc().conf()
@@ -90,6 +105,13 @@ def configured(spark: SparkSession, settings: Mapping[str, str | None]) -> dict[
     for name, value in settings.items():
         conf.remove(name) if value is None else conf.set(name, value)
     return before
+
+
+def shortened(spark: SparkSession, waits: Mapping[str, int]) -> dict[str, str | None]:
+    """Set which of Spark's waits are longer than so many ms, and return how these were, as ``configured`` does."""
+    conf = context(spark)._jsc.sc().conf()
+    usual = conf.get("spark.locality.wait", "3s")
+    return configured(spark, {name: str(ms) for name, ms in waits.items() if conf.getTimeAsMs(name, usual) > ms})
 
 
 def sent_files(spark: SparkSession) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ batch after a loss waits for no planner. What sorts rows by slot is left out: a 
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
@@ -35,7 +35,10 @@ _PLANS = "org.apache.spark.sql.catalyst.plans"
 _ROWS = "LogicalRDD"
 _BYTES_MOST = 1 << 20
 """PySpark broadcasts larger functions."""
+_TRIES = 3
+"""So many batches in a row may fail with a plan that is kept, until none is kept any more."""
 _logger = logging.getLogger("riffle_spark")
+T = TypeVar("T")
 
 
 class PlanFrame(NamedTuple):
@@ -59,45 +62,53 @@ class KeptPlans:
     """The plans of a job's operators by name, each as long as what it was made of is the same."""
 
     def __init__(self) -> None:
-        self._plans: dict[str, tuple[object, _KeptPlan | None]] = {}
-        self._sized: dict[str, tuple[str, SinkPlan]] = {}
+        self._plans: dict[str, tuple[object, _KeptPlan | None, int]] = {}
+        self._sized: dict[str, tuple[object, SinkPlan]] = {}
 
     def planned(
         self, name: str, made_of: object, slots: PlacedSlots, batch: DataFrame, function: object,
         answer: StructType, plainly: Callable[[], PlanFrame],
     ) -> PlanFrame:  # fmt: skip
-        """Return a batch's answers: by the plan that is kept, or else ``plainly``, whose plan is kept if it can be."""
-        before, plan = self._plans.get(name, (None, None))
-        if before == made_of and plan is not None:
-            try:
-                return plan.planned(slots, batch, function, answer)
-            except Exception as error:  # noqa: BLE001 - whatever a JVM may raise; what is wrong is raised below
-                _logger.debug("the slots of %s are planned anew: %s", name, error)
+        """Return a batch's answers: by the plan that is kept, or else ``plainly``, whose plan is kept if it can be. A
+        batch of another form leaves what is kept to those after it.
+        """
+        before, plan, left = self._plans.get(name, (None, None, 0))
+        if before != made_of:
+            plan, left = None, _TRIES
+        rows = _tried(name, lambda: _rows_of(batch)) if left else None
+        if rows is None:
+            return plainly()
+        found = None if plan is None else _tried(name, lambda: plan.planned(slots, batch, rows, function, answer))
+        if found is not None:
+            self._plans[name] = made_of, plan, _TRIES
+            return found
         made = plainly()
-        self._plans[name] = (made_of, None if before == made_of else _kept(slots, batch, made.frame))
+        self._plans[name] = made_of, _tried(name, lambda: _KeptPlan(slots, made.frame)), left - 1
         return made
 
-    def sized(self, name: str, query: str) -> SinkPlan:
-        """Return the plan of what an operator's sink gets, which a query says."""
-        if self._sized.get(name, ("",))[0] != query:
-            self._sized[name] = query, SinkPlan(query)
+    def sized(self, name: str, query: str, output: object) -> SinkPlan:
+        """Return the plan of what an operator's sink gets, which a query says, from rows of an output's types."""
+        if self._sized.get(name, ("",))[0] != (query, output):
+            self._sized[name] = (query, output), SinkPlan(query)
         return self._sized[name][1]
 
 
-def _kept(slots: PlacedSlots, batch: DataFrame, made: DataFrame) -> "_KeptPlan | None":
+def _tried(name: str, call: Callable[[], T]) -> T | None:
+    """Return what a call returns, or ``None`` where it fails otherwise than by an interruption."""
     try:
-        return _KeptPlan(slots, batch, made)
-    except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans only take longer to make without it
-        _logger.debug("the plan of slots is not kept: %s", error)
+        return call()
+    except Exception as error:  # whatever a JVM may raise: plans only take longer to make
+        if handles.is_interruption(error):
+            raise
+        _logger.debug("the slots of %s are planned anew: %s", name, error)
         return None
 
 
 class _KeptPlan:
     """One plan's nodes, and what those are made of that are made anew."""
 
-    def __init__(self, slots: PlacedSlots, batch: DataFrame, made: DataFrame) -> None:
-        """Take a frame of ``cogrouped`` apart. Raises ``LookupError`` if its plan or the batch is of another form."""
-        _rows_of(batch)
+    def __init__(self, slots: PlacedSlots, made: DataFrame) -> None:
+        """Take a frame of ``cogrouped`` apart. Raises ``LookupError`` if its plan is of another form."""
         top = made._jdf.queryExecution().executedPlan()
         call = _checked(top.initialPlan() if _kind(top) == _ADAPTIVE else top, _CALL)
         leaf, *above = [node for node in reversed(_down(call.right())) if _kind(node) != _SORT]
@@ -109,16 +120,20 @@ class _KeptPlan:
         self._output = call.output()
         self._udf, self._told = _parts_of(call.func())
         self._above = above
-        self._above = self._copied(self._slots.rdd())[1:]  # The nodes that ran keep their batch's shuffle.
-        self._move(slots)  # So that a loss looks no classes up, and finds no plan that takes no other layout.
+        with handles.active(self._spark):
+            self._above = self._copied(self._slots.rdd())[1:]  # The nodes that ran keep their batch's shuffle.
+            self._move(slots)  # So that a loss looks no classes up, and finds no plan that takes no other layout.
 
-    def planned(self, slots: PlacedSlots, batch: DataFrame, function: object, answer: StructType) -> PlanFrame:
-        """Return the answers to a batch. Raises ``LookupError`` if batch or function are of another form."""
-        if slots.frame is not self._placed.frame:
-            self._move(slots)
-        nodes = self._copied(_rows_of(batch))
-        told = self._function(function, answer), self._output, self._slots, nodes[-1]
-        rdd = self._node(f"python.{_CALL}", *self._groups, *told).execute()
+    def planned(
+        self, slots: PlacedSlots, batch: DataFrame, rows: Any, function: object, answer: StructType
+    ) -> PlanFrame:
+        """Return the answers to a batch of these rows. Raises ``LookupError`` if the function is of another form."""
+        with handles.active(batch.sparkSession):
+            if slots.frame is not self._placed.frame:
+                self._move(slots)
+            nodes = self._copied(rows)
+            told = self._function(function, answer), self._output, self._slots, nodes[-1]
+            rdd = self._node(f"python.{_CALL}", *self._groups, *told).execute()
         session, counting = handles.session(batch.sparkSession), nodes[self._counting]
         jvm = handles.context(batch.sparkSession)._jvm
         plan = handles.logical_rdd(jvm, self._output, rdd, self._partitioning, session)
@@ -134,25 +149,26 @@ class _KeptPlan:
         output, _, name, _, *others = _elements(self._slots)
         leaf = self._node(_LEAF, output, placed.rdd(), name, placed.outputPartitioning(), *others)
         above = list(self._above)
+        computes, column = _slot_in(above)
+        columns = above[computes].projectList()
+        by = handles.scala_seq(handles.context(self._spark)._jvm, [columns.apply(column).toAttribute()])
         at = [_kind(node) for node in above].index(_EXCHANGE)
-        partitioning, *others = _elements(above[at])
-        partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(partitioning.expressions(), slots.parts)
+        _, *others = _elements(above[at])  # By the slot, too, where one slot needs no column to be found.
+        partitioning = self._class(f"{_PLANS}.physical.HashPartitioning")(by, slots.parts)
         above[at] = self._node(f"exchange.{_EXCHANGE}", partitioning, *others)
-        above[0] = self._node(_PROJECTION, self._looked_up(above[0], slots.numbers()), above[0].child())
+        columns = columns.updated(column, self._looked_up(columns.apply(column), slots.numbers()))
+        above[computes] = self._node(_PROJECTION, columns, above[computes].child())
         self._slots, self._partitioning, self._above, self._placed = leaf, placed.outputPartitioning(), above, slots
 
-    def _looked_up(self, projection: Any, numbers: str) -> Any:
-        """Return what a projection computes, with the slot looked up among other numbers."""
-        columns = _checked(projection, _PROJECTION).projectList()
-        at = [columns.apply(at).name() for at in range(columns.size())].index(SLOT)
-        column = columns.apply(at)
+    def _looked_up(self, column: Any, numbers: str) -> Any:
+        """Return the column of slots, looked up among other numbers."""
         look_up = _checked(_checked(column, "Alias").child(), "ElementAt")
         ints = self._class("java.lang.Class").forName("[I")
         array = self._class("com.fasterxml.jackson.databind.ObjectMapper")().readValue(numbers, ints)
         array = self._class(f"{_EXPRESSIONS}.UnsafeArrayData").fromPrimitiveArray(array)
         literal = self._class(f"{_EXPRESSIONS}.Literal")(array, look_up.left().dataType())
         look_up = look_up.withNewChildrenInternal(literal, look_up.right())
-        return columns.updated(at, column.withNewChildInternal(look_up))
+        return column.withNewChildInternal(look_up)
 
     def _node(self, name: str, *given: Any) -> Any:
         return self._class(f"{_EXECUTION}.{name}")(*given)
@@ -178,9 +194,11 @@ class _KeptPlan:
 
 
 def _rows_of(batch: DataFrame) -> Any:
-    """Return the RDD that a batch is, as a query hands it over. Raises ``LookupError`` if it is more than that."""
+    """Return the RDD that a batch is, as a query hands it over. Raises ``LookupError`` if it is more than that, or if
+    a user has cached it: who reads the RDD reads past the cache.
+    """
     plan = batch._jdf.queryExecution().analyzed()
-    if plan.nodeName() != _ROWS:
+    if plan.nodeName() != _ROWS or batch._jdf.storageLevel().isValid():
         raise LookupError(f"the batch is no {_ROWS}")
     return plan.rdd()
 
@@ -204,6 +222,16 @@ def _down(node: Any) -> list[Any]:
 def _elements(node: Any) -> list[Any]:
     """Return what a node was made of, in the order in which it is made."""
     return [node.productElement(at) for at in range(node.productArity())]
+
+
+def _slot_in(nodes: list[Any]) -> tuple[int, int]:
+    """Return which of the nodes computes the slot, and as which of its columns."""
+    for at, node in enumerate(nodes):
+        columns = node.projectList() if _kind(node) == _PROJECTION else None
+        names = [] if columns is None else [columns.apply(column).name() for column in range(columns.size())]
+        if SLOT in names:
+            return at, names.index(SLOT)
+    raise LookupError("no node computes the slot")
 
 
 def _checked(node: Any, kind: str) -> Any:

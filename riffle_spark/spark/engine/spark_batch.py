@@ -157,7 +157,7 @@ class SparkWork:
         attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
         output = self._operators[store].declared.output
         query = " ".join(["select", ", ".join(_columns(output)), "from r where", _IS_OURS])
-        return self._results[store].rows(attempts, output, self._frames.plans.sized(store, query))
+        return self._results[store].rows(attempts, output, self._frames.plans.sized(store, query, output))
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""

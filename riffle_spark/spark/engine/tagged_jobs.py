@@ -33,7 +33,9 @@ _LOSS_LOOK_SECONDS = 0.2
 _IDLE_LOOKS = 2
 """Between two stages nothing runs for a moment."""
 _GIVEN_UP_SECONDS = 10.0
-_SHORT_WAITS = {"spark.locality.wait.process": "1s", "spark.locality.wait.node": "0", "spark.locality.wait.rack": "0"}
+_SHORT_WAITS_MS = {
+    "spark.locality.wait.process": 1000, "spark.locality.wait.node": 0, "spark.locality.wait.rack": 0,
+}  # fmt: skip
 """As long as a piece of upkeep may keep the one core of an executor that lives."""
 _hurrying = threading.Lock()
 _before: list[dict[str, str | None]] = []
@@ -195,7 +197,7 @@ class Losses:
             yield
             return
         with _hurrying:
-            _before.append(handles.configured(self._spark, _SHORT_WAITS))
+            _before.append(handles.shortened(self._spark, _SHORT_WAITS_MS))
         try:
             yield
         finally:
@@ -223,11 +225,11 @@ class _Watch:
     def _look(self) -> None:
         """Look until the jobs have ended, or have waited long enough for who has gone; then cancel them."""
         until, idle = time.monotonic() + _GIVEN_UP_SECONDS, 0
-        with suppress(Exception):  # whatever a JVM may raise: Spark goes on by itself
-            while not self._ended.wait(_LOSS_LOOK_SECONDS / (1 + idle)) and time.monotonic() < until:
+        while not self._ended.wait(_LOSS_LOOK_SECONDS / (1 + idle)) and time.monotonic() < until:
+            with suppress(Exception):  # whatever a JVM may raise: the next look may tell
                 self.gone = self._executors - inventory.connected(self._spark)
                 waits = bool(self.gone) and not handles.running_seconds(self._spark, self._tag)
                 idle = idle + 1 if waits else 0
-                if idle >= _IDLE_LOOKS:
-                    self.gave_up = True
+                self.gave_up = idle >= _IDLE_LOOKS  # Not where the jobs run on: what fails them later is their own.
+                if self.gave_up:
                     handles.context(self._spark).cancelJobsWithTag(self._tag)

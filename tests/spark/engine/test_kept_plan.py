@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
+from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, sum_
 from riffle_spark.spark.engine import kept_plan
 from tests.kit.streams.streaming import Kept, settings_in
 
@@ -97,3 +99,93 @@ def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path,
     assert len(reused) == 4
     assert [report.rows for report in job.reports] == [5, 6, 7, 8, 9]
     assert rows.latest("k")[0] == {"rows": 5, "total": 10}
+
+
+def test_a_plan_that_was_made_on_one_slot_is_kept_for_more(
+    spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
+) -> None:
+    """Where all rows go to one slot Spark asks no column where: with another slot they are told apart."""
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(4):
+        if number == 1:
+            job.remove_worker()
+        if number == 3:
+            job.add_worker()
+        job(rows_of(spark, number, SCHEMA if number else "v long, k long"), number)
+    assert [report.slots for report in job.reports] == [2, 1, 1, 2]
+    assert len(reused) == 2
+    assert rows.latest("k")[1] == {"rows": 3, "total": 6}
+
+
+def test_a_plan_of_rows_by_partition_is_kept_as_long_as_the_partitions(
+    spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
+) -> None:
+    """The slot is looked up by shards that the plan knows: with another partition it is another plan."""
+    rows = Kept()
+    job = job_in(tmp_path, rows, dispatch="partition")
+    for number in range(4):
+        partitions = 2 + number // 2
+        given = [(k, 1, "events", k % partitions) for k in range(12)]
+        job(spark.createDataFrame(given, f"{SCHEMA}, topic string, partition int"), number)
+    assert [report.rows for report in job.reports] == [12] * 4
+    assert len(reused) == 2
+
+
+def totals(rows: Kept) -> dict[object, Any]:
+    """Return each key's newest total."""
+    return {k: values["total"] for k, values in rows.latest("k").items()}
+
+
+def nanoseconds(spark: SparkSession) -> DataFrame:
+    """Return rows that are others each time they are computed."""
+    made = spark.range(4).selectExpr("id k", "cast(java_method('java.lang.System', 'nanoTime') as long) v")
+    rows = made._jdf.queryExecution().toRdd()
+    return DataFrame(spark._jsparkSession.internalCreateDataFrame(rows, made._jdf.schema(), False), spark)
+
+
+def test_what_is_cached_is_read_from_there_and_the_plan_waits(
+    spark: SparkSession, tmp_path: Path, reused: list[DataFrame]
+) -> None:
+    """A user who caches every other batch gets what he saw of it, and the others are planned no more."""
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(5):
+        batch, seen = nanoseconds(spark), totals(rows)
+        if number % 2:
+            batch.collect()  # Spark looks for what is cached once a frame, and may have done so before.
+            batch.persist()
+            seen = {row.k: row.v + seen[row.k] for row in batch.select("k", "v").collect()}
+        job(batch, number)
+        if number % 2:
+            assert totals(rows) == seen
+            batch.unpersist()
+    assert len(reused) == 2
+
+
+def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
+    """Spark knows of no session there, and knows of none afterwards."""
+    job = job_in(tmp_path, Kept())
+    assert spark._jvm is not None
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+
+    def called(number: int) -> None:
+        job(rows_of(spark, number), number)
+        sessions.clearActiveSession()
+        job(rows_of(spark, number + 1), number + 1)
+
+    for number in (0, 2):
+        thread = threading.Thread(target=called, args=(number,))
+        thread.start()
+        thread.join()
+    job(rows_of(spark, 4), 4)
+    assert len(reused) == 4
+
+
+def test_a_sink_reads_an_output_that_has_become_wider(spark: SparkSession, tmp_path: Path) -> None:
+    """Its plan is one of types: rows of wider ones have another."""
+    rows = Kept()
+    job = Stateful("largest", "k", aggregate(largest=max_("v")), settings=settings_in(tmp_path)).into(rows)
+    for number, (kind, value) in enumerate([("int", 5), ("long", 1 << 40)]):
+        job(spark.createDataFrame([(1, value)], f"k long, v {kind}"), number)
+    assert rows.latest("k") == {1: {"largest": 1 << 40}}

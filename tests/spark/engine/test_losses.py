@@ -14,6 +14,7 @@ from riffle_spark.spark.engine.tagged_jobs import Losses
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 PROCESS, NODE = "spark.locality.wait.process", "spark.locality.wait.node"
+USUAL = "spark.locality.wait"
 
 
 @contextmanager
@@ -46,9 +47,9 @@ def test_two_queries_in_a_hurry_leave_sparks_waits_as_they_were(spark: SparkSess
         first, second = after_a_loss(spark)._hurried(), after_a_loss(spark)._hurried()
         first.__enter__()
         second.__enter__()
-        assert waits(spark) == ["1s", "0"]
+        assert waits(spark) == ["1000", "0"]
         first.__exit__(None, None, None)
-        assert waits(spark) == ["1s", "0"]
+        assert waits(spark) == ["1000", "0"]
         second.__exit__(None, None, None)
         assert waits(spark) == ["7s", None]
 
@@ -57,3 +58,15 @@ def test_nobody_hurries_without_a_loss(spark: SparkSession) -> None:
     """Spark waits as it was told to."""
     with with_waits(spark, "7s", "2s"), Losses(spark, runs=3)._hurried():
         assert waits(spark) == ["7s", "2s"]
+
+
+@pytest.mark.parametrize("usual", [{PROCESS: "0", NODE: None}, {USUAL: "0"}], ids=["a piece of upkeep", "anybody"])
+def test_nobody_who_hurries_waits_longer(spark: SparkSession, usual: dict[str, str | None]) -> None:
+    """Who has Spark wait for nobody has it wait for nobody after a loss, too."""
+    before = configured(spark, usual)
+    try:
+        with after_a_loss(spark)._hurried():
+            assert waits(spark)[0] == usual.get(PROCESS)
+        assert configured(spark, usual) == usual
+    finally:
+        configured(spark, before)
