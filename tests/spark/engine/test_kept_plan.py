@@ -169,17 +169,16 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
     assert spark._jvm is not None
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
 
-    def called(number: int) -> None:
-        job(rows_of(spark, number), number)
+    def called(number: int, batch: DataFrame) -> None:
         sessions.clearActiveSession()
-        job(rows_of(spark, number + 1), number + 1)
+        job(batch, number)
+        assert not sessions.getActiveSession().isDefined()
 
-    for number in (0, 2):
-        thread = threading.Thread(target=called, args=(number,))
+    for number in range(3):
+        thread = threading.Thread(target=called, args=(number, rows_of(spark, number)))
         thread.start()
         thread.join()
-    job(rows_of(spark, 4), 4)
-    assert len(reused) == 4
+    assert len(reused) == 2
 
 
 def test_a_sink_reads_an_output_that_has_become_wider(spark: SparkSession, tmp_path: Path) -> None:
