@@ -19,7 +19,7 @@ from riffle_spark import Stateful, StatefulJob, arrow_function
 from riffle_spark.errors import Misplaced
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import configured
-from riffle_spark.spark.engine.tagged_jobs import Losses, _Watch
+from riffle_spark.spark.engine.tagged_jobs import Losses, _Watch  # private: looked at while nobody dies
 from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -180,7 +180,7 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession) -> N
     watch = _Watch(spark, NOBODY)
     watch.gave_up = True  # as if jobs that waited had run on, whatever was cancelled
     with watch.watched():
-        assert spark.sparkContext.getLocalProperty(TAGS) == watch._tag
+        assert spark.sparkContext.getLocalProperty(TAGS) == watch._tag  # private: as above
         compute(spark, 1.5)
         assert watch.gone == NOBODY
         assert not watch.gave_up

@@ -10,6 +10,7 @@ batch after a loss waits for no planner. What sorts rows by slot is left out: a 
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark import cloudpickle
@@ -78,7 +79,13 @@ class KeptPlans:
         rows = _tried(name, lambda: _rows_of(batch)) if left else None
         if rows is None:
             return plainly()
-        found = None if plan is None else _tried(name, lambda: plan.planned(slots, batch, rows, function, answer))
+        found = None
+        if plan is not None:
+            again = partial(plan.planned, slots, batch, rows, function, answer)
+            found = _tried(name, again)
+            if found is None:  # A thread of the user's own has no session: asked for only now, as it costs calls.
+                with handles.active(batch.sparkSession):
+                    found = _tried(name, again)
         if found is not None:
             self._plans[name] = made_of, plan, _TRIES
             return found
@@ -128,12 +135,11 @@ class _KeptPlan:
         self, slots: PlacedSlots, batch: DataFrame, rows: Any, function: object, answer: StructType
     ) -> PlanFrame:
         """Return the answers to a batch of these rows. Raises ``LookupError`` if the function is of another form."""
-        with handles.active(batch.sparkSession):
-            if slots.frame is not self._placed.frame:
-                self._move(slots)
-            nodes = self._copied(rows)
-            told = self._function(function, answer), self._output, self._slots, nodes[-1]
-            rdd = self._node(f"python.{_CALL}", *self._groups, *told).execute()
+        if slots.frame is not self._placed.frame:
+            self._move(slots)
+        nodes = self._copied(rows)
+        told = self._function(function, answer), self._output, self._slots, nodes[-1]
+        rdd = self._node(f"python.{_CALL}", *self._groups, *told).execute()
         session, counting = handles.session(batch.sparkSession), nodes[self._counting]
         jvm = handles.context(batch.sparkSession)._jvm
         plan = handles.logical_rdd(jvm, self._output, rdd, self._partitioning, session)
