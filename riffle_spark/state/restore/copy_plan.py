@@ -19,7 +19,8 @@ needed.
 
 What is done about *beyond* differs with the caller. A slot, which computes from the entry, stops: its driver is fenced
 or its attempt late (``OutOfDate``). A standby stays where it is: the log it follows is further on than the order. A
-snapshot is taken of it as it is: a copy holds committed effects only.
+snapshot is taken of it as it is: a copy holds committed effects only. Of one that a newer driver has moved none is
+taken: what that declares the older one does not know.
 """
 
 from collections.abc import Callable
