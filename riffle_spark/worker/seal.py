@@ -73,7 +73,7 @@ def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str, du
     parts: list[Part] = []
     start = 0
     for key_group, table in tables:
-        data = part_codec.encode(table, due)
+        data = part_codec.encode(table, due, packed=True)
         timer_ms = changes.timers.get(key_group)
         parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)

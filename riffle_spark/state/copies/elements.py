@@ -29,6 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 _NO_IDS: Final[Ids] = np.empty(0, np.int64)
+_TAKEN_BYTES = 1 << 30
 _Number = TypeVar("_Number", bound=np.generic)
 
 
@@ -133,8 +134,9 @@ class ElementRows:
     ) -> npt.NDArray[_Number]:
         """Return the rows' numbers out of arrays of their runs, a default where a run has none."""
         found = np.full(len(self.picked), default)
-        for number, at in self._by_run(self.picked):
-            values = of_run(self._runs[number])
+        of_runs = [of_run(run) for run in self._runs]
+        for number, at in self._by_run(self.picked) if any(values is not None for values in of_runs) else ():
+            values = of_runs[number]
             if values is not None:
                 found[at] = values[self._places[number][self.picked[at] - self._starts[number]]]
         return found
@@ -149,8 +151,11 @@ class ElementRows:
 
     def newest(self) -> "ElementRows":
         """Return the newest row of each element, by owner and id, without those that are cleared."""
-        if len(self._runs) == 1:
+        if len(self._runs) < 2:
             return self
+        order = self._going_on()
+        if order is not None:
+            return self.only(order)
         order = np.lexsort((self._all_ids, self._all_owners))
         again = self._repeated(order)
         if len(again) and self._runs[0].is_map:
@@ -163,6 +168,19 @@ class ElementRows:
         counts = np.ones(len(order), dtype=np.bool_)
         counts[again] = False
         return self.only(order[counts & ~self._cleared(order)])
+
+    def _going_on(self) -> Indices | None:
+        """Return the rows by owner and id if newer runs only go on where older ones end, as lists that are appended to
+        do: then all of them count, and nothing need be sorted by its id.
+        """
+        if self._runs[0].is_map or not self._all_ids.any():
+            return None
+        edges = self._starts.tolist()
+        oldest_first = np.concatenate([np.arange(*edge) for edge in zip(edges[-2::-1], edges[:0:-1], strict=True)])
+        order = oldest_first[np.argsort(self._all_owners[oldest_first], kind="stable")]
+        owners, ids = self._all_owners[order], self._all_ids[order]
+        goes_on = (ids[1:] > ids[:-1]) | (owners[1:] != owners[:-1])
+        return order if goes_on.all() else None
 
     def _keys_of_map(self, rows: Indices) -> pa.Array:
         return encoded_keys(self._taken(structs_of, rows))
@@ -234,8 +252,16 @@ def _merged(schema: VariableColumns, number: int, runs: Sequence[ElementRun], *,
     columns |= {VARIABLE: schema.named(np.full(len(rows.picked), number)), ELEMENT: pa.array(rows.ids)}
     if name != TIMER:
         dues = rows.dues()
-        columns |= {schema.by_name[name].column: rows.column(structs_of), DUE: pa.array(dues, mask=dues == NO_DUE)}
+        columns |= {schema.by_name[name].column: _structs(runs, rows), DUE: pa.array(dues, mask=dues == NO_DUE)}
     return pa.table(columns if bottom else {**columns, DELETED: pa.array(deleted)})
+
+
+def _structs(runs: Sequence[ElementRun], rows: ElementRows) -> pa.StructArray:
+    """Return what rows hold, of whole runs: most of them count, so they are put together and taken at once."""
+    pieces = [structs_of(run) for run in runs]
+    if sum(piece.nbytes for piece in pieces) > _TAKEN_BYTES:
+        return rows.column(structs_of)
+    return pa.concat_arrays(pieces).take(pa.array(rows.picked))
 
 
 def owners_of(hashes: Hashes, keys: pa.Table) -> Hashes:

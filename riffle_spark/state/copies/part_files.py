@@ -107,6 +107,13 @@ class PartFiles:
             if file is not None:
                 file.checked.pop((part.start, part.length), None)
 
+    def forget(self, parts: Iterable[StackedPart]) -> None:
+        """Let go of the rows of parts that were merged: those that were packed take memory while their file stays."""
+        for part in parts:
+            file = _files.get(f"{self._folder}/{part.file}")
+            if file is not None:
+                file.opened.pop(part.start, None)
+
     def check(self, part: StackedPart) -> bool:
         """Read a part anew, whatever is known of it, and tell whether it has its checksum."""
         try:

@@ -125,8 +125,8 @@ class StackParts:
                 left -= self.merge_if_high(key_group, stack, _MERGED_SHARE / 2)
 
     def merge_if_high(self, key_group: int, stack: Stack, share: float = _MERGED_SHARE) -> int:
-        """Merge a stack, or the top of it, if what lies on the lowest part is more than this share of it, or of too
-        many parts; return how many bytes went into that.
+        """Merge a stack, or the top of it, if what lies on the lowest part is more than this share of it, twice that in
+        rows, or of too many parts; return how many bytes went into that.
         """
         at = _merged_from(stack.parts, share)
         if at is None:
@@ -142,6 +142,8 @@ class StackParts:
         part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replaced(key_group, parts, part) is None:
             self.discard([part])
+        else:
+            self._files.forget(parts)
         return data, table.num_rows
 
     def whole(self, key_group: int, stack: Stack) -> tuple[bytes, int]:
@@ -158,9 +160,11 @@ class StackParts:
 def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
     """Return from which part on a stack is to be merged: from the bottom where what lies above has grown, and else, of
     too many, those at the top that are of like size; ``None`` if it is fine.
+
+    What is packed takes more when it was merged. So rows count too, which bound what is unpacked in memory as well.
     """
     above = sum(part.length for part in parts[1:])
-    if above > max(_MERGED_BYTES_MIN, share * parts[0].length if parts else 0):
+    if above > _MERGED_BYTES_MIN and (above > share * parts[0].length or _rows(parts[1:]) > 2 * share * parts[0].rows):
         return 0
     if len(parts) <= _PARTS_MOST:
         return None
@@ -168,7 +172,11 @@ def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
     while at > 1 and parts[at - 1].length <= 2 * size:
         at -= 1
         size += parts[at].length
-    return at
+    return at if _rows(parts[at:]) <= share * parts[0].rows else 0
+
+
+def _rows(parts: Iterable[StackedPart]) -> int:
+    return sum(part.rows for part in parts)
 
 
 class StackFollower:

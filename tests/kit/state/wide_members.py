@@ -107,8 +107,8 @@ def model_of(table: pa.Table) -> Model:
 
 
 class Log:
-    """Deltas and snapshots of a few key-groups, really sealed, some as the first format has them, and what each
-    key-group should hold.
+    """Deltas and snapshots of a few key-groups, really sealed, some as the first format has them, some packed, and what
+    each key-group should hold.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,8 @@ class Log:
         data, name = b"", attempt(self.version)
         for key_group, of_group in sorted(changes.items()):
             table = table_of(SCHEMA, [row_of(change) for change in of_group], delta=True)
-            part = part_codec.encode(table if self.version % 5 == 0 else SCHEMA.sealed(table))
+            sealed = table if self.version % 5 == 0 else SCHEMA.sealed(table)
+            part = part_codec.encode(sealed, packed=self.version % 2 == 0)
             link = Link(Head(self.version, name), len(data), len(part), part_codec.checksum(part), len(of_group))
             data += part
             self.entries[key_group] = self.entries.get(key_group, EMPTY).extended(link)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 
 from riffle_spark.state.copies import reading as reading_module
 from riffle_spark.state.copies.elements import element_runs, structs_of
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import whole_rows
 from riffle_spark.state.copies.reading import CopyRuns, Reading
 from riffle_spark.state.copies.run import Run
+from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.nested_keys import KeyEncoder
-from riffle_spark.state.restore.stack_keeper import OpenStack
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
 from riffle_spark.state.schemas import variable_kinds, variables
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, TIMER
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -38,6 +42,15 @@ ELEMENTS = st.one_of(
     st.tuples(st.just("pages"), st.sampled_from([None, "", "p", "p\x00q", "w" * 300, "w" * 301])),
     st.tuples(st.just(TIMER), st.none() | st.integers(-5, 20)),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_parts_are_packed() -> Iterator[None]:
+    """Have parts of a few rows packed that a batch would seal so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_codec, "_PACK_FROM_BYTES", 0)  # private: small state
+        patch.setattr(part_codec, "_WORTH_IT", 1_000)  # private: as above
+        yield
 
 
 @st.composite
@@ -188,6 +201,25 @@ def test_keys_and_elements_of_one_hash_are_told_apart(monkeypatch: pytest.Monkey
         log.snapshot(0, folder)
         check(log, log.brought(folder))
         check(log, log.brought(member(Path(path) / "other")))
+
+
+def test_what_is_merged_of_packed_deltas_is_plain(tmp_path: Path) -> None:
+    """A batch's changes fit into memory; what is made of many may not, so it is mapped."""
+    log, folder, seen = Log(), member(tmp_path), set()
+    for version in range(12):
+        log.seal({0: [Change(KEYS[0][0], "events", 500 * version + at, 7, None) for at in range(500)]})
+        keeper = StackKeeper(folder, SCHEMA, Reader(log.store, folder), 1)
+        keeper.merge(keeper.bring(log.entries)[0])
+        parts = keeper.bring(log.entries)[0][0].stack.parts
+        seen |= {(part.rows > 500, is_plain(folder, part)) for part in parts}
+    assert seen == {(False, False), (False, True), (True, True)}  # some deltas are plain
+    assert model_of(whole_rows(log.brought(folder)[0].runs, SCHEMA)) == log.models[0]
+
+
+def is_plain(folder: Folder, part: StackedPart) -> bool:
+    """Tell whether a part is as large as its rows."""
+    data = (folder.path / part.file).read_bytes()[part.start : part.start + part.length]
+    return len(data) > part_codec.opened(data, part.file).nbytes
 
 
 def test_nothing_is_in_a_reading_of_no_copy() -> None:

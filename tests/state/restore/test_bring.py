@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.folder import claim
+from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
+from riffle_spark.state.restore.stack_parts import _merged_from
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place, held
 
@@ -79,6 +81,24 @@ def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None
         assert opened[1].stack.parts[0].rows == 5000, "the snapshot is still the lowest part"
         keeper.merge(opened)
     assert place.bring() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "merged_from"),
+    [
+        (100, 10_000, [*[None] * 6, 0]),
+        (300, 3_000, [*[None] * 4, 0]),
+        (100, 1_000, [*[None] * 9, 0]),
+        (10, 1_000, [*[None] * 9, 1]),
+    ],
+    ids=["bytes", "rows of packed parts", "many packed parts", "many parts of few rows"],
+)
+def test_stacks_are_merged_by_bytes_rows_and_parts(rows: int, length: int, merged_from: list[int | None]) -> None:
+    """Above a part of 1 000 rows: half of its bytes, as many rows, or nine parts, whose rows say from which one on."""
+    parts = [StackedPart("bottom", 0, 100_000, 0, 1_000, 1)]
+    for wanted in merged_from:
+        assert _merged_from(parts, 0.5) == wanted
+        parts.append(StackedPart("delta", 0, length, 0, rows, 1))
 
 
 def test_a_copy_at_the_snapshots_head_is_kept(place: Place) -> None:
