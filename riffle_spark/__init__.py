@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure, warm_up
     from riffle_spark.spark.heartbeat import heartbeat
+    from riffle_spark.spark.on import on
     from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
 
@@ -39,6 +40,7 @@ __all__ = [
     "max_",
     "mean",
     "min_",
+    "on",
     "rollback",
     "sum_",
     "switch_dispatch",
@@ -61,6 +63,7 @@ _HOMES = {
     "settings": ("Settings",),
     "spark.configure": ("configure", "warm_up"),
     "spark.heartbeat": ("heartbeat",),
+    "spark.on": ("on",),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
 }

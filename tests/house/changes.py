@@ -74,6 +74,7 @@ CHANGES = (
             "spark.engine.spark_batch", "spark.configure", "worker.member_folders",
             "spark.processors.pandas_form", "spark.processors.pandas_output", "spark.processors.spark_processor",
             "spark.processors.handle", "spark.processors.states", "spark.processors.spark_errors",
+            "spark.frames.stream_frame",
         ),
         ("py4j", "pyspark.sql.pandas", "pyspark.sql.connect", "pyspark.sql.classic"),
     ),

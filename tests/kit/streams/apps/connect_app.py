@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame
 
+import riffle_spark
 from riffle_spark import Settings, Stateful, aggregate, count, sum_
+from riffle_spark.errors import ConfigError
 from tests.kit.streams.apps.connect_session import connect_session
 
 
 def main(folder: Path) -> None:
-    """Run three batches, lose Spark's last commit, and run on as a new query would."""
+    """Run three batches, lose Spark's last commit, and run on as a new query would; a wrapper is refused."""
     spark = connect_session("local[2]")
     settings = Settings(
         root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8, report_file=f"{folder}/reports.jsonl"
@@ -36,6 +39,8 @@ def main(folder: Path) -> None:
         if failed is not None:
             raise failed
 
+    with pytest.raises(ConfigError, match=r"riffle_spark\.Stateful"):
+        riffle_spark.on(spark.readStream.format("rate").load(), root=f"file://{folder}/state")
     run()
     for lost in (folder / "checkpoint" / "commits").glob("*2*"):
         lost.unlink()

@@ -1,0 +1,114 @@
+"""What the stages of a query are to do, as Spark's plans said it: names, Arrow types and plain words alone, so that a
+slot needs no Spark to do it. Knows no plan, and no way to compute any of it.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+__all__ = [
+    "AggregateSpec",
+    "Buffer",
+    "FunctionSpec",
+    "Literal",
+    "TimeSpec",
+    "free_name",
+    "store_name",
+]
+
+Literal = bool | int | float
+_NAME_LENGTH = 64
+_REFUSED = re.compile(r"[^a-z0-9._-]+|\.\.+")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A column in which a function keeps what it has seen: one row, as it comes, or all rows of a key.
+
+    ``literal`` is what it is for every row that comes, if that is always the same: such rows do not bring the column.
+    ``meaning`` is the function in SQL and Spark's name of the buffer: what has another meaning is another column.
+    """
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    literal: Literal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSpec:
+    """One aggregate function: Spark's name of its class, its buffers in Spark's order, and what else it was told.
+
+    ``given`` is the column of the function's argument, where that is sent instead of one-row buffers: then ``buffers``
+    is one column, of the function's result. ``facts`` are what its class says beside, by Spark's names: ``evalMode``,
+    ``ignoreNulls``, ``delimiter``.
+    """
+
+    function: str
+    buffers: tuple[Buffer, ...]
+    given: Buffer | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sent(self) -> tuple[Buffer, ...]:
+        """What a row brings, each a column."""
+        if self.given is not None:
+            return (self.given,)
+        return tuple(buffer for buffer in self.buffers if buffer.literal is None)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpec:
+    """How a stage's keys go by event time: ``column`` of the key is compared with the watermark, ``delay_ms`` behind
+    the newest row. ``start`` is the other end of a window, whose ``kind`` is ``time`` or ``session``; else it is none.
+    """
+
+    column: str
+    delay_ms: int
+    kind: str = ""
+    start: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateSpec:
+    """An aggregate of one store, by its key columns and its functions. ``time`` is ``None`` where keys never leave."""
+
+    store: str
+    keys: pa.Schema
+    functions: tuple[FunctionSpec, ...]
+    time: TimeSpec | None
+
+    @property
+    def rows(self) -> pa.Schema:
+        """The columns of the rows that come."""
+        return _with(self.keys, (buffer for function in self.functions for buffer in function.sent))
+
+    @property
+    def answer(self) -> pa.Schema:
+        """The columns of what Spark evaluates: keys and merged buffers, or what stands for them."""
+        return _with(self.keys, (buffer for function in self.functions for buffer in function.buffers))
+
+
+def _with(keys: pa.Schema, buffers: Iterable[Buffer]) -> pa.Schema:
+    return pa.schema([*keys, *(pa.field(buffer.name, buffer.type) for buffer in buffers)])
+
+
+def store_name(kind: str, keys: Iterable[str], taken: Mapping[str, object] | Collection[str]) -> str:
+    """Return a store's name: what it is and by which keys, so that stages before and behind it do not change it. A
+    second one of a name has ``-2`` at its end.
+    """
+    plain = (_REFUSED.sub("_", key.lower()).strip("_.-") or "key" for key in keys)
+    name = f"{kind}.{'-'.join(plain) or 'all'}"
+    return free_name(name[: _NAME_LENGTH - len("-99")].rstrip("_.-"), taken, "-")
+
+
+def free_name(name: str, taken: Mapping[str, object] | Collection[str], between: str = "_") -> str:
+    """Return a name that is not taken, in small letters or large: itself, or with the least number from 2 on."""
+    used = {one.lower() for one in taken}
+    number, found = 1, name
+    while found.lower() in used:
+        number += 1
+        found = f"{name}{between}{number}"
+    return found

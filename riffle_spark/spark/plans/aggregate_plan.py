@@ -1,0 +1,279 @@
+"""An aggregate of Spark's plan as a stage: what its rows bring, what its state keeps, and how its results come of that.
+
+Spark's own expressions do both ends. On the map side each row is projected to its key and *one-row buffers*: what each
+function's update makes of its initial values, which Spark folds to as good as nothing (``count(*)`` is the literal 1).
+Slots merge buffers. Results are what the function's evaluation makes of merged ones. Knows Spark's aggregate functions
+by their classes. Does not know how buffers merge.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, Literal, free_name, store_name
+from riffle_spark.spark.engine.routing import arrow_schema
+from riffle_spark.spark.plans.grouping_keys import GroupingKey, read_keys, time_of
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, Path, at, children, items, kind, placed, replaced
+from riffle_spark.spark.plans.plan_rules import refusal
+
+__all__ = ["AggregatePlan", "read_aggregate"]
+
+_FACTS: Final = {"Sum": ("evalMode",), "Average": ("evalMode",), "First": ("ignoreNulls",), "Last": ("ignoreNulls",)}
+"""What a function's class says beside its buffers, and merging may have to know."""
+_GIVEN: Final = ("CollectList", "CollectSet", "ListAgg")
+"""Functions that are sent their argument, since Spark keeps their buffers in a form of its own."""
+_OF_USERS: Final = ("PythonUDAF", "ScalaAggregator", "ScalaUDAF")
+_WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
+"""Functions whose first buffer is called as the result is."""
+
+
+@dataclass(slots=True)
+class _Function:
+    """A function of the plan: its aggregate expression, its name in columns, and its buffers' attributes."""
+
+    node: Node
+    name: str
+    told: Node = field(init=False)
+    text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told, self.text = self.node.aggregateFunction(), str(self.node.sql())
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it is sent its argument."""
+        return kind(self.told) in _GIVEN
+
+    def attributes(self) -> list[Node]:
+        """Return the attributes of its buffers."""
+        return items(self.told.aggBufferAttributes())
+
+    def filtered(self, catalyst: Catalyst, expression: Node, otherwise: Node) -> Node:
+        """Return an expression for rows that its filter lets pass, and another for all others."""
+        chosen = self.node.filter()
+        return catalyst.where(chosen.get(), expression, otherwise) if chosen.isDefined() else expression
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatePlan:
+    """A stage that is an aggregate: its specification, and its two ends as plans."""
+
+    catalyst: Catalyst
+    spec: AggregateSpec
+    map_side: Node
+    keys: tuple[GroupingKey, ...]
+    functions: tuple[_Function, ...]
+    results: Node
+    around: tuple[Node, Path]
+
+    def mapped(self, below: Node) -> Node:
+        """Return the plan of the rows that slots get: ``spec.rows`` of the rows of a plan below, which has the
+        attributes of the aggregate's own child.
+        """
+        return replaced(self.catalyst, self.map_side, {_leaf_of(self.map_side): below})
+
+    def evaluated(self, leaf: Node) -> Node:
+        """Return the aggregate's result, under its own attributes, of a plan with the columns of ``spec.state``."""
+        columns = {str(one.name()): one for one in items(leaf.output())}
+        spark, make = self.catalyst, self.catalyst.alias
+        keys = [key for key in self.keys if key.attribute is not None]
+        lower = [make(key.put_together(spark, columns), key.name, key.attribute.exprId()) for key in keys]
+        middle = [key.attribute for key in keys]
+        for function, spec in zip(self.functions, self.spec.functions, strict=True):
+            if function.is_given:
+                result, attributes = columns[spec.buffers[0].name], []
+                lower.append(make(result, function.name, function.node.resultAttribute().exprId()))
+                middle.append(function.node.resultAttribute())
+                continue
+            attributes = function.attributes()
+            for attribute, buffer in zip(attributes, spec.buffers, strict=True):
+                lower.append(make(columns[buffer.name], attribute.name(), attribute.exprId()))
+            result = function.told.evaluateExpression()
+            middle.append(make(result, function.name, function.node.resultAttribute().exprId()))
+        plan = spark.project(middle, spark.project(lower, leaf))
+        around, path = self.around
+        return replaced(spark, around, {path: spark.project(items(self.results), plan)})
+
+
+def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> AggregatePlan:
+    """Read an aggregate of an analysed plan. ``taken`` are names of stores that the query has already.
+
+    Raises ``ConfigError`` for keys and functions that cannot be had.
+    """
+    around = _prepared(catalyst, node)
+    path = next(path for path, one in placed(around) if kind(one) == "Aggregate")
+    inner = at(around, path)
+    parts = catalyst.module("planning.PhysicalAggregation").unapply(inner).get()
+    keys = read_keys(catalyst, items(parts._1()), items(parts._3()), children(node)[0])
+    functions = _named(items(parts._2()), items(parts._3()), [column for key in keys for column in key.columns])
+    for function in functions:
+        _check_function(function)
+    every = _Rows(catalyst, keys, functions, inner.child())
+    specs, key_schema = every.specs()
+    named = next((key.store for key in keys if key.store), None)
+    store = named or store_name("aggregate", [key.name for key in keys if key.attribute is not None], taken)
+    spec = AggregateSpec(store, key_schema, specs, time_of(keys))
+    return AggregatePlan(
+        catalyst, spec, every.map_side(specs), tuple(keys), tuple(functions), parts._3(), (around, path)
+    )
+
+
+def _prepared(catalyst: Catalyst, node: Node) -> Node:
+    """Return an aggregate over a leaf, as Spark's optimiser first makes it: ``count_if`` and the like are written out.
+
+    No more of the optimiser: it would keep sums of decimals otherwise, and what is stored must not depend on it.
+    """
+    plan = node.withNewChildren(catalyst.seq([catalyst.no_rows(children(node)[0].output())]))
+    plan = catalyst.module("optimizer.ReplaceExpressions").apply(plan)
+    return catalyst.module("optimizer.RewriteWithExpression").apply(plan)
+
+
+def _named(functions: list[Node], results: list[Node], taken: list[str]) -> list[_Function]:
+    """Return functions by the names of the results that are nothing but they, others by their text in SQL."""
+    whole = {
+        one.child().exprId().id(): str(one.name())
+        for one in reversed(results)
+        if kind(one) == "Alias" and kind(one.child()) == "AttributeReference"
+    }
+    found: list[_Function] = []
+    used = list(taken)
+    for node in functions:
+        name = whole.get(node.resultAttribute().exprId().id(), str(node.sql()))
+        found.append(_Function(node, free_name(name, used)))
+        used.append(found[-1].name)
+    return found
+
+
+def _check_function(function: _Function) -> None:
+    """Refuse what only Spark's own operators can do."""
+    name, told = kind(function.told), function.told
+    if function.node.isDistinct():
+        raise ConfigError(
+            "distinct aggregates of a stream are refused, as by Spark",
+            remedy="use approx_count_distinct, or dropDuplicates by key and value before the aggregate",
+            where=function.text,
+        )
+    if name in _OF_USERS:
+        raise refusal("user_function", function.text)
+    if not function.is_given and not _is_declarative(told):
+        raise refusal("own_buffer", function.text)
+    if name == "ListAgg" and (told.orderExpressions().size() or str(told.dataType().typeName()) == "binary"):
+        raise refusal("ordered_texts", function.text)
+
+
+def _is_declarative(told: Node) -> bool:
+    """Tell whether a function says in expressions what it does."""
+    above = told.getClass()
+    while above is not None and str(above.getSimpleName()) != "DeclarativeAggregate":
+        above = above.getSuperclass()
+    return above is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The map side of an aggregate: keys and one-row buffers over what is below it."""
+
+    catalyst: Catalyst
+    keys: list[GroupingKey]
+    functions: list[_Function]
+    below: Node
+
+    def specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
+        """Return what is told of each function, and the schema of the key columns."""
+        plan = self._plan(lambda _function, _index: True)
+        schema = arrow_schema(self.catalyst.frame(plan))
+        count = sum(len(key.columns) for key in self.keys)
+        literals, results = dict(enumerate(_literals(self.catalyst, plan))), self._results()
+        specs, index, taken = list[FunctionSpec](), count, list(schema.names[:count])
+        for function in self.functions:
+            wide = 1 if function.is_given else len(function.attributes())
+            types = [schema.field(at).type for at in range(index, index + wide)]
+            buffers = _buffers(function, types, [literals.get(at) for at in range(index, index + wide)], taken)
+            taken += [buffer.name for buffer in buffers]
+            specs.append(_spec(function, buffers, results.get(id(function))))
+            index += wide
+        return tuple(specs), pa.schema([schema.field(at) for at in range(count)])
+
+    def _results(self) -> dict[int, pa.DataType]:
+        """Return the types of the results of functions that are sent their argument."""
+        given, spark = [function for function in self.functions if function.is_given], self.catalyst
+        if not given:
+            return {}
+        columns = [spark.alias(spark.null(function.told), str(index)) for index, function in enumerate(given)]
+        types = arrow_schema(spark.frame(spark.project(columns, self.below))).types
+        return dict(zip(map(id, given), types, strict=True))
+
+    def map_side(self, specs: tuple[FunctionSpec, ...]) -> Node:
+        """Return the plan of what rows bring, over the leaf that stands for the rows."""
+        told = dict(zip(map(id, self.functions), specs, strict=True))
+
+        def is_sent(function: _Function, index: int) -> bool:
+            return function.is_given or told[id(function)].buffers[index].literal is None
+
+        names = [buffer.name for spec in specs for buffer in spec.sent]
+        return self._plan(is_sent, names)
+
+    def _plan(self, is_sent: Callable[[_Function, int], bool], names: list[str] | None = None) -> Node:
+        spark = self.catalyst
+        first, then = list[Node](), list[Node]()
+        for function in self.functions:
+            if function.is_given:
+                argument = function.told.child()
+                then.append(function.filtered(spark, argument, spark.null(argument)))
+                continue
+            told, attributes = function.told, function.attributes()
+            for attribute, value in zip(attributes, items(told.initialValues()), strict=True):
+                first.append(spark.alias(value, attribute.name(), attribute.exprId()))
+            for index, update in enumerate(items(told.updateExpressions())):
+                if is_sent(function, index):
+                    then.append(function.filtered(spark, update, attributes[index]))
+        names = names or [f"buffer_{index}" for index in range(len(then))]
+        columns = [spark.alias(part, name) for key in self.keys for name, part in key.taken_apart(spark).items()]
+        columns += [spark.alias(one, name) for one, name in zip(then, names, strict=True)]
+        return spark.project(columns, spark.project([*items(self.below.output()), *first], self.below))
+
+
+def _literals(catalyst: Catalyst, plan: Node) -> Iterator[Literal | None]:
+    """Yield of each column of a projection the one value that it has for whatever row, if Spark folds it to that."""
+    folded = catalyst.optimised(plan)
+    found = dict[int, Literal]()
+    for one in items(folded.projectList()) if kind(folded) == "Project" else ():
+        if kind(one) == "Alias" and kind(one.child()) == "Literal":
+            value = one.child().value()
+            if isinstance(value, bool | int | float):
+                found[one.exprId().id()] = value
+    yield from (found.get(one.exprId().id()) for one in items(plan.output()))
+
+
+def _buffers(
+    function: _Function, types: list[pa.DataType], literals: list[Literal | None], taken: list[str]
+) -> list[Buffer]:
+    if function.is_given:
+        return [Buffer(free_name(function.name, taken), types[0], function.text)]
+    names = [str(attribute.name()) for attribute in function.attributes()]
+    found, used = list[Buffer](), list(taken)
+    for index, name in enumerate(names):
+        is_whole = len(names) == 1 or (index == 0 and kind(function.told) in _WHOLE)
+        column = free_name(function.name if is_whole else f"{function.name}_{name}", used)
+        found.append(Buffer(column, types[index], f"{function.text}: {name}", literals[index]))
+        used.append(column)
+    return found
+
+
+def _spec(function: _Function, buffers: list[Buffer], result: pa.DataType | None) -> FunctionSpec:
+    name, told = kind(function.told), function.told
+    facts = {fact: str(getattr(told, fact)()) for fact in _FACTS.get(name, ())}
+    if result is None:
+        return FunctionSpec(name, tuple(buffers), facts=tuple(facts.items()))
+    if name == "ListAgg":
+        facts["delimiter"] = str(told.delimiter().value() or "")
+    (one,) = buffers
+    return FunctionSpec(name, (replace(one, type=result),), one, tuple(facts.items()))
+
+
+def _leaf_of(plan: Node) -> Path:
+    """Return where the leaf is of a plan that is one way down."""
+    return max((path for path, _ in placed(plan)), key=len)

@@ -1,0 +1,157 @@
+"""What an aggregate groups by, as key columns of plain types: a struct, as a window is, is taken apart for the state
+and put together again for results. Knows windows and watermarks by the metadata that Spark leaves. Knows no functions.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from riffle_spark.process.types.stage_specs import TimeSpec, free_name
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, kind, metadata
+from riffle_spark.spark.plans.plan_rules import check_key
+
+__all__ = ["GroupingKey", "read_keys", "time_of"]
+
+_DELAY = "spark.watermarkDelayMs"
+_WINDOWS = {"spark.timeWindow": "time", "spark.sessionWindow": "session"}
+_STORE = "riffle.store"
+_ALL = "all_rows"
+_FLOATING = ("float", "double")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A column of a key: which field of which field it is, or whether a struct is null."""
+
+    column: str
+    path: tuple[int, ...]
+    tells_null: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupingKey:
+    """One expression that rows are grouped by, the attribute that it is in results, and its columns.
+
+    ``attribute`` is ``None`` for the one key of an aggregate that groups by nothing.
+    """
+
+    name: str
+    expression: Node
+    attribute: Node
+    parts: tuple[_Part, ...]
+    delay_ms: int | None = None
+    window: str = ""
+    store: str = ""
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns."""
+        return [part.column for part in self.parts]
+
+    def taken_apart(self, catalyst: Catalyst) -> Mapping[str, Node]:
+        """Return its columns, as expressions of a row."""
+        return {part.column: _part_of(catalyst, self.expression, part) for part in self.parts}
+
+    def put_together(self, catalyst: Catalyst, columns: Mapping[str, Node]) -> Node:
+        """Return it as an expression of its columns."""
+        told = {part.path: columns[part.column] for part in self.parts if not part.tells_null}
+        nulls = {part.path: columns[part.column] for part in self.parts if part.tells_null}
+        if self.window:
+            nulls[()] = catalyst.is_null(told[(0,)])  # neither end of a window is null
+        return _whole(catalyst, self.attribute.dataType(), (), told, nulls)
+
+
+def read_keys(catalyst: Catalyst, grouping: list[Node], results: list[Node], below: Node) -> list[GroupingKey]:
+    """Return what an aggregate groups by; without anything, one key that all rows have.
+
+    Raises ``ConfigError`` for what cannot be a key.
+    """
+    if not grouping:
+        return [GroupingKey(_ALL, catalyst.literal(0), None, (_Part(_ALL, ()),))]
+    found, taken = list[GroupingKey](), list[str]()
+    for one in grouping:
+        found.append(_read(catalyst, one, results, below, taken))
+        taken += found[-1].columns
+    return found
+
+
+def time_of(keys: list[GroupingKey]) -> TimeSpec | None:
+    """Return how keys go by event time: by the first of them that has a watermark, or that is a window."""
+    for key in keys:
+        if key.delay_ms is not None:
+            return TimeSpec(key.columns[-1], key.delay_ms, key.window, key.columns[0] if key.window else None)
+    return None
+
+
+def _read(catalyst: Catalyst, named: Node, results: list[Node], below: Node, taken: list[str]) -> GroupingKey:
+    expression = named.child() if kind(named) == "Alias" else named
+    check_key(expression, below)
+    told = _metadata_of(named, results)
+    name = str(told.get("name") or named.name())
+    window = next((kind for mark, kind in _WINDOWS.items() if told.get(mark)), "")
+    if any(word in str(expression.dataType().simpleString()) for word in _FLOATING):
+        expression = catalyst.normalised(expression)
+    used, parts = list(taken), list[_Part]()
+    for column, path, tells_null in _fields(expression.dataType(), name, (), is_nullable=_may_be_null(named, window)):
+        parts.append(_Part(free_name(column, used), path, tells_null))
+        used.append(parts[-1].column)
+    delay, store = told.get(_DELAY), told.get(_STORE)
+    return GroupingKey(
+        name, expression, named.toAttribute(), tuple(parts), delay if isinstance(delay, int) else None, window,
+        str(store or ""),
+    )  # fmt: skip
+
+
+def _metadata_of(named: Node, results: list[Node]) -> dict[str, object]:
+    """Return what is told of a key by Spark, or by the user where it is named in the results; ``name`` among it."""
+    told: dict[str, object] = {**json.loads(metadata(named))}
+    for one in results:
+        is_it = kind(one) == "Alias" and kind(one.child()) == "AttributeReference"
+        if is_it and one.child().exprId().equals(named.exprId()):
+            given = json.loads(metadata(one))
+            told |= {_STORE: given.get(_STORE), "name": str(one.name()) if kind(named) == "Alias" else None}
+            break
+    else:
+        if kind(named) == "Alias":
+            told["name"] = str(named.child().sql())
+    return told
+
+
+def _may_be_null(named: Node, window: str) -> bool:
+    return not window and bool(named.nullable())
+
+
+def _fields(data_type: Node, name: str, path: tuple[int, ...], *, is_nullable: bool) -> Iterator[
+    tuple[str, tuple[int, ...], bool]
+]:  # fmt: skip
+    """Yield the columns of a type: name, place in it, and whether the column says that the struct there is null."""
+    if str(data_type.typeName()) != "struct":
+        yield name, path, False
+        return
+    if is_nullable:
+        yield f"{name}_is_null", path, True
+    for index, field in enumerate(data_type.fields()):
+        yield from _fields(
+            field.dataType(), f"{name}_{field.name()}", (*path, index), is_nullable=bool(field.nullable())
+        )
+
+
+def _part_of(catalyst: Catalyst, expression: Node, part: _Part) -> Node:
+    for index in part.path:
+        expression = catalyst.field(expression, index)
+    return catalyst.is_null(expression) if part.tells_null else expression
+
+
+def _whole(
+    catalyst: Catalyst, data_type: Node, path: tuple[int, ...], told: Mapping[tuple[int, ...], Node],
+    nulls: Mapping[tuple[int, ...], Node],
+) -> Node:  # fmt: skip
+    """Return the value at a place of a type, of the columns of its fields."""
+    if path in told:
+        return told[path]
+    fields = {
+        str(field.name()): _whole(catalyst, field.dataType(), (*path, index), told, nulls)
+        for index, field in enumerate(data_type.fields())
+    }
+    made = catalyst.struct(fields)
+    return catalyst.null_where(nulls[path], made) if path in nulls else made

@@ -1,0 +1,187 @@
+"""A query cut at its stateful nodes: below the first of them its inputs, which Spark itself runs; each node a stage;
+between and above them pieces, which are put on each batch's results. And the marks that make a plan ours. Knows which
+nodes of Spark's plans keep state. Does not know what a stage computes, or what may not be.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.plans.batch_pieces import Hole, Piece
+from riffle_spark.spark.plans.plan_nodes import (
+    Catalyst,
+    Node,
+    Path,
+    at,
+    children,
+    expressions,
+    kind,
+    placed,
+    replaced,
+    walk,
+)
+
+__all__ = ["STATEFUL", "CutPlan", "Input", "Mark", "Stage", "cut", "marks_in", "without_marks"]
+
+_SAID = (
+    "riffle: these rows come from a frame that riffle_spark runs, and Spark was about to run it alone, with its own "
+    "state. What to do: wrap the frame that is started by riffle_spark.on(that_frame), and start it from there."
+)
+_MARK = re.compile(re.escape(_SAID) + r" \[mark (\d+) of (.*)\]\Z", re.DOTALL)
+
+STATEFUL = {
+    "Aggregate": "aggregate",
+    "Deduplicate": "distinct",
+    "DeduplicateWithinWatermark": "distinct",
+    "Join": "join",
+    "FlatMapGroupsInPandasWithState": "groups",
+    "TransformWithStateInPandas": "processor",
+    "TransformWithStateInPySpark": "processor",
+}
+"""Spark's nodes that keep state where their rows are a stream, and what kind of stage each is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What makes a plan ours: a filter that lets nothing pass, and fails with a sentence that tells the way out. It
+    carries a number, under which more is known in this process, and the root; ``""``: none was given.
+    """
+
+    number: int
+    root: str
+
+    @property
+    def condition(self) -> str:
+        """The filter in SQL."""
+        text = f"{_SAID} [mark {self.number} of {self.root}]".replace("\\", "\\\\").replace("'", "\\'")
+        return f"raise_error('{text}') is null"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A part of the query that keeps no state and stands below some stage: Spark's own streaming query runs it."""
+
+    number: int
+    plan: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stateful node of the plan, what kind it is, and what its children are: inputs, or pieces on other stages."""
+
+    number: int
+    kind: str
+    node: Node
+    below: tuple[Input | Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutPlan:
+    """A query without its marks: inputs and stages, those nearest to the sources first, and the piece on top.
+
+    Without a stage ``top`` has no hole, and is all of the plan.
+    """
+
+    plan: Node
+    marks: tuple[Mark, ...]
+    inputs: tuple[Input, ...]
+    stages: tuple[Stage, ...]
+    top: Piece
+
+    @property
+    def root(self) -> str:
+        """The root that the marks tell, ``""`` if none does; ``ConfigError`` if they tell several."""
+        roots = sorted({mark.root for mark in self.marks if mark.root})
+        if len(roots) > 1:
+            raise ConfigError(
+                f"the query reads frames of several roots: {', '.join(roots)}",
+                remedy="give riffle_spark.on the same root for all streams of a query: their stores commit together",
+                where="root",
+            )
+        return roots[0] if roots else ""
+
+
+def cut(catalyst: Catalyst, plan: Node) -> CutPlan:
+    """Cut an analysed plan."""
+    bare, marks = without_marks(catalyst, plan)
+    cutter = _Cutter(catalyst)
+    top = cutter.part(bare)
+    if isinstance(top, Input):
+        return CutPlan(bare, marks, (), (), Piece(catalyst, bare, ()))
+    return CutPlan(bare, marks, tuple(cutter.inputs), tuple(cutter.stages), top)
+
+
+@dataclass(slots=True)
+class _Cutter:
+    """Numbers inputs and stages on the way back from the sources."""
+
+    catalyst: Catalyst
+    inputs: list[Input] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+
+    def part(self, plan: Node) -> Input | Piece:
+        """Return what a plan is: a piece on stages, or else an input."""
+        holes = tuple(Hole(path, self.stage(at(plan, path))) for path in list(_topmost(plan)))
+        if holes:
+            piece = Piece(self.catalyst, plan, holes)
+            _check_streams(piece)
+            return piece
+        self.inputs.append(Input(len(self.inputs), plan))
+        return self.inputs[-1]
+
+    def stage(self, node: Node) -> int:
+        """Cut what is below a stateful node, and return its own number; an initial state is no stream."""
+        below = tuple(self.part(child) for child in children(node) if child.isStreaming())
+        self.stages.append(Stage(len(self.stages), STATEFUL[kind(node)], node, below))
+        return len(self.stages) - 1
+
+
+def _topmost(node: Node, path: Path = ()) -> Iterator[Path]:
+    """Yield where the stateful nodes are above which there is no other."""
+    if not node.isStreaming():
+        return
+    below, name = children(node), kind(node)
+    if name in STATEFUL and (name != "Join" or all(child.isStreaming() for child in below)):
+        yield path
+        return
+    for index, child in enumerate(below):
+        yield from _topmost(child, (*path, index))
+
+
+def _check_streams(piece: Piece) -> None:
+    """Raise ``ConfigError`` for a stream that comes past the stages: its rows would be there in other batches."""
+    for node in piece.nodes():
+        if node.isStreaming() and not children(node):
+            raise ConfigError(
+                "rows of a stream meet results of a stateful operator without another one (Spark's Union)",
+                remedy="write the two to their sinks as two queries, or unite the streams before the operator",
+                where=kind(node),
+            )
+
+
+def marks_in(plan: Node) -> tuple[Mark, ...]:
+    """Return the marks in a plan, each once."""
+    return tuple(dict.fromkeys(mark for node in walk(plan) if (mark := _mark_of(node)) is not None))
+
+
+def without_marks(catalyst: Catalyst, plan: Node) -> tuple[Node, tuple[Mark, ...]]:
+    """Return a plan without its marks, and these."""
+    found = [(path, mark) for path, node in placed(plan) if (mark := _mark_of(node)) is not None]
+    for path in _deepest_first([path for path, _ in found]):
+        plan = replaced(catalyst, plan, {path: children(at(plan, path))[0]})
+    return plan, tuple(dict.fromkeys(mark for _, mark in found))
+
+
+def _deepest_first(paths: Sequence[Path]) -> list[Path]:
+    """Return paths so that whoever takes a node away at one leaves the others where they are."""
+    return sorted(paths, key=len, reverse=True)
+
+
+def _mark_of(node: Node) -> Mark | None:
+    """Return the mark that a node is."""
+    if kind(node) != "Filter" or kind(node.condition()) != "IsNull" or kind(node.condition().child()) != "RaiseError":
+        return None
+    texts = (str(one.value()) for one in expressions(node) if kind(one) == "Literal")
+    found = next(filter(None, map(_MARK.match, texts)), None)
+    return Mark(int(found[1]), found[2]) if found else None

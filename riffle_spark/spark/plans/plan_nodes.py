@@ -1,0 +1,241 @@
+"""The nodes of Spark's plans: what is below them, where they stand, others in their place; expressions, attributes and
+leaves to make new ones of. Knows Catalyst's classes by their names. Does not know what a node means to a query of ours.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark.spark.engine.jvm import context, frame_of, logical_rdd, looked_up, scala_seq, session
+
+__all__ = [
+    "Catalyst",
+    "Node",
+    "Path",
+    "analysed",
+    "at",
+    "children",
+    "expressions",
+    "function_id",
+    "items",
+    "kind",
+    "metadata",
+    "placed",
+    "replaced",
+    "tells_time",
+    "walk",
+]
+
+Node: TypeAlias = Any
+"""A plan of Catalyst's, an expression or an attribute."""
+Path: TypeAlias = tuple[int, ...]
+"""Where a node stands: which child to go to, from the top on."""
+
+_CATALYST = "org.apache.spark.sql.catalyst"
+_EXPRESSIONS = f"{_CATALYST}.expressions"
+_LOGICAL = f"{_CATALYST}.plans.logical"
+_NONE, _MODULE = "scala.None$", "MODULE$"
+_NOW = ("CurrentTimestamp", "CurrentDate", "LocalTimestamp", "Now", "CurrentTime")
+"""Expressions that say what time it is."""
+
+
+def items(sequence: Node) -> list[Node]:
+    """Return the items of a Scala sequence."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def kind(node: Node) -> str:
+    """Return the name of a node's class."""
+    return str(node.getClass().getSimpleName())
+
+
+def children(node: Node) -> list[Node]:
+    """Return what is right below a plan or an expression."""
+    return items(node.children())
+
+
+def expressions(node: Node) -> Iterator[Node]:
+    """Yield each expression of one node of a plan, and all below them."""
+    for one in items(node.expressions()):
+        yield from walk(one)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it, what is above first."""
+    yield from (one for _, one in placed(node))
+
+
+def placed(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Yield a node and all below it with their places, what is above first."""
+    yield path, node
+    for index, child in enumerate(children(node)):
+        yield from placed(child, (*path, index))
+
+
+def at(node: Node, path: Path) -> Node:
+    """Return the node that stands somewhere below a node."""
+    for index in path:
+        node = node.children().apply(index)
+    return node
+
+
+def analysed(frame: DataFrame) -> Node:
+    """Return a frame's plan, in which Spark has found every name and type."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def metadata(attribute: Node) -> str:
+    """Return what an attribute's metadata say, as JSON."""
+    return str(attribute.metadata().json())
+
+
+def function_id(node: Node) -> int | None:
+    """Return the id of the Python function that a node of a plan calls for each group; ``None``: it calls none."""
+    return int(node.functionExpr().resultId().id()) if "InP" in kind(node) else None
+
+
+def replaced(catalyst: "Catalyst", node: Node, others: Mapping[Path, Node]) -> Node:
+    """Return a node with others in the places of some that are below it; what is beside their ways stays as it is."""
+    if () in others:
+        return others[()]
+    below = {path[0] for path in others}
+    if not below:
+        return node
+    changed = [
+        replaced(catalyst, child, {path[1:]: new for path, new in others.items() if path[0] == index})
+        if index in below
+        else child
+        for index, child in enumerate(children(node))
+    ]
+    return node.withNewChildren(catalyst.seq(changed))
+
+
+@dataclass(frozen=True, slots=True)
+class Catalyst:
+    """Makes nodes in the JVM of a session."""
+
+    spark: SparkSession
+
+    def named(self, name: str) -> Node:
+        """Return a class by its name below Catalyst's package."""
+        return looked_up(context(self.spark)._jvm, f"{_CATALYST}.{name}")
+
+    def module(self, name: str) -> Node:
+        """Return a Scala object by its name below Catalyst's package."""
+        return looked_up(context(self.spark)._jvm, f"{_CATALYST}.{name}$", _MODULE)
+
+    def output_mode(self, name: str) -> Node:
+        """Return an output mode of Spark's: ``Append``, ``Update`` or ``Complete``."""
+        return looked_up(context(self.spark)._jvm, "org.apache.spark.sql.streaming.OutputMode", name)()
+
+    def seq(self, nodes: Sequence[Node]) -> Node:
+        """Return nodes as a Scala sequence."""
+        return scala_seq(context(self.spark)._jvm, list(nodes))
+
+    def frame(self, plan: Node) -> DataFrame:
+        """Return a plan as a frame."""
+        return frame_of(self.spark, plan)
+
+    def optimised(self, plan: Node) -> Node:
+        """Return what Spark's optimiser makes of a plan."""
+        return self.frame(plan)._jdf.queryExecution().optimizedPlan()
+
+    def project(self, columns: Sequence[Node], below: Node) -> Node:
+        """Return a plan of these columns of the one below."""
+        return self.named("plans.logical.Project")(self.seq(columns), below)
+
+    def alias(self, expression: Node, name: str, expression_id: Node = None) -> Node:
+        """Return an expression as a column of this name, under an id that others know or one of its own."""
+        told = expression_id or self.module("expressions.NamedExpression").newExprId()
+        return self.named("expressions.Alias")(expression, name, told, self.seq([]), self._none(), self.seq([]))
+
+    def literal(self, value: object) -> Node:
+        """Return a value of Python's as an expression."""
+        return self.module("expressions.Literal").apply(value)
+
+    def null(self, like: Node) -> Node:
+        """Return a null of the type that another expression has."""
+        return self.module("expressions.Literal").create(None, like.dataType())
+
+    def null_where(self, condition: Node, otherwise: Node) -> Node:
+        """Return an expression that is null where a condition holds, and another where not."""
+        return self.named("expressions.If")(condition, self.null(otherwise), otherwise)
+
+    def where(self, condition: Node, one: Node, otherwise: Node) -> Node:
+        """Return one expression where a condition holds, and another where not."""
+        return self.named("expressions.If")(condition, one, otherwise)
+
+    def is_null(self, expression: Node) -> Node:
+        """Return whether an expression is null."""
+        return self.named("expressions.IsNull")(expression)
+
+    def field(self, struct: Node, index: int) -> Node:
+        """Return a field of a struct."""
+        return self.named("expressions.GetStructField")(struct, index, self._none())
+
+    def struct(self, fields: Mapping[str, Node]) -> Node:
+        """Return a struct of these fields."""
+        told = [one for name, field in fields.items() for one in (self.literal(name), field)]
+        return self.named("expressions.CreateNamedStruct")(self.seq(told))
+
+    def normalised(self, expression: Node) -> Node:
+        """Return an expression whose floating numbers can be told apart by their bits, as Spark has it of keys."""
+        return self.module("optimizer.NormalizeFloatingNumbers").normalize(expression)
+
+    def rows(self, output: Node, rdd: Node) -> Node:
+        """Return a plan that is an RDD of the JVM's rows, under attributes that are given."""
+        anywhere = self.named("plans.physical.UnknownPartitioning")(0)
+        return logical_rdd(context(self.spark)._jvm, output, rdd, anywhere, session(self.spark))
+
+    def no_rows(self, output: Node) -> Node:
+        """Return a leaf without rows, which no optimiser takes for empty."""
+        return self.rows(output, self.spark.range(0)._jdf.queryExecution().toRdd())
+
+    def at_time(self, expression: Node, time_ms: int) -> Node:
+        """Return an expression in which it is the time of a batch wherever it asks for the time."""
+        if kind(expression) in _NOW:
+            zone = looked_up(context(self.spark)._jvm, "scala.Some")(self.spark.conf.get("spark.sql.session.timeZone"))
+            told = self.named("expressions.CurrentBatchTimestamp")
+            return told(time_ms, expression.dataType(), zone).toLiteral()
+        below = children(expression)
+        changed = [self.at_time(one, time_ms) for one in below]
+        return expression.withNewChildren(self.seq(changed)) if _differ(below, changed) else expression
+
+    def timed(self, plan: Node, time_ms: int) -> Node:
+        """Return one node of a plan in whose expressions it is the time of a batch; what is below it stays."""
+        told = [self._timed_part(plan.productElement(index), time_ms) for index in range(plan.productArity())]
+        array = context(self.spark)._gateway.new_array(
+            looked_up(context(self.spark)._jvm, "java.lang.Object"), len(told)
+        )
+        for index, one in enumerate(told):
+            array[index] = one
+        return plan.makeCopy(array)
+
+    def _timed_part(self, part: Node, time_ms: int) -> Node:
+        """Return a part of a node: an expression, several, perhaps one, or whatever has no time."""
+        if self._is(part, f"{_EXPRESSIONS}.Expression"):
+            return self.at_time(part, time_ms)
+        if self._is(part, "scala.collection.Seq"):
+            return self.seq([self._timed_part(one, time_ms) for one in items(part)])
+        if self._is(part, "scala.Some"):
+            return looked_up(context(self.spark)._jvm, "scala.Some")(self._timed_part(part.get(), time_ms))
+        return part
+
+    def _is(self, part: object, name: str) -> bool:
+        """Tell whether something is an object of the JVM and of a class."""
+        classes = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")
+        return hasattr(part, "getClass") and bool(classes(name).isInstance(part))
+
+    def _none(self) -> Node:
+        return looked_up(context(self.spark)._jvm, _NONE, _MODULE)
+
+
+def tells_time(node: Node) -> bool:
+    """Tell whether an expression of a plan's node asks for the time."""
+    return any(kind(one) in _NOW for one in expressions(node))
+
+
+def _differ(some: list[Node], others: list[Node]) -> bool:
+    return any(one is not other for one, other in zip(some, others, strict=True))

@@ -1,0 +1,167 @@
+"""What is refused when a query is built, and by whom: first what Spark's own checker refuses, in its words; then what
+only we cannot do. Each of ours names Spark's term, the reason and the way out. Knows the cut. Does not know functions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.plans.batch_pieces import Piece
+from riffle_spark.spark.plans.plan_cut import CutPlan, Stage
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, items, kind, walk
+
+__all__ = ["REFUSED", "Refused", "check_key", "check_plan", "refusal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A term of Spark's that is refused, why, and what to write in its stead."""
+
+    term: str
+    reason: str
+    way_out: str
+
+
+REFUSED: Final = {
+    "several_stages": Refused(
+        "stateful operators one after the other in update or complete mode",
+        "rows that an operator takes back would count twice in the next one",
+        "use outputMode('append') with a watermark, or make two queries with a sink between them",
+    ),
+    "limit": Refused(
+        "limit, offset and tail of a stream",
+        "they count rows over the whole query, and each batch would begin anew",
+        "limit the result of an aggregate in complete mode, or limit in foreachBatch",
+    ),
+    "sort": Refused(
+        "orderBy of a stream",
+        "an order over the whole query is only there where all of its result is, in complete mode",
+        "use outputMode('complete'), or sort in foreachBatch",
+    ),
+    "watermark": Refused(
+        "withWatermark behind a stateful operator",
+        "the watermark of a query is made of what its sources tell, as Spark has it",
+        "call withWatermark before the first stateful operator",
+    ),
+    "scala": Refused(
+        "flatMapGroupsWithState, mapGroupsWithState and transformWithState of Scala",
+        "their functions are the JVM's, and state is kept by Python processes",
+        "write the function for applyInPandasWithState or transformWithState in Python",
+    ),
+    "join_keys": Refused(
+        "join of two streams without an equality",
+        "rows of both sides meet by their key, as in Spark",
+        "say in the condition that a column of one side equals one of the other",
+    ),
+    "array_key": Refused(
+        "groupBy and dropDuplicates by arrays, maps and variants",
+        "a key is of columns that can be compared and hashed one by one",
+        "group by the fields that you mean, or by to_json of the column",
+    ),
+    "collated_key": Refused(
+        "groupBy and dropDuplicates by strings with a collation",
+        "keys are compared by their bytes",
+        "group by lower(column), or by collation_key(column)",
+    ),
+    "random_key": Refused(
+        "groupBy by an expression that is not deterministic",
+        "a batch that runs again would send its rows to other keys",
+        "group by what the rows themselves say, for example by a hash of them",
+    ),
+    "own_buffer": Refused(
+        "an aggregate function that keeps its buffer in a form of its own (percentile, mode, histogram_numeric, ...)",
+        "only Spark's own operators can merge such a buffer",
+        "use another function: count by key and value, collect_list with few values, or buckets of your own",
+    ),
+    "user_function": Refused(
+        "an aggregate function of the user's (pandas_udf of GROUPED_AGG, udaf)",
+        "it wants all rows of a group at once, and these come in many batches",
+        "write it as applyInPandasWithState, or as riffle_spark.arrow_function in a Stateful operator",
+    ),
+    "ordered_texts": Refused(
+        "listagg with an order of its own, or of binary",
+        "its texts are kept in the order in which rows come",
+        "collect_list structs of order and text, and join the sorted list in a select behind it",
+    ),
+}
+"""What is refused, by a name that tests and the docs' table know."""
+
+_LIMITS = ("GlobalLimit", "LocalLimit", "Offset", "Tail")
+_SCALA = ("FlatMapGroupsWithState", "TransformWithState")
+_NO_KEYS = ("array<", "map<", "variant")
+
+
+def refusal(name: str, where: str) -> ConfigError:
+    """Return the error for a term that is refused; ``where`` is what the query calls it."""
+    refused = REFUSED[name]
+    return ConfigError(f"{refused.term} is refused: {refused.reason}", remedy=refused.way_out, where=where)
+
+
+def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
+    """Raise whatever Spark's checker raises for a query with this output mode, else ``ConfigError`` for what we refuse.
+
+    Without a stage it is Spark that runs the query, so nothing is ours to refuse but two roots.
+    """
+    modes = {"append": "Append", "update": "Update", "complete": "Complete"}
+    checker = catalyst.module("analysis.UnsupportedOperationChecker")
+    checker.checkForStreaming(cut.plan, catalyst.output_mode(modes[mode.lower()]))
+    assert cut.root is not None
+    for name, where in _found(cut, is_complete=mode.lower() == "complete") if cut.stages else ():
+        raise refusal(name, where)
+    if len(cut.stages) > 1 and mode.lower() != "append":
+        raise refusal("several_stages", ", ".join(kind(stage.node) for stage in cut.stages))
+    for stage in cut.stages:
+        _check_join(catalyst, stage)
+
+
+def _found(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:
+    """Yield what is refused of the plans of inputs and pieces, and what the query calls it."""
+    for one in cut.inputs:
+        yield from _in_nodes(list(walk(one.plan)), may_sort=False)
+    pieces = [piece for stage in cut.stages for piece in stage.below if isinstance(piece, Piece)]
+    for piece in pieces:
+        yield from _in_piece(piece.nodes(), may_sort=False)
+    yield from _in_piece(cut.top.nodes(), may_sort=is_complete)
+
+
+def _in_piece(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]:
+    yield from _in_nodes(nodes, may_sort=may_sort)
+    for node in nodes:
+        if kind(node) == "EventTimeWatermark":
+            yield "watermark", str(node.eventTime().name())
+
+
+def _in_nodes(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        name = kind(node)
+        if name in (*_SCALA, *_LIMITS, "Sort") and node.isStreaming():
+            if name in _SCALA:
+                yield "scala", name
+            elif not may_sort:
+                yield "sort" if name == "Sort" else "limit", name
+
+
+def _check_join(catalyst: Catalyst, stage: Stage) -> None:
+    """Refuse two streams that have no key in common."""
+    if stage.kind == "join" and catalyst.module("planning.ExtractEquiJoinKeys").unapply(stage.node).isEmpty():
+        raise refusal("join_keys", str(stage.node.joinType().toString()))
+
+
+def check_key(expression: Node, below: Node) -> None:
+    """Raise ``ConfigError`` for an expression that cannot be a key of rows that come from a plan."""
+    type_name = str(expression.dataType().simpleString())
+    if any(word in type_name for word in _NO_KEYS):
+        raise refusal("array_key", f"{expression.sql()}: {type_name}")
+    if " collate " in type_name:
+        raise refusal("collated_key", f"{expression.sql()}: {type_name}")
+    for named in _made_in(below) if kind(expression) == "AttributeReference" else ():
+        if named.exprId().equals(expression.exprId()) and not named.deterministic():
+            raise refusal("random_key", str(named.sql()))
+
+
+def _made_in(plan: Node) -> Iterator[Node]:
+    """Yield the columns that the projections right below an aggregate make: Spark puts there what is random."""
+    while kind(plan) == "Project":
+        yield from (one for one in items(plan.projectList()) if kind(one) == "Alias")
+        plan = plan.child()

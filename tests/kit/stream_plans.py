@@ -1,0 +1,164 @@
+"""Streams whose rows a test gives at once, and what stands in for slots: buffers merged in Python, one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import riffle_spark
+from riffle_spark.process.types.stage_specs import AggregateSpec
+from riffle_spark.spark.plans.aggregate_plan import read_aggregate
+from riffle_spark.spark.plans.plan_cut import CutPlan, Input, cut
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, placed, replaced
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+__all__ = ["ROOT", "by_hand", "cut_of", "schema_of", "stream_of"]
+
+ROOT = "file:///state/of/visits"
+_NAN = float("nan")
+Values = list[Any]
+
+
+def stream_of(rows: DataFrame, folder: str, root: str | None = ROOT) -> DataFrame:
+    """Return a wrapped stream with the columns of rows; nothing is ever read from its folder."""
+    plain = rows.sparkSession.readStream.schema(rows.schema).parquet(folder)
+    return riffle_spark.on(plain, root=root)
+
+
+def cut_of(frame: DataFrame) -> CutPlan:
+    """Return a frame's plan, cut."""
+    return cut(Catalyst(frame.sparkSession), analysed(frame))
+
+
+def schema_of(plan: Node, spark: SparkSession) -> list[str]:
+    """Return the names of a plan's columns."""
+    return list(Catalyst(spark).frame(plan).columns)
+
+
+def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tuple[list[Row], list[AggregateSpec]]:
+    """Return what a wrapped query of aggregates answers to rows, all in one batch, and what its stages are.
+
+    The rows are put below the inputs' plans; what Spark makes of them for slots is merged here, a row at a time.
+    """
+    spark = Catalyst(query.sparkSession)
+    found, results, specs = cut_of(query), dict[int, Node](), list[AggregateSpec]()
+    for stage in found.stages:
+        (below,) = stage.below
+        plan = read_aggregate(spark, stage.node, tuple(spec.store for spec in specs))
+        given = _with_rows(spark, below.plan, rows) if isinstance(below, Input) else below.on(results, time_ms)
+        sent = spark.frame(plan.mapped(given))
+        assert riffle_spark_schema(sent) == [*plan.spec.rows.names]
+        state = _merged(sent, plan.spec)
+        results[stage.number] = plan.evaluated(analysed(state))
+        specs.append(plan.spec)
+    return spark.frame(found.top.on(results, time_ms)).collect(), specs
+
+
+def riffle_spark_schema(frame: DataFrame) -> list[str]:
+    """Return the names of a frame's columns."""
+    return list(frame.columns)
+
+
+def _with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
+    """Return an input's plan with rows in the place of its sources."""
+    leaves = {path: node for path, node in placed(plan) if node.isStreaming() and not children(node)}
+    rdd = rows._jdf.queryExecution().toRdd()
+    return replaced(spark, plan, {path: spark.rows(leaf.output(), rdd) for path, leaf in leaves.items()})
+
+
+def _merged(sent: DataFrame, spec: AggregateSpec) -> DataFrame:
+    """Return merged buffers, one row a key, of rows that slots would get."""
+    from pyspark.sql.types import StructField, StructType
+
+    from riffle_spark.spark.engine.routing import spark_schema
+
+    keys, groups = len(spec.keys), dict[tuple[object, ...], list[Values]]()
+    for row in sent.collect():
+        key = tuple(_same(value) for value in row[:keys])
+        values = dict(zip(sent.columns, row, strict=True))
+        state = groups.setdefault(key, [[] for _ in spec.functions])
+        for function, found in zip(spec.functions, state, strict=True):
+            if function.given is not None:
+                one = [values[function.given.name]]
+            else:
+                one = [values.get(buffer.name, buffer.literal) for buffer in function.buffers]
+            found[:] = MERGES[function.function](found, one)
+    schema = spark_schema(spec.answer)
+    schema = StructType([StructField(field.name, field.dataType) for field in schema])
+    answers = [[*key, *(value for found in state for value in found)] for key, state in groups.items()]
+    return sent.sparkSession.createDataFrame(answers, schema)
+
+
+def _same(value: object) -> object:
+    """Return a value that equals itself."""
+    return _NAN if isinstance(value, float) and math.isnan(value) else value
+
+
+def _pairwise(*parts: Callable[[Any, Any], Any]) -> Callable[[Values, Values], Values]:
+    """Return what merges each buffer for itself; nulls say nothing."""
+
+    def merge(old: Values, new: Values) -> Values:
+        if not old:
+            return new
+        return [
+            one if other is None else other if one is None else part(one, other)
+            for part, one, other in zip(parts, old, new, strict=False)
+        ]
+
+    return merge
+
+
+def _add(one: Any, other: Any) -> Any:
+    return one + other
+
+
+def _both(one: object, other: object) -> object:
+    return bool(one) and bool(other)
+
+
+def _extreme(of: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return the least or greatest of two values, of structs field by field with nulls before all else."""
+
+    def rank(value: Any) -> Any:
+        return [(one is not None, rank(one)) for one in value] if isinstance(value, tuple) else value
+
+    return lambda one, other: of(one, other, key=rank)
+
+
+def _by(extreme: Callable[[Sequence[Any]], Any]) -> Callable[[Values, Values], Values]:
+    def merge(old: Values, new: Values) -> Values:
+        if not old or old[1] is None:
+            return new
+        return old if new[1] is None or (new[1] != old[1] and extreme([old[1], new[1]]) == old[1]) else new
+
+    return merge
+
+
+def _moments(old: Values, new: Values) -> Values:
+    if not old or not old[0]:
+        return new
+    (n, mean, m2), (m, other, k2) = old, new
+    total = n + m
+    apart = other - mean
+    return [total, mean + apart * m / total, m2 + k2 + apart * apart * n * m / total] if m else old
+
+
+MERGES: dict[str, Callable[[Values, Values], Values]] = {
+    "Count": _pairwise(_add),
+    "Sum": _pairwise(_add, _both),
+    "Average": _pairwise(_add, _add),
+    "Min": _pairwise(_extreme(min)),
+    "Max": _pairwise(_extreme(max)),
+    "First": lambda old, new: old if old and old[1] else new,
+    "Last": lambda old, new: new if new[1] else old,
+    "MaxBy": _by(max),
+    "MinBy": _by(min),
+    "StddevSamp": _moments,
+    "VariancePop": _moments,
+    "BitOrAgg": _pairwise(lambda one, other: one | other),
+    "CollectList": lambda old, new: [[*(old[0] if old else []), *(one for one in new if one is not None)]],
+}
+"""How two of a function's buffers merge, by Spark's name of it."""

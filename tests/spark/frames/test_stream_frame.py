@@ -1,0 +1,245 @@
+"""A wrapped frame is a DataFrame: all methods are there, check as Spark does, and return what is wrapped."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.streaming import StatefulProcessor
+
+import riffle_spark
+from riffle_spark import Settings
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.frames.stream_frame import StreamFrame, StreamGroups, call_of, options_in
+from riffle_spark.spark.plans.plan_nodes import analysed, function_id
+from tests.kit.stream_plans import ROOT
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+SCHEMA = "at timestamp, page string, n long"
+Made = Callable[[DataFrame], object]
+
+
+@pytest.fixture(scope="module")
+def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where a row waits to be read."""
+    path = str(tmp_path_factory.mktemp("events") / "rows")
+    spark.createDataFrame([(None, "p", 1)], SCHEMA).write.parquet(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(spark: SparkSession, folder: str) -> DataFrame:
+    """A stream as Spark has it."""
+    return spark.readStream.schema(SCHEMA).parquet(folder)
+
+
+@pytest.fixture(scope="module")
+def events(plain: DataFrame) -> DataFrame:
+    """The same, wrapped."""
+    return riffle_spark.on(plain, root=ROOT)
+
+
+FRAMES: dict[str, Made] = {
+    "alias": lambda e: e.alias("x"),
+    "coalesce": lambda e: e.coalesce(1),
+    "colRegex": lambda e: e.select(e.colRegex("`n.*`")),
+    "crossJoin": lambda e: e.crossJoin(e.sparkSession.range(2)),
+    "describe by hand": lambda e: e.agg(F.max("n")),
+    "distinct": lambda e: e.distinct(),
+    "drop": lambda e: e.drop("n"),
+    "dropDuplicates": lambda e: e.dropDuplicates(["n"]),
+    "drop_duplicates": lambda e: e.drop_duplicates(["n"]),
+    "dropDuplicatesWithinWatermark": lambda e: e.withWatermark("at", "1 minute").dropDuplicatesWithinWatermark(["n"]),
+    "dropna": lambda e: e.dropna(),
+    "exceptAll": lambda e: e.exceptAll(e.sparkSession.createDataFrame([], SCHEMA)),
+    "fillna": lambda e: e.fillna(0),
+    "filter": lambda e: e.filter("n > 1"),
+    "hint": lambda e: e.hint("broadcast"),
+    "intersect": lambda e: e.intersect(e),
+    "join": lambda e: e.join(e.sparkSession.range(2).withColumnRenamed("id", "n"), "n"),
+    "limit": lambda e: e.limit(1),
+    "mapInArrow": lambda e: e.mapInArrow(lambda tables: tables, SCHEMA),
+    "mapInPandas": lambda e: e.mapInPandas(lambda frames: frames, SCHEMA),
+    "melt": lambda e: e.melt("page", "n", "k", "v"),
+    "na": lambda e: e.na.fill(0),
+    "offset": lambda e: e.offset(1),
+    "orderBy": lambda e: e.orderBy("n"),
+    "repartition": lambda e: e.repartition(2, "n"),
+    "repartitionByRange": lambda e: e.repartitionByRange(2, "n"),
+    "replace": lambda e: e.replace("a", "b"),
+    "sample": lambda e: e.sample(0.5),
+    "select": lambda e: e.select(e.page, e["n"]),
+    "selectExpr": lambda e: e.selectExpr("n + 1"),
+    "sort": lambda e: e.sort("n"),
+    "sortWithinPartitions": lambda e: e.sortWithinPartitions("n"),
+    "subtract": lambda e: e.subtract(e),
+    "to": lambda e: e.to(e.schema),
+    "toDF": lambda e: e.toDF("a", "b", "c"),
+    "transform": lambda e: e.transform(lambda frame: frame.where("n > 1")),
+    "union": lambda e: e.union(e),
+    "unionAll": lambda e: e.unionAll(e),
+    "unionByName": lambda e: e.unionByName(e),
+    "unpivot": lambda e: e.unpivot("page", "n", "k", "v"),
+    "where": lambda e: e.where(e.n > 1),
+    "withColumn": lambda e: e.withColumn("m", F.col("n") * 2),
+    "withColumnRenamed": lambda e: e.withColumnRenamed("n", "m"),
+    "withColumns": lambda e: e.withColumns({"m": F.col("n")}),
+    "withColumnsRenamed": lambda e: e.withColumnsRenamed({"n": "m"}),
+    "withMetadata": lambda e: e.withMetadata("n", {"a": 1}),
+    "withWatermark": lambda e: e.withWatermark("at", "1 minute"),
+    "a list of columns": lambda e: e[["n"]],
+    "a condition": lambda e: e[e.n > 1],
+    "agg": lambda e: e.groupBy("page").agg(F.max("n")),
+    "agg by names": lambda e: e.groupby("page").agg({"n": "max"}),
+    "avg": lambda e: e.groupBy("page").avg("n"),
+    "mean": lambda e: e.groupBy("page").mean("n"),
+    "max": lambda e: e.groupBy("page").max("n"),
+    "min": lambda e: e.groupBy("page").min("n"),
+    "sum": lambda e: e.groupBy("page").sum("n"),
+    "count": lambda e: e.groupBy("page").count(),
+    "pivot": lambda e: e.groupBy("page").pivot("n", [1, 2]).count(),
+    "rollup": lambda e: e.rollup("page").count(),
+    "cube": lambda e: e.cube("page").count(),
+    "applyInPandas": lambda e: e.groupBy("page").applyInPandas(lambda frame: frame, SCHEMA),
+    "sql": lambda e: riffle_spark.on(e.sparkSession.sql("select page, count(*) from {e} group by page", e=e)),
+}
+GROUPS: dict[str, Made] = {
+    "groupBy": lambda e: e.groupBy("page"),
+    "groupby": lambda e: e.groupby("page"),
+    "rollup": lambda e: e.rollup("page"),
+    "cube": lambda e: e.cube("page"),
+    "groupingSets": lambda e: e.groupingSets([["page"], []], "page"),
+    "pivot": lambda e: e.groupBy("page").pivot("n", [1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_each_method_returns_a_wrapped_frame(name: str, plain: DataFrame, events: DataFrame) -> None:
+    """It has the columns that Spark's own frame has, is one for ``isinstance``, and streams."""
+    frame = FRAMES[name](events)
+    assert isinstance(frame, StreamFrame)
+    assert isinstance(frame, DataFrame)
+    assert frame.isStreaming
+    assert options_in(frame).root == ROOT
+    if name != "sql":
+        expected = FRAMES[name](plain)
+        assert isinstance(expected, ClassicFrame)
+        assert frame.dtypes == expected.dtypes
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_way_to_groups_returns_wrapped_groups(name: str, events: DataFrame) -> None:
+    """So does a pivot of them."""
+    groups = GROUPS[name](events)
+    assert isinstance(groups, StreamGroups)
+    assert isinstance(groups._df, StreamFrame)
+
+
+def test_no_method_of_sparks_is_left_out() -> None:
+    """Every public method of both classes is one that wraps, but for what is named."""
+    for ours, base in ((StreamFrame, ClassicFrame), (StreamGroups, GroupedData)):
+        methods = {name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))}
+        assert methods - vars(ours).keys() == ({"observe"} & methods)
+        assert all(inspect.signature(getattr(ours, name)) for name in methods)
+
+
+def test_a_mistake_is_told_where_it_is_written_in_sparks_words(events: DataFrame) -> None:
+    """A column that is not there is named, with those that are."""
+    with pytest.raises(AnalysisException, match=r"UNRESOLVED_COLUMN.*pagge"):
+        events.groupBy("page").count().where("pagge = 'a'")
+
+
+def test_lists_of_frames_are_wrapped(events: DataFrame) -> None:
+    """``randomSplit`` returns several."""
+    assert [type(part) for part in events.randomSplit([0.5, 0.5], 1)] == [StreamFrame, StreamFrame]
+
+
+STARTED: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
+    "SQL over a view": lambda events, _: events.sparkSession.sql("select page, count(*) from seen group by page"),
+    "a plain frame united with a wrapped one": lambda events, plain: plain.union(events).groupBy("page").count(),
+    "a static frame joined with a wrapped one": lambda events, _: (
+        events.sparkSession.range(3).withColumnRenamed("id", "n").join(events, "n").groupBy("page").count()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_a_frame_of_ours_that_spark_runs_alone_fails_with_our_sentence(
+    name: str, plain: DataFrame, events: DataFrame, tmp_path: Path
+) -> None:
+    """It tells the way out, which is to wrap it, and no state of Spark's begins in silence."""
+    events.createOrReplaceTempView("seen")
+    frame = STARTED[name](events, plain)
+    assert not isinstance(frame, StreamFrame)
+    writer = frame.writeStream.format("noop").outputMode("complete")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(StreamingQueryException, match=r"wrap the frame that is started by riffle_spark\.on"):
+        query.processAllAvailable()
+    assert isinstance(riffle_spark.on(frame), StreamFrame)
+
+
+def visits(key: object, frames: Iterable[pd.DataFrame], state: object) -> Iterator[pd.DataFrame]:
+    """Answer nothing."""
+    return iter(())
+
+
+class Visits(StatefulProcessor):
+    """Answers nothing."""
+
+    def init(self, handle: object) -> None:
+        """Declare nothing."""
+
+    def handleInputRows(self, key: object, rows: object, timerValues: object) -> Iterator[pd.DataFrame]:  # noqa: ARG002
+        """Answer nothing."""
+        return iter(())
+
+    def close(self) -> None:
+        """End."""
+
+
+def test_what_python_gave_for_groups_is_known_from_the_plan(events: DataFrame) -> None:
+    """Spark keeps a function as bytes, and a processor inside another; both are at hand behind later methods."""
+    groups = events.groupBy("page")
+    counted = groups.applyInPandasWithState(visits, "page string", "n long", "append", "NoTimeout")
+    processed = groups.transformWithStateInPandas(processor := Visits(), "page string", "Append", timeMode="None")
+    for frame, method, given in (
+        (counted, "applyInPandasWithState", visits),
+        (processed, "transformWithStateInPandas", processor),
+    ):
+        call = call_of(function_id(analysed(frame)))
+        assert call is not None
+        assert (call.method, call.positional[0]) == (method, given)
+    assert call_of(None) is None
+
+
+def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: DataFrame) -> None:
+    """They are known by the mark, so a view and a plain union know them; settings as well."""
+    settings = Settings(root="file:///by/settings")
+    frame = riffle_spark.on(plain, settings=settings)
+    assert options_in(plain.union(frame)).settings == settings
+    assert options_in(plain.union(frame)).root == "file:///by/settings"
+    events.createOrReplaceTempView("seen")
+    assert options_in(events.sparkSession.table("seen")).root == ROOT
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda plain: plain.groupBy("page"), "was given a GroupedData"),
+        (lambda plain: plain.sparkSession.range(3), "is no stream"),
+        (lambda plain: riffle_spark.on(plain, root="file:///other"), "root file:///other, and was wrapped again"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused(made: Made, told: str, plain: DataFrame) -> None:
+    """The error tells what to wrap."""
+    with pytest.raises(ConfigError, match=told) as refused:
+        riffle_spark.on(made(plain), root=ROOT)  # type: ignore[arg-type]
+    assert refused.value.remedy

@@ -1,0 +1,190 @@
+"""An aggregate of a stream answers what Spark's own answers to the same rows: read from its plan, projected to one-row
+buffers, merged outside, evaluated by Spark's expressions, and put below what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec
+from riffle_spark.spark.plans.aggregate_plan import read_aggregate
+from riffle_spark.spark.plans.plan_nodes import Catalyst
+from tests.kit.stream_plans import by_hand, cut_of, stream_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+Query = Callable[[DataFrame], DataFrame]
+COLUMNS = (
+    "timestamp_seconds(1700000000 + id) as at", "concat('p', id % 3) as page", "if(id % 7 = 0, null, id) as n",
+    "cast(id as decimal(10, 2)) as price", "id % 3 = 0 as ok", "cast(id % 11 as double) / 3 as d",
+    "if(id % 4 = 0, null, named_struct('a', id % 2, 'b', named_struct('c', if(id % 5 = 0, null, 'x')))) as s",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    """Rows with nulls, structs and decimals, in one part: their order is theirs."""
+    return spark.range(0, 120, 1, 1).selectExpr(*COLUMNS).localCheckpoint()
+
+
+@pytest.fixture(scope="module")
+def events(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """A wrapped stream of such rows."""
+    return stream_of(rows, str(tmp_path_factory.mktemp("events")))
+
+
+def in_windows(frame: DataFrame) -> DataFrame:
+    """A window and a key, a condition on the result and a projection of it."""
+    found = frame.withWatermark("at", "10 seconds").groupBy(F.window("at", "20 seconds"), "page")
+    counted = found.agg(F.count("*").alias("c"), F.sum("n").alias("t"), F.count("n"))
+    return counted.where("c > 6 and t > 0").select("window.start", "window", "page", (F.col("t") * 2).alias("tt"))
+
+
+def of_all_kinds(frame: DataFrame) -> DataFrame:
+    """Functions with filters, in expressions, written out by Spark, over decimals, strings and structs."""
+    return frame.groupBy("page").agg(
+        F.count("n").alias("c"), F.expr("sum(n) filter (where ok) + 1").alias("sf"), F.avg("n").alias("a"),
+        F.expr("count_if(ok)").alias("ci"), F.sum(F.col("price") * 2).alias("s"), F.avg("price"),
+        F.stddev("d").alias("sd"), (F.sum("n") / F.count("n")).alias("ratio"), F.max_by("price", "n").alias("mb"),
+        F.min("s"), F.max("page"), F.bool_and("ok"), F.expr("try_sum(n)"), F.expr("bit_or(n)"), F.first("n"),
+        F.expr("last(n, true)"), F.expr("any_value(d)"),
+    )  # fmt: skip
+
+
+SHAPES: dict[str, tuple[Query, list[str]]] = {
+    "window": (in_windows, ["aggregate.window-page"]),
+    "functions": (of_all_kinds, ["aggregate.page"]),
+    "sliding": (lambda e: e.groupBy(F.window("at", "20 seconds", "10 seconds")).count(), ["aggregate.window"]),
+    "struct key": (lambda e: e.groupBy("s", "s.b").agg(F.max("n")), ["aggregate.s-b"]),
+    "no key": (lambda e: e.groupBy().agg(F.max("n"), F.count("*").alias("c")).where("c > 1"), ["aggregate.all"]),
+    "computed key": (
+        lambda e: e.groupBy((F.length("page") + F.col("n") % 3).alias("k")).agg((F.sum("n") + 1).alias("x")),
+        ["aggregate.k"],
+    ),
+    "cube": (lambda e: e.cube("page", "ok").count(), ["aggregate.page-ok-spark_grouping_id"]),
+    "collected": (
+        lambda e: e.groupBy("page").agg(F.collect_list("n").alias("l"), F.expr("collect_list(d) filter (where ok)")),
+        ["aggregate.page"],
+    ),
+    "window of windows": (
+        lambda e: e.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"), "page").count()
+        .groupBy(F.window(F.window_time("window"), "30 seconds")).agg(F.sum("count").alias("s")),
+        ["aggregate.window-page", "aggregate.window"],
+    ),
+    "same key twice": (
+        lambda e: e.groupBy("page", "ok").count().groupBy("page", "ok").agg(F.max("count").alias("m")),
+        ["aggregate.page-ok", "aggregate.page-ok-2"],
+    ),
+    "in Spark's order": (lambda e: e.groupBy("page").count().orderBy(F.desc("page")).limit(2), ["aggregate.page"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
+    """Rows and their order of columns are Spark's, and stores are called by their keys."""
+    query, stores = SHAPES[name]
+    found, specs = by_hand(query(events), rows)
+    expected = query(rows)
+    assert [spec.store for spec in specs] == stores
+    assert not found or list(found[0].asDict()) == expected.columns
+    assert _in_order(found) == _in_order(expected.collect())
+
+
+def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """Keys of floating numbers are told apart by their bits once Spark has normalised them."""
+    text = "case id % 4 when 0 then 0.0D when 1 then -0.0D when 2 then double('NaN') else -double('NaN') end as z"
+    rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
+    found, _ = by_hand(stream_of(rows, str(tmp_path)).groupBy("z", "f").count(), rows)
+    assert sorted((str(row["z"]), row["count"]) for row in found) == [("0.0", 4), ("nan", 4)]
+
+
+def test_the_specification_says_types_literals_meanings_and_time(events: DataFrame) -> None:
+    """What is the same for every row is told, not sent; a window's end is what is compared with the watermark."""
+    spec = spec_of(
+        events.withWatermark("at", "10 seconds").groupBy(F.window("at", "20 seconds"), "page")
+        .agg(F.count("*").alias("orders"), F.avg("n").alias("mean"), F.sum("price") + 1, F.max("d").alias("d"))
+    )  # fmt: skip
+    stamp = pa.timestamp("us", "UTC")
+    assert [*zip(spec.keys.names, spec.keys.types, strict=True)] == [
+        ("window_start", stamp), ("window_end", stamp), ("page", pa.string()),
+    ]  # fmt: skip
+    assert spec.time == TimeSpec("window_end", 10_000, "time", "window_start")
+    counted, mean, total, greatest = spec.functions
+    assert [(buffer.name, buffer.literal, buffer.meaning) for buffer in counted.buffers] == [
+        ("orders", 1, "count(1): count")
+    ]
+    assert [(buffer.name, buffer.type) for buffer in mean.buffers] == [
+        ("mean_sum", pa.float64()), ("mean_count", pa.int64()),
+    ]  # fmt: skip
+    assert [buffer.name for buffer in total.buffers] == ["sum(price)", "sum(price)_isEmpty"]
+    assert [one.function for one in spec.functions] == ["Count", "Average", "Sum", "Max"]
+    assert dict(total.facts)["evalMode"] in ("ANSI", "LEGACY")
+    assert spec.rows.names == [*spec.keys.names, "mean_sum", "mean_count", "sum(price)", "sum(price)_isEmpty", "d"]
+    assert greatest.buffers[0].type == pa.float64()
+
+
+def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events: DataFrame) -> None:
+    """No id of Spark's is in them, and a key can name its store."""
+    query = lambda: events.groupBy((F.col("n") % 3).alias("k", metadata={"riffle.store": "visits"})).agg(  # noqa: E731
+        F.sum("n") + F.max("n"), F.sum("d").alias("K")
+    )
+    assert spec_of(query()) == spec_of(query())
+    assert (spec_of(query()).store, spec_of(query()).rows.names) == ("visits", ["k", "sum(n)", "max(n)", "K_2"])
+
+
+def test_a_time_key_without_window_is_compared_with_the_watermark_itself(events: DataFrame) -> None:
+    """As in Spark, the first key that has a watermark counts; without one no key ever leaves."""
+    late = events.withWatermark("at", "3 seconds").groupBy("page", "at").count()
+    assert spec_of(late).time == TimeSpec("at", 3000)
+    assert spec_of(events.groupBy("page", "at").count()).time is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("percentile(d, 0.5)", "form of its own"),
+        ("mode(n)", "form of its own"),
+        ("listagg(page, ',') within group (order by page)", "order of its own"),
+        ("count(distinct n)", "distinct aggregates"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
+    """The error says what it is, as the query has it, and what to use."""
+    with pytest.raises(ConfigError, match=told) as refused:
+        spec_of(events.groupBy("page").agg(F.expr(text)))
+    assert refused.value.remedy
+    assert refused.value.where.startswith(text.partition("(")[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("array(n)", "arrays, maps"),
+        ("map('a', n)", "arrays, maps"),
+        ("named_struct('a', array(n))", "arrays, maps"),
+        ("page collate UTF8_LCASE", "collation"),
+        ("rand()", "not deterministic"),
+    ],
+)
+def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str) -> None:
+    """Keys are columns of plain types, and the same whenever a batch runs again."""
+    with pytest.raises(ConfigError, match=told):
+        spec_of(events.groupBy(F.expr(key).alias("k")).count())
+
+
+def spec_of(query: DataFrame) -> AggregateSpec:
+    """Return the specification of a query's first stage."""
+    return read_aggregate(Catalyst(query.sparkSession), cut_of(query).stages[0].node).spec
+
+
+def _in_order(found: list[Row]) -> list[list[object]]:
+    """Return rows in some order, floating numbers to nine digits."""
+    told = [[float(f"{one:.9g}") if isinstance(one, float) else one for one in row] for row in found]
+    return sorted(told, key=repr)
