@@ -13,9 +13,9 @@ from riffle_spark.spark.plans.plan_cut import CutPlan, Input, cut
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, placed, replaced
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
-__all__ = ["ROOT", "by_hand", "cut_of", "schema_of", "stream_of"]
+__all__ = ["ROOT", "by_hand", "cut_of", "merged", "stream_of"]
 
 ROOT = "file:///state/of/visits"
 _NAN = float("nan")
@@ -33,11 +33,6 @@ def cut_of(frame: DataFrame) -> CutPlan:
     return cut(Catalyst(frame.sparkSession), analysed(frame))
 
 
-def schema_of(plan: Node, spark: SparkSession) -> list[str]:
-    """Return the names of a plan's columns."""
-    return list(Catalyst(spark).frame(plan).columns)
-
-
 def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tuple[list[Row], list[AggregateSpec]]:
     """Return what a wrapped query of aggregates answers to rows, all in one batch, and what its stages are.
 
@@ -49,17 +44,10 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
         (below,) = stage.below
         plan = read_aggregate(spark, stage.node, tuple(spec.store for spec in specs))
         given = _with_rows(spark, below.plan, rows) if isinstance(below, Input) else below.on(results, time_ms)
-        sent = spark.frame(plan.mapped(given))
-        assert riffle_spark_schema(sent) == [*plan.spec.rows.names]
-        state = _merged(sent, plan.spec)
+        state = merged(spark.frame(plan.mapped(given)), plan.spec)
         results[stage.number] = plan.evaluated(analysed(state))
         specs.append(plan.spec)
     return spark.frame(found.top.on(results, time_ms)).collect(), specs
-
-
-def riffle_spark_schema(frame: DataFrame) -> list[str]:
-    """Return the names of a frame's columns."""
-    return list(frame.columns)
 
 
 def _with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
@@ -69,12 +57,13 @@ def _with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
     return replaced(spark, plan, {path: spark.rows(leaf.output(), rdd) for path, leaf in leaves.items()})
 
 
-def _merged(sent: DataFrame, spec: AggregateSpec) -> DataFrame:
+def merged(sent: DataFrame, spec: AggregateSpec) -> DataFrame:
     """Return merged buffers, one row a key, of rows that slots would get."""
     from pyspark.sql.types import StructField, StructType
 
     from riffle_spark.spark.engine.routing import spark_schema
 
+    assert sent.columns == spec.rows.names
     keys, groups = len(spec.keys), dict[tuple[object, ...], list[Values]]()
     for row in sent.collect():
         key = tuple(_same(value) for value in row[:keys])

@@ -6,6 +6,7 @@ Slots merge buffers. Results are what the function's evaluation makes of merged 
 by their classes. Does not know how buffers merge.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -21,8 +22,9 @@ from riffle_spark.spark.plans.plan_rules import refusal
 
 __all__ = ["AggregatePlan", "read_aggregate"]
 
-_FACTS: Final = {"Sum": ("evalMode",), "Average": ("evalMode",), "First": ("ignoreNulls",), "Last": ("ignoreNulls",)}
-"""What a function's class says beside its buffers, and merging may have to know."""
+_ANSI_KNOWING: Final = ("Sum", "Average")
+_NULLS_KNOWING: Final = ("First", "Last")
+_MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
 _GIVEN: Final = ("CollectList", "CollectSet", "ListAgg")
 """Functions that are sent their argument, since Spark keeps their buffers in a form of its own."""
 _OF_USERS: Final = ("PythonUDAF", "ScalaAggregator", "ScalaUDAF")
@@ -264,14 +266,24 @@ def _buffers(
 
 
 def _spec(function: _Function, buffers: list[Buffer], result: pa.DataType | None) -> FunctionSpec:
-    name, told = kind(function.told), function.told
-    facts = {fact: str(getattr(told, fact)()) for fact in _FACTS.get(name, ())}
+    facts = tuple(_facts(function.told))
     if result is None:
-        return FunctionSpec(name, tuple(buffers), facts=tuple(facts.items()))
-    if name == "ListAgg":
-        facts["delimiter"] = str(told.delimiter().value() or "")
+        return FunctionSpec(kind(function.told), tuple(buffers), facts=facts)
     (one,) = buffers
-    return FunctionSpec(name, (replace(one, type=result),), one, tuple(facts.items()))
+    return FunctionSpec(kind(function.told), (replace(one, type=result),), one, facts)
+
+
+def _facts(told: Node) -> Iterator[tuple[str, str]]:
+    """Yield what a function says beside its buffers, which merging may have to know."""
+    name = kind(told)
+    if name in _ANSI_KNOWING:
+        # An enumeration's value, in later versions of Spark inside another object.
+        mode = _MODE.search(str(told.productElement(1).toString()))
+        yield "evalMode", mode[1] if mode else "ANSI"
+    if name in _NULLS_KNOWING:
+        yield "ignoreNulls", str(told.ignoreNulls())
+    if name == "ListAgg":
+        yield "delimiter", str(told.delimiter().value() or "")
 
 
 def _leaf_of(plan: Node) -> Path:

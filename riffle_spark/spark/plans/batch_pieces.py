@@ -26,11 +26,6 @@ class Piece:
     plan: Node
     holes: tuple[Hole, ...]
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether it is nothing but the result of one stage."""
-        return any(hole.path == () for hole in self.holes)
-
     def nodes(self) -> list[Node]:
         """Return the nodes that are the piece's own: those of its stages and below these are not."""
         return [node for path, node in placed(self.plan) if not self._is_below(path)]
@@ -41,10 +36,6 @@ class Piece:
         """
         plan = replaced(self.catalyst, self.plan, {hole.path: results[hole.stage] for hole in self.holes})
         return plan if time_ms is None else _timed(self.catalyst, plan, self._clocks(), time_ms)
-
-    def empty(self) -> Node:
-        """Return the plan on no rows."""
-        return self.on({hole.stage: self.catalyst.no_rows(at(self.plan, hole.path).output()) for hole in self.holes})
 
     def _clocks(self) -> list[Path]:
         """Return where nodes of the piece's own ask for the time, what is below first."""

@@ -103,8 +103,16 @@ class CutPlan:
 
 
 def cut(catalyst: Catalyst, plan: Node) -> CutPlan:
-    """Cut an analysed plan."""
+    """Cut an analysed plan.
+
+    As in Spark, what ``WITH`` names is put where it is used, and ``SELECT DISTINCT`` is an aggregate without functions.
+    """
     bare, marks = without_marks(catalyst, plan)
+    names = {kind(node) for node in walk(bare)}
+    if "WithCTE" in names:
+        bare = catalyst.filled("optimizer.InlineCTE", True).apply(bare)
+    if "Distinct" in names:
+        bare = catalyst.module("optimizer.ReplaceDistinctWithAggregate").apply(bare)
     cutter = _Cutter(catalyst)
     top = cutter.part(bare)
     if isinstance(top, Input):

@@ -126,6 +126,12 @@ class Catalyst:
         """Return a Scala object by its name below Catalyst's package."""
         return looked_up(context(self.spark)._jvm, f"{_CATALYST}.{name}$", _MODULE)
 
+    def filled(self, name: str, *first: object) -> Node:
+        """Return an instance of a class with these arguments first and ``False`` for others, which versions add."""
+        made = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")(f"{_CATALYST}.{name}")
+        count = made.getConstructors()[0].getParameterCount()
+        return self.named(name)(*[*first, *[False] * count][:count])
+
     def output_mode(self, name: str) -> Node:
         """Return an output mode of Spark's: ``Append``, ``Update`` or ``Complete``."""
         return looked_up(context(self.spark)._jvm, "org.apache.spark.sql.streaming.OutputMode", name)()

@@ -9,7 +9,7 @@ from typing import Final
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_cut import CutPlan, Stage
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, items, kind, walk
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind, walk
 
 __all__ = ["REFUSED", "Refused", "check_key", "check_plan", "refusal"]
 
@@ -38,6 +38,16 @@ REFUSED: Final = {
         "orderBy of a stream",
         "an order over the whole query is only there where all of its result is, in complete mode",
         "use outputMode('complete'), or sort in foreachBatch",
+    ),
+    "set": Refused(
+        "intersect, except and subtract of streams",
+        "what they keep of earlier rows is not read from the plan",
+        "join with the static side ('left_semi', 'left_anti') and use dropDuplicates",
+    ),
+    "unknown": Refused(
+        "an operator that is not known here",
+        "it is not known whether it may keep something of earlier rows",
+        "use it in foreachBatch, behind the query",
     ),
     "watermark": Refused(
         "withWatermark behind a stateful operator",
@@ -87,8 +97,23 @@ REFUSED: Final = {
 }
 """What is refused, by a name that tests and the docs' table know."""
 
-_LIMITS = ("GlobalLimit", "LocalLimit", "Offset", "Tail")
-_SCALA = ("FlatMapGroupsWithState", "TransformWithState")
+_BY_NAME: Final = {
+    **dict.fromkeys(("GlobalLimit", "LocalLimit", "Offset", "Tail"), "limit"),
+    **dict.fromkeys(("FlatMapGroupsWithState", "TransformWithState"), "scala"),
+    **dict.fromkeys(("Intersect", "Except"), "set"),
+    "Sort": "sort",
+}
+_ROW_BY_ROW: Final = frozenset(
+    (
+        *("Project", "Filter", "SubqueryAlias", "View", "EventTimeWatermark", "UpdateEventTimeWatermarkColumn"),
+        *("Union", "Join", "LateralJoin", "Expand", "Generate", "ResolvedHint", "UnresolvedHint", "CollectMetrics"),
+        *("Repartition", "RepartitionByExpression", "RebalancePartitions", "ScriptTransformation"),
+        *("MapInPandas", "MapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"),
+        *("SerializeFromObject", "DeserializeToObject", "MapElements", "MapPartitions", "TypedFilter"),
+        *("MapGroups", "AppendColumns"),
+    )
+)
+"""Spark's nodes that do with a batch's rows what they do in Spark's own query: they keep nothing of earlier ones."""
 _NO_KEYS = ("array<", "map<", "variant")
 
 
@@ -133,13 +158,14 @@ def _in_piece(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]
 
 
 def _in_nodes(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]:
+    """Yield each node of a stream, but the sources, that does not take rows one by one."""
     for node in nodes:
         name = kind(node)
-        if name in (*_SCALA, *_LIMITS, "Sort") and node.isStreaming():
-            if name in _SCALA:
-                yield "scala", name
-            elif not may_sort:
-                yield "sort" if name == "Sort" else "limit", name
+        if name in _ROW_BY_ROW or not node.isStreaming() or not children(node):
+            continue
+        term = _BY_NAME.get(name, "unknown")
+        if not (may_sort and term in ("sort", "limit")):
+            yield term, name
 
 
 def _check_join(catalyst: Catalyst, stage: Stage) -> None:

@@ -4,6 +4,7 @@ buffers, merged outside, evaluated by Spark's expressions, and put below what fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
-from riffle_spark.spark.plans.plan_nodes import Catalyst
-from tests.kit.stream_plans import by_hand, cut_of, stream_of
+from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed
+from tests.kit.stream_plans import by_hand, cut_of, merged, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -78,6 +79,7 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
         .groupBy(F.window(F.window_time("window"), "30 seconds")).agg(F.sum("count").alias("s")),
         ["aggregate.window-page", "aggregate.window"],
     ),
+    "no function": (lambda e: e.select("page", "ok").groupBy("page", "ok").agg(F.lit(1)), ["aggregate.page-ok"]),
     "same key twice": (
         lambda e: e.groupBy("page", "ok").count().groupBy("page", "ok").agg(F.max("count").alias("m")),
         ["aggregate.page-ok", "aggregate.page-ok-2"],
@@ -95,6 +97,29 @@ def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows:
     assert [spec.store for spec in specs] == stores
     assert not found or list(found[0].asDict()) == expected.columns
     assert _in_order(found) == _in_order(expected.collect())
+
+
+def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFrame, tmp_path: Path) -> None:
+    """What ``foreachBatch`` gets is keys and buffers; Spark reads no other columns, and moves its watermark."""
+    rows.write.parquet(str(tmp_path / "in"))
+    spark, cut = Catalyst(rows.sparkSession), cut_of(in_windows(stream_of(rows, str(tmp_path / "in"))))
+    plan, found = read_aggregate(spark, cut.stages[0].node), list[Row]()
+
+    def take(batch: DataFrame, number: int) -> None:
+        assert number == 0
+        result = plan.evaluated(analysed(merged(batch, plan.spec)))
+        found.extend(spark.frame(cut.top.on({0: result})).collect())
+
+    writer = spark.frame(plan.mapped(cut.inputs[0].plan)).writeStream.foreachBatch(take)
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    assert query.exception() is None
+    assert _in_order(found) == _in_order(in_windows(rows).collect())
+    (read,) = re.findall(r"ReadSchema: (.*)", str(query._jsq.explainInternal(False)))
+    progress = query.lastProgress
+    assert progress is not None
+    assert progress["eventTime"]["max"] == "2023-11-14T22:15:19.000Z"
+    assert read == "struct<at:timestamp,page:string,n:bigint>"
 
 
 def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:

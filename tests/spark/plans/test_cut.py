@@ -90,6 +90,16 @@ SHAPES: dict[str, tuple[Query, str]] = {
         lambda f: f.spark.sql("select c + 1 from (select page, count(*) c from events group by page) where c > 1"),
         "aggregate(input 0); Project Filter SubqueryAlias stage 0",
     ),
+    "WITH, used twice": (
+        lambda f: f.spark.sql(
+            "with c as (select page, count(*) n from events group by page) select n from c union all select n from c"
+        ),
+        "aggregate(input 0); aggregate(input 1); "
+        "Union Project SubqueryAlias SubqueryAlias Project Project SubqueryAlias SubqueryAlias stage 0+1",
+    ),
+    "SELECT DISTINCT": (
+        lambda f: f.spark.sql("select distinct at from events"), "aggregate(input 0); stage 0"
+    ),
     "a session": (
         lambda f: f.events.groupBy(F.session_window("at", "1 minute"), "page").count(), "aggregate(input 0); stage 0"
     ),
@@ -161,7 +171,13 @@ def test_a_query_is_cut_at_its_stateful_nodes(name: str, frames: Frames) -> None
     assert not any(marks_in(one.plan) for one in cut.inputs)
 
 
-UNTIMED = ("HAVING in SQL over a view", "a sub-query in FROM", "pandas between", "an order in complete mode")
+UNTIMED = (
+    "HAVING in SQL over a view",
+    "WITH, used twice",
+    "a sub-query in FROM",
+    "pandas between",
+    "an order in complete mode",
+)
 APPENDED = [name for name in SHAPES if name not in UNTIMED]
 
 
@@ -198,6 +214,7 @@ def test_what_spark_refuses_is_refused_in_its_words(name: str, frames: Frames) -
 BY_US: dict[str, tuple[Query, str]] = {
     "limit": (lambda f: f.events.dropDuplicates(["at"]).limit(3), "append"),
     "watermark": (lambda f: f.bare.groupBy("at").count().withWatermark("at", "1 minute"), "update"),
+    "set": (lambda f: f.events.dropDuplicates(["at"]).exceptAll(f.spark.createDataFrame([], SCHEMA)), "append"),
     "join_keys": (lambda f: f.events.join(f.others, F.expr("seen >= at and seen <= at + interval 1 minute")), "append"),
 }  # fmt: skip
 
