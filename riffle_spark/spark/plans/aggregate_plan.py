@@ -8,17 +8,29 @@ by their classes. Does not know how buffers merge.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
-from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, Literal, free_name, store_name
-from riffle_spark.spark.engine.routing import arrow_schema
+from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
+from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
 from riffle_spark.spark.plans.grouping_keys import GroupingKey, read_keys, time_of
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, Path, at, children, items, kind, placed, replaced
+from riffle_spark.spark.plans.plan_nodes import (
+    Catalyst,
+    Node,
+    analysed,
+    asks_time,
+    at,
+    children,
+    items,
+    kind,
+    placed,
+    replaced,
+)
 from riffle_spark.spark.plans.plan_rules import refusal
+from riffle_spark.state.log.paths import check_store_name
 
 __all__ = ["AggregatePlan", "read_aggregate"]
 
@@ -32,17 +44,14 @@ _WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
 """Functions whose first buffer is called as the result is."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Function:
-    """A function of the plan: its aggregate expression, its name in columns, and its buffers' attributes."""
+    """A function of the plan: its aggregate expression, its name in columns, itself, and its text in SQL."""
 
     node: Node
     name: str
-    told: Node = field(init=False)
-    text: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.told, self.text = self.node.aggregateFunction(), str(self.node.sql())
+    told: Node
+    text: str
 
     @property
     def is_given(self) -> bool:
@@ -61,49 +70,30 @@ class _Function:
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """A stage that is an aggregate: its specification, and its two ends as plans."""
+    """A stage that is an aggregate: its specification, and its two ends as pieces on the rows of each batch."""
 
     catalyst: Catalyst
     spec: AggregateSpec
-    map_side: Node
-    keys: tuple[GroupingKey, ...]
-    functions: tuple[_Function, ...]
-    results: Node
-    around: tuple[Node, Path]
+    map_side: Piece
+    evaluation: Piece
 
-    def mapped(self, below: Node) -> Node:
+    def mapped(self, below: Node, time_ms: int | None = None) -> Node:
         """Return the plan of the rows that slots get: ``spec.rows`` of the rows of a plan below, which has the
-        attributes of the aggregate's own child.
+        attributes of the aggregate's own child. ``time_ms`` is the batch's, where that is not Spark's own to tell.
         """
-        return replaced(self.catalyst, self.map_side, {_leaf_of(self.map_side): below})
+        return self.map_side.on({0: below}, time_ms)
 
-    def evaluated(self, leaf: Node) -> Node:
-        """Return the aggregate's result, under its own attributes, of a plan with the columns of ``spec.state``."""
-        columns = {str(one.name()): one for one in items(leaf.output())}
-        spark, make = self.catalyst, self.catalyst.alias
-        keys = [key for key in self.keys if key.attribute is not None]
-        lower = [make(key.put_together(spark, columns), key.name, key.attribute.exprId()) for key in keys]
-        middle = [key.attribute for key in keys]
-        for function, spec in zip(self.functions, self.spec.functions, strict=True):
-            if function.is_given:
-                result, attributes = columns[spec.buffers[0].name], []
-                lower.append(make(result, function.name, function.node.resultAttribute().exprId()))
-                middle.append(function.node.resultAttribute())
-                continue
-            attributes = function.attributes()
-            for attribute, buffer in zip(attributes, spec.buffers, strict=True):
-                lower.append(make(columns[buffer.name], attribute.name(), attribute.exprId()))
-            result = function.told.evaluateExpression()
-            middle.append(make(result, function.name, function.node.resultAttribute().exprId()))
-        plan = spark.project(middle, spark.project(lower, leaf))
-        around, path = self.around
-        return replaced(spark, around, {path: spark.project(items(self.results), plan)})
+    def evaluated(self, rdd: Node, time_ms: int | None = None) -> Node:
+        """Return the aggregate's result, under its own attributes, of an RDD of rows of ``spec.answer``."""
+        (hole,) = self.evaluation.holes
+        leaf = self.catalyst.rows(at(self.evaluation.plan, hole.path).output(), rdd)
+        return self.evaluation.on({0: leaf}, time_ms)
 
 
 def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> AggregatePlan:
     """Read an aggregate of an analysed plan. ``taken`` are names of stores that the query has already.
 
-    Raises ``ConfigError`` for keys and functions that cannot be had.
+    Raises ``ConfigError`` for keys and functions that cannot be had, and for a store's name that cannot be one.
     """
     around = _prepared(catalyst, node)
     path = next(path for path, one in placed(around) if kind(one) == "Aggregate")
@@ -116,11 +106,34 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     every = _Rows(catalyst, keys, functions, inner.child())
     specs, key_schema = every.specs()
     named = next((key.store for key in keys if key.store), None)
-    store = named or store_name("aggregate", [key.name for key in keys if key.attribute is not None], taken)
+    told = [key.name for key in keys if key.attribute is not None]
+    store = check_store_name(named) if named else store_name("aggregate", told, taken)
     spec = AggregateSpec(store, key_schema, specs, time_of(keys))
-    return AggregatePlan(
-        catalyst, spec, every.map_side(specs), tuple(keys), tuple(functions), parts._3(), (around, path)
-    )
+    results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
+    evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
+    map_side = every.map_side(specs)
+    return AggregatePlan(catalyst, spec, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
+
+
+def _results(catalyst: Catalyst, spec: AggregateSpec, keys: list[GroupingKey], functions: list[_Function]) -> Node:
+    """Return the keys and the functions' results over a leaf of ``spec.answer``: Spark's expressions on its buffers."""
+    leaf = catalyst.no_rows(analysed(catalyst.spark.createDataFrame([], spark_schema(spec.answer))).output())
+    columns = {str(one.name()): one for one in items(leaf.output())}
+    lower, upper, make = list[Node](), list[Node](), catalyst.alias
+    for key in keys:
+        if key.attribute is not None:
+            lower.append(make(key.put_together(catalyst, columns), key.name, key.attribute.exprId()))
+            upper.append(key.attribute)
+    for function, told in zip(functions, spec.functions, strict=True):
+        result = function.node.resultAttribute()
+        if function.is_given:
+            lower.append(make(columns[told.buffers[0].name], function.name, result.exprId()))
+            upper.append(result)
+            continue
+        for attribute, buffer in zip(function.attributes(), told.buffers, strict=True):
+            lower.append(make(columns[buffer.name], attribute.name(), attribute.exprId()))
+        upper.append(make(function.told.evaluateExpression(), function.name, result.exprId()))
+    return catalyst.project(upper, catalyst.project(lower, leaf))
 
 
 def _prepared(catalyst: Catalyst, node: Node) -> Node:
@@ -144,7 +157,7 @@ def _named(functions: list[Node], results: list[Node], taken: list[str]) -> list
     used = list(taken)
     for node in functions:
         name = whole.get(node.resultAttribute().exprId().id(), str(node.sql()))
-        found.append(_Function(node, free_name(name, used)))
+        found.append(_Function(node, free_name(name, used), node.aggregateFunction(), str(node.sql())))
         used.append(found[-1].name)
     return found
 
@@ -153,11 +166,7 @@ def _check_function(function: _Function) -> None:
     """Refuse what only Spark's own operators can do."""
     name, told = kind(function.told), function.told
     if function.node.isDistinct():
-        raise ConfigError(
-            "distinct aggregates of a stream are refused, as by Spark",
-            remedy="use approx_count_distinct, or dropDuplicates by key and value before the aggregate",
-            where=function.text,
-        )
+        raise refusal("distinct", function.text)
     if name in _OF_USERS:
         raise refusal("user_function", function.text)
     if not function.is_given and not _is_declarative(told):
@@ -188,16 +197,16 @@ class _Rows:
         plan = self._plan(lambda _function, _index: True)
         schema = arrow_schema(self.catalyst.frame(plan))
         count = sum(len(key.columns) for key in self.keys)
-        literals, results = dict(enumerate(_literals(self.catalyst, plan))), self._results()
+        literals, results = _literals(self.catalyst, plan), self._results()
         specs, index, taken = list[FunctionSpec](), count, list(schema.names[:count])
         for function in self.functions:
             wide = 1 if function.is_given else len(function.attributes())
-            types = [schema.field(at).type for at in range(index, index + wide)]
-            buffers = _buffers(function, types, [literals.get(at) for at in range(index, index + wide)], taken)
+            types, values = schema.types[index : index + wide], literals[index : index + wide]
+            buffers = _buffers(function, types, [None] * wide if asks_time(function.node) else values, taken)
             taken += [buffer.name for buffer in buffers]
             specs.append(_spec(function, buffers, results.get(id(function))))
             index += wide
-        return tuple(specs), pa.schema([schema.field(at) for at in range(count)])
+        return tuple(specs), pa.schema(list(schema)[:count])
 
     def _results(self) -> dict[int, pa.DataType]:
         """Return the types of the results of functions that are sent their argument."""
@@ -238,8 +247,11 @@ class _Rows:
         return spark.project(columns, spark.project([*items(self.below.output()), *first], self.below))
 
 
-def _literals(catalyst: Catalyst, plan: Node) -> Iterator[Literal | None]:
-    """Yield of each column of a projection the one value that it has for whatever row, if Spark folds it to that."""
+def _literals(catalyst: Catalyst, plan: Node) -> list[Literal | None]:
+    """Return of each column of a projection the one value that it has for whatever row, if Spark folds it to that.
+
+    What asks for the time is folded too, to that of now.
+    """
     folded = catalyst.optimised(plan)
     found = dict[int, Literal]()
     for one in items(folded.projectList()) if kind(folded) == "Project" else ():
@@ -247,7 +259,7 @@ def _literals(catalyst: Catalyst, plan: Node) -> Iterator[Literal | None]:
             value = one.child().value()
             if isinstance(value, bool | int | float):
                 found[one.exprId().id()] = value
-    yield from (found.get(one.exprId().id()) for one in items(plan.output()))
+    return [found.get(one.exprId().id()) for one in items(plan.output())]
 
 
 def _buffers(
@@ -286,6 +298,7 @@ def _facts(told: Node) -> Iterator[tuple[str, str]]:
         yield "delimiter", str(told.delimiter().value() or "")
 
 
-def _leaf_of(plan: Node) -> Path:
-    """Return where the leaf is of a plan that is one way down."""
-    return max((path for path, _ in placed(plan)), key=len)
+def _on_leaf(catalyst: Catalyst, plan: Node) -> Piece:
+    """Return a plan that is one way down as a piece whose hole is its leaf."""
+    leaf = max((path for path, _ in placed(plan)), key=len)
+    return piece_of(catalyst, plan, (Hole(leaf, 0),))

@@ -89,7 +89,7 @@ def _read(catalyst: Catalyst, named: Node, results: list[Node], below: Node, tak
     told = _metadata_of(named, results)
     name = str(told.get("name") or named.name())
     window = next((kind for mark, kind in _WINDOWS.items() if told.get(mark)), "")
-    if any(word in str(expression.dataType().simpleString()) for word in _FLOATING):
+    if any(word in str(expression.dataType().catalogString()) for word in _FLOATING):
         expression = catalyst.normalised(expression)
     used, parts = list(taken), list[_Part]()
     for column, path, tells_null in _fields(expression.dataType(), name, (), is_nullable=_may_be_null(named, window)):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.plans.batch_pieces import Hole, Piece
+from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
 from riffle_spark.spark.plans.plan_nodes import (
     Catalyst,
     Node,
@@ -116,7 +116,7 @@ def cut(catalyst: Catalyst, plan: Node) -> CutPlan:
     cutter = _Cutter(catalyst)
     top = cutter.part(bare)
     if isinstance(top, Input):
-        return CutPlan(bare, marks, (), (), Piece(catalyst, bare, ()))
+        return CutPlan(bare, marks, (), (), piece_of(catalyst, bare, ()))
     return CutPlan(bare, marks, tuple(cutter.inputs), tuple(cutter.stages), top)
 
 
@@ -132,7 +132,7 @@ class _Cutter:
         """Return what a plan is: a piece on stages, or else an input."""
         holes = tuple(Hole(path, self.stage(at(plan, path))) for path in list(_topmost(plan)))
         if holes:
-            piece = Piece(self.catalyst, plan, holes)
+            piece = piece_of(self.catalyst, plan, holes)
             _check_streams(piece)
             return piece
         self.inputs.append(Input(len(self.inputs), plan))

@@ -15,6 +15,7 @@ __all__ = [
     "Node",
     "Path",
     "analysed",
+    "asks_time",
     "at",
     "children",
     "expressions",
@@ -24,7 +25,6 @@ __all__ = [
     "metadata",
     "placed",
     "replaced",
-    "tells_time",
     "walk",
 ]
 
@@ -238,9 +238,9 @@ class Catalyst:
         return looked_up(context(self.spark)._jvm, _NONE, _MODULE)
 
 
-def tells_time(node: Node) -> bool:
-    """Tell whether an expression of a plan's node asks for the time."""
-    return any(kind(one) in _NOW for one in expressions(node))
+def asks_time(expression: Node) -> bool:
+    """Tell whether an expression asks for the time."""
+    return any(kind(one) in _NOW for one in walk(expression))
 
 
 def _differ(some: list[Node], others: list[Node]) -> bool:

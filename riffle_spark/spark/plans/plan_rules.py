@@ -2,6 +2,7 @@
 only we cannot do. Each of ours names Spark's term, the reason and the way out. Knows the cut. Does not know functions.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -25,19 +26,14 @@ class Refused:
 
 REFUSED: Final = {
     "several_stages": Refused(
-        "stateful operators one after the other in update or complete mode",
-        "rows that an operator takes back would count twice in the next one",
+        "a stateful operator behind an aggregate in update or complete mode",
+        "the aggregate's rows come again with each change, and would count twice",
         "use outputMode('append') with a watermark, or make two queries with a sink between them",
     ),
     "limit": Refused(
         "limit, offset and tail of a stream",
         "they count rows over the whole query, and each batch would begin anew",
         "limit the result of an aggregate in complete mode, or limit in foreachBatch",
-    ),
-    "sort": Refused(
-        "orderBy of a stream",
-        "an order over the whole query is only there where all of its result is, in complete mode",
-        "use outputMode('complete'), or sort in foreachBatch",
     ),
     "set": Refused(
         "intersect, except and subtract of streams",
@@ -79,6 +75,11 @@ REFUSED: Final = {
         "a batch that runs again would send its rows to other keys",
         "group by what the rows themselves say, for example by a hash of them",
     ),
+    "distinct": Refused(
+        "distinct aggregates (count(DISTINCT ...), sum(DISTINCT ...))",
+        "Spark refuses them on streams, since every value would be kept",
+        "use approx_count_distinct, or dropDuplicates by key and value before the aggregate",
+    ),
     "own_buffer": Refused(
         "an aggregate function that keeps its buffer in a form of its own (percentile, mode, histogram_numeric, ...)",
         "only Spark's own operators can merge such a buffer",
@@ -101,8 +102,9 @@ _BY_NAME: Final = {
     **dict.fromkeys(("GlobalLimit", "LocalLimit", "Offset", "Tail"), "limit"),
     **dict.fromkeys(("FlatMapGroupsWithState", "TransformWithState"), "scala"),
     **dict.fromkeys(("Intersect", "Except"), "set"),
-    "Sort": "sort",
 }
+_OF_ALL: Final = ("Sort", "GlobalLimit", "LocalLimit", "Offset")
+"""Spark's nodes that stand where all of a result is there with each batch."""
 _ROW_BY_ROW: Final = frozenset(
     (
         *("Project", "Filter", "SubqueryAlias", "View", "EventTimeWatermark", "UpdateEventTimeWatermarkColumn"),
@@ -114,7 +116,7 @@ _ROW_BY_ROW: Final = frozenset(
     )
 )
 """Spark's nodes that do with a batch's rows what they do in Spark's own query: they keep nothing of earlier ones."""
-_NO_KEYS = ("array<", "map<", "variant")
+_NO_KEY: Final = re.compile(r"\b(array|map)<|(^|:)variant\b")
 
 
 def refusal(name: str, where: str) -> ConfigError:
@@ -134,20 +136,25 @@ def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
     assert cut.root is not None
     for name, where in _found(cut, is_complete=mode.lower() == "complete") if cut.stages else ():
         raise refusal(name, where)
-    if len(cut.stages) > 1 and mode.lower() != "append":
-        raise refusal("several_stages", ", ".join(kind(stage.node) for stage in cut.stages))
     for stage in cut.stages:
         _check_join(catalyst, stage)
+        for one in (cut.stages[hole.stage] for piece in _pieces(stage) for hole in piece.holes):
+            if one.kind == "aggregate" and mode.lower() != "append":
+                raise refusal("several_stages", f"{kind(one.node)} below {kind(stage.node)}")
 
 
 def _found(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:
     """Yield what is refused of the plans of inputs and pieces, and what the query calls it."""
     for one in cut.inputs:
         yield from _in_nodes(list(walk(one.plan)), may_sort=False)
-    pieces = [piece for stage in cut.stages for piece in stage.below if isinstance(piece, Piece)]
-    for piece in pieces:
+    for piece in (piece for stage in cut.stages for piece in _pieces(stage)):
         yield from _in_piece(piece.nodes(), may_sort=False)
     yield from _in_piece(cut.top.nodes(), may_sort=is_complete)
+
+
+def _pieces(stage: Stage) -> list[Piece]:
+    """Return what a stage reads of other stages."""
+    return [part for part in stage.below if isinstance(part, Piece)]
 
 
 def _in_piece(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]:
@@ -163,9 +170,8 @@ def _in_nodes(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]
         name = kind(node)
         if name in _ROW_BY_ROW or not node.isStreaming() or not children(node):
             continue
-        term = _BY_NAME.get(name, "unknown")
-        if not (may_sort and term in ("sort", "limit")):
-            yield term, name
+        if not (may_sort and name in _OF_ALL):
+            yield _BY_NAME.get(name, "unknown"), name
 
 
 def _check_join(catalyst: Catalyst, stage: Stage) -> None:
@@ -176,8 +182,8 @@ def _check_join(catalyst: Catalyst, stage: Stage) -> None:
 
 def check_key(expression: Node, below: Node) -> None:
     """Raise ``ConfigError`` for an expression that cannot be a key of rows that come from a plan."""
-    type_name = str(expression.dataType().simpleString())
-    if any(word in type_name for word in _NO_KEYS):
+    type_name = str(expression.dataType().catalogString())
+    if _NO_KEY.search(type_name):
         raise refusal("array_key", f"{expression.sql()}: {type_name}")
     if " collate " in type_name:
         raise refusal("collated_key", f"{expression.sql()}: {type_name}")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -16,8 +17,8 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
-from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed
-from tests.kit.stream_plans import by_hand, cut_of, merged, stream_of
+from riffle_spark.spark.plans.plan_nodes import Catalyst
+from tests.kit.stream_plans import by_hand, cut_of, merged, rdd_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -107,7 +108,7 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
 
     def take(batch: DataFrame, number: int) -> None:
         assert number == 0
-        result = plan.evaluated(analysed(merged(batch, plan.spec)))
+        result = plan.evaluated(rdd_of(merged(batch, plan.spec)))
         found.extend(spark.frame(cut.top.on({0: result})).collect())
 
     writer = spark.frame(plan.mapped(cut.inputs[0].plan)).writeStream.foreachBatch(take)
@@ -122,6 +123,16 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
     assert read == "struct<at:timestamp,page:string,n:bigint>"
 
 
+def test_results_and_later_stages_have_the_time_of_their_batch(rows: DataFrame, events: DataFrame) -> None:
+    """Whatever an aggregate asks for the time, before or after it is merged, is the same when a batch runs again."""
+    query = (
+        events.groupBy("page").agg(F.now().alias("t"), F.count("n").alias("c"))
+        .groupBy("t").agg(F.max(F.unix_millis(F.current_timestamp())).alias("m"), F.current_date().alias("d"))
+    )  # fmt: skip
+    (row,), _ = by_hand(query, rows, 1_700_000_000_123)
+    assert (row["m"], str(row["d"]), row["t"].microsecond) == (1_700_000_000_123, "2023-11-14", 123_000)
+
+
 def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Keys of floating numbers are told apart by their bits once Spark has normalised them."""
     text = "case id % 4 when 0 then 0.0D when 1 then -0.0D when 2 then double('NaN') else -double('NaN') end as z"
@@ -134,14 +145,15 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
     """What is the same for every row is told, not sent; a window's end is what is compared with the watermark."""
     spec = spec_of(
         events.withWatermark("at", "10 seconds").groupBy(F.window("at", "20 seconds"), "page")
-        .agg(F.count("*").alias("orders"), F.avg("n").alias("mean"), F.sum("price") + 1, F.max("d").alias("d"))
+        .agg(F.count("*").alias("orders"), F.avg("n").alias("mean"), F.sum("price") + 1,
+             F.max("d").alias("d"), F.max(F.unix_date(F.current_date())).alias("today"))
     )  # fmt: skip
     stamp = pa.timestamp("us", "UTC")
     assert [*zip(spec.keys.names, spec.keys.types, strict=True)] == [
         ("window_start", stamp), ("window_end", stamp), ("page", pa.string()),
     ]  # fmt: skip
     assert spec.time == TimeSpec("window_end", 10_000, "time", "window_start")
-    counted, mean, total, greatest = spec.functions
+    counted, mean, total, greatest, newest = spec.functions
     assert [(buffer.name, buffer.literal, buffer.meaning) for buffer in counted.buffers] == [
         ("orders", 1, "count(1): count")
     ]
@@ -149,9 +161,18 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
         ("mean_sum", pa.float64()), ("mean_count", pa.int64()),
     ]  # fmt: skip
     assert [buffer.name for buffer in total.buffers] == ["sum(price)", "sum(price)_isEmpty"]
-    assert [one.function for one in spec.functions] == ["Count", "Average", "Sum", "Max"]
+    assert [one.function for one in spec.functions] == ["Count", "Average", "Sum", "Max", "Max"]
     assert dict(total.facts)["evalMode"] in ("ANSI", "LEGACY")
-    assert spec.rows.names == [*spec.keys.names, "mean_sum", "mean_count", "sum(price)", "sum(price)_isEmpty", "d"]
+    assert spec.rows.names == [
+        *spec.keys.names,
+        "mean_sum",
+        "mean_count",
+        "sum(price)",
+        "sum(price)_isEmpty",
+        "d",
+        "today",
+    ]
+    assert newest.buffers[0].literal is None
     assert greatest.buffers[0].type == pa.float64()
 
 
@@ -162,6 +183,8 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
     )
     assert spec_of(query()) == spec_of(query())
     assert (spec_of(query()).store, spec_of(query()).rows.names) == ("visits", ["k", "sum(n)", "max(n)", "K_2"])
+    with pytest.raises(ConfigError, match="cannot be a store name"):
+        spec_of(events.groupBy(F.col("page").alias("p", metadata={"riffle.store": "a b"})).count())
 
 
 def test_a_time_key_without_window_is_compared_with_the_watermark_itself(events: DataFrame) -> None:
@@ -178,6 +201,7 @@ def test_a_time_key_without_window_is_compared_with_the_watermark_itself(events:
         ("mode(n)", "form of its own"),
         ("listagg(page, ',') within group (order by page)", "order of its own"),
         ("count(distinct n)", "distinct aggregates"),
+        ("listagg(cast(page as binary))", "of binary"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
@@ -186,6 +210,17 @@ def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, tex
         spec_of(events.groupBy("page").agg(F.expr(text)))
     assert refused.value.remedy
     assert refused.value.where.startswith(text.partition("(")[0])
+
+
+def test_an_aggregate_function_of_the_users_is_refused(events: DataFrame) -> None:
+    """One of pandas wants all rows of a group at once."""
+
+    @F.pandas_udf("long")  # type: ignore[call-overload, untyped-decorator]
+    def longest(texts: pd.Series) -> int:
+        return int(texts.str.len().max())
+
+    with pytest.raises(ConfigError, match="all rows of a group at once"):
+        spec_of(events.groupBy("page").agg(longest("page")))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_cut import CutPlan, Input, marks_in
 from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed, kind
 from riffle_spark.spark.plans.plan_rules import REFUSED, check_plan
-from tests.kit.stream_plans import ROOT, cut_of, stream_of
+from tests.kit.stream_plans import ROOT, cut_of, rdd_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -230,6 +230,14 @@ def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str
     assert (refused.value.remedy, bool(refused.value.where)) == (one.way_out, True)
 
 
+def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(frames: Frames) -> None:
+    """Spark warns of it or refuses it, as it is configured; a de-duplication below an aggregate is another matter."""
+    frames.spark.conf.set("spark.sql.streaming.statefulOperator.checkCorrectness.enabled", "false")
+    with pytest.raises(ConfigError, match="count twice"):
+        check_plan(Catalyst(frames.spark), cut_of(frames.events.groupBy("at").count().dropDuplicates(["at"])), "update")
+    check_plan(Catalyst(frames.spark), cut_of(frames.events.dropDuplicates(["page"]).groupBy("page").count()), "update")
+
+
 def test_rows_that_come_past_a_stage_are_refused(frames: Frames) -> None:
     """A union of an aggregate with its own stream would have its rows in other batches than Spark's."""
     query = frames.events.groupBy("at").count().union(frames.events.selectExpr("at", "n"))
@@ -254,7 +262,7 @@ def test_a_piece_that_runs_again_has_the_time_of_its_batch(frames: Frames, spark
     )  # fmt: skip
     cut, rows = cut_of(query), spark.createDataFrame([("p1", 3)], "page string, count long")
     (stage,) = cut.stages
-    leaf = Catalyst(spark).rows(stage.node.output(), rows._jdf.queryExecution().toRdd())
+    leaf = Catalyst(spark).rows(stage.node.output(), rdd_of(rows))
     plan = cut.top.on({0: leaf}, 1_700_000_000_123)
     (row,) = Catalyst(spark).frame(plan).selectExpr("*", "unix_millis(t) as ms", "t = made as same").collect()
     assert (row["ms"], str(row["d"]), row["same"]) == (1_700_000_000_123, "2023-11-15", True)
