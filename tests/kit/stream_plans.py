@@ -15,7 +15,7 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, childr
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-__all__ = ["ROOT", "by_hand", "cut_of", "merged", "rdd_of", "stream_of"]
+__all__ = ["ROOT", "by_hand", "cut_of", "merged", "rdd_of", "stream_of", "with_rows"]
 
 ROOT = "file:///state/of/visits"
 _NAN = float("nan")
@@ -43,7 +43,7 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
     for stage in found.stages:
         (below,) = stage.below
         plan = read_aggregate(spark, stage.node, tuple(spec.store for spec in specs))
-        given = _with_rows(spark, below.plan, rows) if isinstance(below, Input) else below.on(results, time_ms)
+        given = with_rows(spark, below.plan, rows) if isinstance(below, Input) else below.on(results, time_ms)
         state = merged(spark.frame(plan.mapped(given, time_ms)), plan.spec)
         results[stage.number] = plan.evaluated(rdd_of(state), time_ms)
         specs.append(plan.spec)
@@ -55,7 +55,7 @@ def rdd_of(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().toRdd()
 
 
-def _with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
+def with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
     """Return an input's plan with rows in the place of its sources."""
     leaves = {path: node for path, node in placed(plan) if node.isStreaming() and not children(node)}
     return replaced(spark, plan, {path: spark.rows(leaf.output(), rdd_of(rows)) for path, leaf in leaves.items()})
