@@ -1,0 +1,98 @@
+"""Spark's aggregate functions by the names of their classes, as plans have them, and how their buffers merge; others
+are refused by name. Knows names. Does not know formulas.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.merging import merged_lists, merged_moments, merged_picks, merged_sketches, merged_sums
+from riffle_spark.process.merging.merge_function import MergeFunction
+
+__all__ = ["COLLECTED", "HASHED", "MergeOptions", "merge_function", "merge_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOptions:
+    """What a plan says of a function beside its class and buffers.
+
+    ``overflow`` is the name of Spark's ``EvalMode``: what becomes of a sum or average that does not fit. ``delimiter``
+    is what ``listagg`` puts between texts, bytes between bytes; ``collected_max`` is how many values a key may collect;
+    ``relative_error`` is what ``approx_count_distinct`` was asked for, its ``relativeSD``.
+    """
+
+    overflow: merged_sums.Overflow = "LEGACY"
+    delimiter: str | bytes = ""
+    collected_max: int = 10_000
+    relative_error: float = 0.05
+
+
+_MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {
+    "Count": lambda _: merged_sums.MergedCount(),
+    "Sum": lambda options: merged_sums.MergedSum(options.overflow),
+    "Average": lambda options: merged_sums.MergedAverage(options.overflow),
+    "Product": lambda _: merged_sums.MergedProduct(),
+    "BitAndAgg": lambda _: merged_sums.MergedBits("and"),
+    "BitOrAgg": lambda _: merged_sums.MergedBits("or"),
+    "BitXorAgg": lambda _: merged_sums.MergedBits("xor"),
+    "Max": lambda _: merged_picks.MergedExtreme(greatest=True),
+    "Min": lambda _: merged_picks.MergedExtreme(greatest=False),
+    "MaxBy": lambda _: merged_picks.MergedExtremeBy(greatest=True),
+    "MinBy": lambda _: merged_picks.MergedExtremeBy(greatest=False),
+    "First": lambda _: merged_picks.MergedPick(latest=False),
+    "Last": lambda _: merged_picks.MergedPick(latest=True),
+    "StddevPop": lambda _: merged_moments.MergedMoments(order=2),
+    "StddevSamp": lambda _: merged_moments.MergedMoments(order=2),
+    "VariancePop": lambda _: merged_moments.MergedMoments(order=2),
+    "VarianceSamp": lambda _: merged_moments.MergedMoments(order=2),
+    "RegrReplacement": lambda _: merged_moments.MergedMoments(order=2),
+    "Skewness": lambda _: merged_moments.MergedMoments(order=3),
+    "Kurtosis": lambda _: merged_moments.MergedMoments(order=4),
+    "CovPopulation": lambda _: merged_moments.MergedCoMoments(squares=False),
+    "CovSample": lambda _: merged_moments.MergedCoMoments(squares=False),
+    "RegrSXY": lambda _: merged_moments.MergedCoMoments(squares=False),
+    "Corr": lambda _: merged_moments.MergedCoMoments(squares=True),
+    "RegrR2": lambda _: merged_moments.MergedCoMoments(squares=True),
+    "RegrSlope": lambda _: merged_moments.MergedRegression(),
+    "RegrIntercept": lambda _: merged_moments.MergedRegression(),
+    "HyperLogLogPlusPlus": lambda options: merged_sketches.MergedDistinct(options.relative_error),
+    "CollectList": lambda options: merged_lists.MergedList(options.collected_max),
+    "CollectSet": lambda options: merged_lists.MergedSet(options.collected_max),
+    "ListAgg": lambda options: merged_lists.MergedText(options.delimiter, options.collected_max),
+}
+
+COLLECTED = frozenset({"CollectList", "CollectSet", "ListAgg"})
+"""Functions of which a row's buffer is its value, and the result what ``finish`` returns, not Spark's evaluation."""
+
+HASHED = frozenset({"HyperLogLogPlusPlus"})
+"""Functions of which a row's buffer is the hash of its value, and ``finish`` returns Spark's buffer."""
+
+_WAYS_OUT: Mapping[str, str] = {
+    "Percentile": "It would keep every value. Use percentile_approx where that is there, or collect_list with a bound.",
+    "Mode": "It would keep every value. Count by key and value, and choose downstream.",
+    "HistogramNumeric": "Group by buckets of your own, such as floor(x / 10).",
+}
+
+
+def merge_names() -> Sequence[str]:
+    """Return the names of the classes that are known."""
+    return tuple(_MERGES)
+
+
+def merge_function(name: str, buffers: Sequence[pa.DataType], options: MergeOptions | None = None) -> MergeFunction:
+    """Return how buffers of these types merge, of the function of this class; ``ConfigError`` if unknown."""
+    if name not in _MERGES:
+        raise ConfigError(
+            f"Spark's aggregate function {name} cannot be kept from batch to batch",
+            remedy=_WAYS_OUT.get(name, "Use another one, or a function of your own.")
+            + f" Known: {', '.join(_MERGES)}.",
+        )
+    found = _MERGES[name](options or MergeOptions())
+    if not found.state(buffers):
+        raise ConfigError(
+            f"Spark's aggregate function {name} cannot be kept with buffers of {', '.join(map(str, buffers))}",
+            remedy="Cast its input to another type.",
+        )
+    return found

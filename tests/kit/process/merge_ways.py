@@ -1,0 +1,69 @@
+"""Draws rows of a few groups, and merges their buffers in every way that a running query may: all at once, batch after
+batch, each batch alone and then these together. Knows Hypothesis. Does not know any function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
+
+__all__ = ["FEW", "SIZE", "DrawnRows", "merged_ways", "rows_of_groups"]
+
+T = TypeVar("T")
+SIZE = 4
+"""Groups; the last one never has a row."""
+FEW = settings(max_examples=50, deadline=None)
+"""So that many properties are cheap together."""
+
+
+@dataclass(frozen=True)
+class DrawnRows(Generic[T]):
+    """Rows with the numbers of their groups, in batches that end at ``ends``; some batches are empty."""
+
+    codes: list[int]
+    values: list[T]
+    ends: list[int]
+
+    def of(self, group: int) -> list[T]:
+        """Return a group's values in their order."""
+        return [value for code, value in zip(self.codes, self.values, strict=True) if code == group]
+
+
+@st.composite
+def rows_of_groups(draw: st.DrawFn, values: st.SearchStrategy[T]) -> DrawnRows[T]:
+    """Draw rows and batches."""
+    drawn = draw(st.lists(st.tuples(st.integers(0, SIZE - 2), values), max_size=12))
+    ends = sorted(draw(st.lists(st.integers(0, len(drawn)), max_size=3)))
+    return DrawnRows([code for code, _ in drawn], [value for _, value in drawn], [*ends, len(drawn)])
+
+
+def merged_ways(
+    merge: MergeFunction, types: Sequence[pa.DataType], rows: DrawnRows[T], buffer: Callable[[T], tuple[Any, ...]]
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield for each way what is finished for each group; ``buffer`` makes a row's buffer of its value."""
+    made = [buffer(value) for value in rows.values]
+    columns = [pa.array([row[i] for row in made], type) for i, type in enumerate(types)]
+    codes, state = np.array(rows.codes, dtype=np.int64), merge.state(types)
+    nothing: Columns = [pa.nulls(SIZE, type) for type in state]
+    kept, partial = nothing, [nothing]
+    for start, end in zip([0, *rows.ends], rows.ends, strict=False):
+        batch, groups = [column.slice(start, end - start) for column in columns], Groups(codes[start:end], SIZE)
+        kept = merge.fold(batch, kept, groups)
+        partial.append(merge.fold(batch, nothing, groups))
+    ways = [kept, merge.fold(columns, nothing, Groups(codes, SIZE))]
+    if list(state) == list(types):
+        every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
+        ways.append(merge.fold(every, nothing, Groups(np.tile(np.arange(SIZE), len(partial)), SIZE)))
+    ways.append(merge.fold([column.slice(0, 0) for column in columns], kept, Groups(codes[:0], SIZE)))
+    for way in ways:
+        assert [column.type for column in way] == list(state)
+        finished = [column.to_pylist() for column in merge.finish(way)]
+        yield list(zip(*finished, strict=True))

@@ -1,0 +1,185 @@
+"""Takes one of Spark's batch aggregates apart: rows as one-row buffers, and what Spark's own expressions make of
+buffers that were merged elsewhere. Knows Catalyst's classes. Does not know how anything is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED, MergeOptions
+
+__all__ = ["PlanFunction", "RowForm"]
+
+
+@dataclass(frozen=True)
+class PlanFunction:
+    """One aggregate function of a plan: its class, and its buffers' columns in ``RowForm.rows``."""
+
+    name: str
+    columns: Sequence[str]
+    options: MergeOptions
+
+
+class RowForm:
+    """``frame.groupBy("k").agg(...)`` as a plan: a leaf of rows, one aggregate, and what is above it."""
+
+    def __init__(self, spark: SparkSession, aggregate: DataFrame) -> None:
+        self._spark = spark
+        jvm: Any = spark.sparkContext._jvm
+        self._jvm = jvm
+        self._plan = aggregate._jdf.queryExecution().analyzed()
+        self._outer = next(node for node in _nodes(self._plan) if _kind(node) == "Aggregate")
+        optimizer = jvm.org.apache.spark.sql.catalyst.optimizer
+        rules = (_module(optimizer, name) for name in ("ReplaceExpressions", "RewriteWithExpression"))
+        self._replaced = self._outer
+        for rule in rules:
+            self._replaced = rule.apply(self._replaced)
+        self._inner = next(node for node in _nodes(self._replaced) if _kind(node) == "Aggregate")
+        planning = jvm.org.apache.spark.sql.catalyst.planning
+        parts = _module(planning, "PhysicalAggregation").unapply(self._inner).get()
+        self._grouping, self._found, self._results = parts._1(), _items(parts._2()), parts._3()
+        self.functions = list(self._described())
+
+    def _described(self) -> Iterator[PlanFunction]:
+        used = 0
+        for each in self._found:
+            name = _kind(each.aggregateFunction())
+            count = 1 if name in COLLECTED | HASHED else each.aggregateFunction().aggBufferAttributes().size()
+            yield PlanFunction(name, [f"b{used + i}" for i in range(count)], _options(each.aggregateFunction()))
+            used += count
+
+    def rows(self) -> pa.Table:
+        """Return the key ``k`` and the one-row buffers of each row, as the map side would send them."""
+        child, initial, updates = self._inner.child(), [], []
+        for each in self._found:
+            function = each.aggregateFunction()
+            if _kind(function) in COLLECTED | HASHED:
+                value = function.child() if _kind(function) in COLLECTED else self._hash(function.child())
+                updates.append(self._filtered(each, value, self._null(value.dataType())))
+                continue
+            parts = (function.aggBufferAttributes(), function.initialValues(), function.updateExpressions())
+            for buffer, value, update in zip(*map(_items, parts), strict=True):
+                initial.append(self._alias(value, buffer.name(), buffer.exprId()))
+                updates.append(self._filtered(each, update, buffer))
+        columns = [self._alias(one, f"b{i}", self._new_id()) for i, one in enumerate(updates)]
+        begun = self._project([*_items(child.output()), *initial], child)
+        return self._frame(self._project([*_items(self._grouping), *columns], begun)).toArrow()
+
+    def evaluated(self, merged: pa.Table) -> pa.Table:
+        """Return what the query answers for merged buffers: ``k`` and the columns that ``rows`` has, or results."""
+        leaf = self._spark.createDataFrame(merged)._jdf.queryExecution().analyzed()
+        columns = {column.name(): column for column in _items(leaf.output())}
+        lower = [
+            self._alias(columns[key.name()], key.name(), key.toAttribute().exprId()) for key in _items(self._grouping)
+        ]
+        results = [key.toAttribute() for key in _items(self._grouping)]
+        for described, each in zip(self.functions, self._found, strict=True):
+            if described.name in COLLECTED:
+                result = columns[described.columns[0]]
+                lower.append(result)
+            else:
+                buffers = _items(each.aggregateFunction().aggBufferAttributes())
+                for name, buffer in zip(described.columns, buffers, strict=True):
+                    lower.append(self._alias(columns[name], buffer.name(), buffer.exprId()))
+                result = each.aggregateFunction().evaluateExpression()
+            results.append(self._alias(result, "result", each.resultAttribute().exprId()))
+        evaluation = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Project(
+            self._results, self._project(results, self._project(lower, leaf))
+        )
+        replaced = self._swapped(self._replaced, self._inner, evaluation)
+        return self._frame(self._swapped(self._plan, self._outer, replaced)).toArrow()
+
+    def estimated(self, merged: pa.Table) -> pa.Table:
+        """Return the same by Spark's final node, for imperative functions; the columns are the key and all words."""
+        execution = self._jvm.org.apache.spark.sql.execution
+        child = self._frame(self._inner.child())._jdf.queryExecution().sparkPlan()
+        found = self._sequence(self._found)
+        plans = _module(execution.aggregate, "AggUtils")
+        final = _items(plans.planAggregateWithoutDistinct(self._grouping, found, self._results, child))[0]
+        rows = self._spark.createDataFrame(merged).coalesce(1).localCheckpoint()._jdf.queryExecution().sparkPlan()
+        more = [rows.productElement(i) for i in range(1, rows.productArity())]
+        node = final.withNewChildren(self._sequence([execution.RDDScanExec(final.child().output(), *more)]))
+        ready = _module(execution, "QueryExecution").prepareExecutedPlan(self._spark._jsparkSession, node)
+        return self._frame(self._leaf(ready.output(), ready.execute())).toArrow()
+
+    def _leaf(self, output: Any, rows: Any) -> Any:
+        """Return a logical leaf of rows; other versions of Spark want more to be told of them."""
+        partitioning = self._jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning(0)
+        none, nothing = _module(self._jvm.scala, "None"), self._sequence([])
+        told = [output, rows, partitioning, nothing, False, none, self._spark._jsparkSession, none, none, False]
+        name = "org.apache.spark.sql.execution.LogicalRDD"
+        count = self._jvm.java.lang.Class.forName(name).getConstructors()[0].getParameterCount()
+        return self._jvm.org.apache.spark.sql.execution.LogicalRDD(*told[:count])
+
+    def _hash(self, value: Any) -> Any:
+        """Return Spark's hash of a value, null where the value is."""
+        expressions = self._jvm.org.apache.spark.sql.catalyst.expressions
+        hashed = expressions.XxHash64(self._sequence([value]))
+        return expressions.If(expressions.IsNull(value), self._null(hashed.dataType()), hashed)
+
+    def _filtered(self, each: Any, update: Any, otherwise: Any) -> Any:
+        if each.filter().isEmpty():
+            return update
+        return self._jvm.org.apache.spark.sql.catalyst.expressions.If(each.filter().get(), update, otherwise)
+
+    def _null(self, type: Any) -> Any:
+        return self._jvm.org.apache.spark.sql.catalyst.expressions.Literal(None, type)
+
+    def _alias(self, expression: Any, name: str, id: Any) -> Any:
+        none, nothing = _module(self._jvm.scala, "None"), self._sequence([])
+        return self._jvm.org.apache.spark.sql.catalyst.expressions.Alias(expression, name, id, nothing, none, nothing)
+
+    def _new_id(self) -> Any:
+        return _module(self._jvm.org.apache.spark.sql.catalyst.expressions, "NamedExpression").newExprId()
+
+    def _project(self, columns: list[Any], child: Any) -> Any:
+        return self._jvm.org.apache.spark.sql.catalyst.plans.logical.Project(self._sequence(columns), child)
+
+    def _swapped(self, node: Any, old: Any, new: Any) -> Any:
+        if node.equals(old):
+            return new
+        children = [self._swapped(child, old, new) for child in _items(node.children())]
+        return node.withNewChildren(self._sequence(children)) if children else node
+
+    def _sequence(self, things: list[Any]) -> Any:
+        listed = self._jvm.java.util.ArrayList()
+        for thing in things:
+            listed.add(thing)
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(listed).toSeq()
+
+    def _frame(self, plan: Any) -> DataFrame:
+        dataset = _module(self._jvm.org.apache.spark.sql.classic, "Dataset")
+        return DataFrame(dataset.ofRows(self._spark._jsparkSession, plan), self._spark)
+
+
+def _module(package: Any, name: str) -> Any:
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def _kind(thing: Any) -> str:
+    return str(thing.getClass().getSimpleName())
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _items(node.children()):
+        yield from _nodes(child)
+
+
+def _options(function: Any) -> MergeOptions:
+    """Return what a function says of itself beside its class; Spark keeps a mode in one object or another."""
+    if _kind(function) in ("Sum", "Average"):
+        asked = function.evalContext() if "evalContext" in dir(function) else function
+        return MergeOptions(overflow=asked.evalMode().toString())
+    if _kind(function) == "ListAgg":
+        return MergeOptions(delimiter=str(function.delimiter().eval(None) or ""))
+    return MergeOptions(relative_error=function.relativeSD()) if _kind(function) in HASHED else MergeOptions()

@@ -1,0 +1,88 @@
+"""Values that are collected: in order, each once, joined, and no more than a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import UserFunctionError
+from riffle_spark.process.merging.merge_function import MergeFunction
+from riffle_spark.process.merging.merged_lists import MergedList, MergedSet, MergedText
+from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+
+STRUCT = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))])
+STRUCTS = st.builds(
+    lambda x, y: {"x": x, "y": y}, st.none() | st.integers(0, 1), st.none() | st.lists(st.just("a"), max_size=2)
+)
+MOST = 12
+
+
+def ways(merge: MergeFunction, type: pa.DataType, rows: DrawnRows[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Yield for each group of each way its values that are not null, and what was made of them."""
+    for way in merged_ways(merge, [type], rows, lambda value: (value,)):
+        for group in range(SIZE):
+            yield [value for value in rows.of(group) if value is not None], way[group][0]
+
+
+@pytest.mark.parametrize("type", [STRUCT, pa.int64()], ids=str)
+@FEW
+@given(data=st.data())
+def test_lists_keep_the_order_of_rows(type: pa.DataType, data: st.DataObject) -> None:
+    """A list has all values that are not null in the order of their rows, and is empty where there are none."""
+    rows = data.draw(rows_of_groups(st.none() | (STRUCTS if type == STRUCT else st.integers(0, 9))))
+    for values, found in ways(MergedList(MOST), type, rows):
+        assert found == values
+
+
+@pytest.mark.parametrize("type", [STRUCT, pa.int64(), pa.float64()], ids=str)
+@FEW
+@given(data=st.data())
+def test_sets_keep_the_first_of_equal_values(type: pa.DataType, data: st.DataObject) -> None:
+    """A set has each value once, NaN too, in the order in which they came; 0.0 and -0.0 are one."""
+    drawn = {STRUCT: STRUCTS, pa.int64(): st.integers(0, 3), pa.float64(): st.sampled_from([math.nan, 0.0, -0.0, 1.0])}
+    rows = data.draw(rows_of_groups(st.none() | drawn[type]))
+    for values, found in ways(MergedSet(MOST), type, rows):
+        firsts: dict[str, Any] = {}
+        for value in values:
+            firsts.setdefault(repr(value).removeprefix("-"), value)
+        assert repr(found) == repr(list(firsts.values()))
+
+
+@pytest.mark.parametrize(("type", "delimiter"), [(pa.string(), ", "), (pa.string(), ""), (pa.binary(), b"-")], ids=str)
+@FEW
+@given(data=st.data())
+def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject) -> None:
+    """Texts and bytes are joined in the order of their rows, and null where there are none."""
+    rows = data.draw(
+        rows_of_groups(st.none() | (st.text(max_size=2) if type == pa.string() else st.binary(max_size=2)))
+    )
+    for values, found in ways(MergedText(delimiter, MOST), type, rows):
+        assert found == (delimiter.join(values) if values else None)
+
+
+@FEW
+@given(rows=rows_of_groups(st.none() | st.integers(0, 2)), most=st.integers(0, 3))
+def test_no_group_collects_more_than_its_bound(rows: DrawnRows[int | None], most: int) -> None:
+    """A list that would be longer than allowed fails the batch; of a set only different values count."""
+    values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
+    for merge, longest in (
+        (MergedList(most), max(map(len, values))),
+        (MergedSet(most), max(len(set(each)) for each in values)),
+    ):
+        if longest > most:
+            with pytest.raises(UserFunctionError, match=f"more than {most}"):
+                list(merged_ways(merge, [pa.int64()], rows, lambda value: (value,)))
+        else:
+            assert list(merged_ways(merge, [pa.int64()], rows, lambda value: (value,)))
+
+
+def test_sets_of_what_cannot_be_compared_are_refused() -> None:
+    """Maps have no order, and no equality in Spark either, so a set of them is refused; texts alone are joined."""
+    assert not MergedSet(MOST).state([pa.map_(pa.string(), pa.int64())])
+    assert not MergedText("", MOST).state([pa.int64()])

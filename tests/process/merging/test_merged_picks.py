@@ -1,0 +1,155 @@
+"""Least and greatest values, first and last ones, in Spark's order of values and the rows' own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from functools import cmp_to_key
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedExtremeBy, MergedPick, is_ordered, ranks
+from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+
+FLOATS = st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 0.0, -1.5, 1e-300, 2.0])
+TEXTS = st.sampled_from(["", "a", "aa", "B", "é", "￮", "\U0001f600"])
+PAIR = pa.struct([("x", pa.float64()), ("y", pa.string())])
+
+PAIRS = st.builds(lambda x, y: {"x": x, "y": y}, st.none() | FLOATS, st.none() | TEXTS)
+
+ORDERED: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.int64(): st.sampled_from([-(2**63), -1, 0, 5, 2**63 - 1]),
+    pa.float32(): st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 0.0, -1.5, 2.0]),
+    pa.float64(): FLOATS,
+    pa.bool_(): st.booleans(),
+    pa.date32(): st.dates(date(1900, 1, 1), date(2100, 1, 1)),
+    pa.decimal128(38, 2): st.integers(-(10**30), 10**30).map(lambda cents: Decimal(f"{cents}.00")),
+    pa.string(): TEXTS,
+    pa.binary(): st.binary(max_size=2),
+    PAIR: PAIRS,
+    pa.list_(pa.int64()): st.lists(st.none() | st.sampled_from([-(2**63), 0, 1, 2**63 - 1]), max_size=3),
+    pa.list_(PAIR): st.lists(st.none() | PAIRS, max_size=2),
+    pa.struct([("inner", PAIR)]): st.builds(lambda inner: {"inner": inner}, st.none() | PAIRS),
+}
+
+
+def compared(left: Any, right: Any) -> int:
+    """Compare two values as Spark orders them: null first, NaN last, text by bytes."""
+    if left is None or right is None:
+        return (left is not None) - (right is not None)
+    if isinstance(left, dict):
+        return compared(list(left.values()), list(right.values()))
+    if isinstance(left, list):
+        found = (compared(*pair) for pair in zip(left, right, strict=False))
+        return next(filter(None, found), len(left) - len(right))
+    left, right = plain(left), plain(right)
+    return int(left > right) - int(left < right)
+
+
+def plain(value: Any) -> Any:
+    """Return a value that Python orders as Spark does."""
+    if isinstance(value, float):
+        return (math.isnan(value), 0.0 if math.isnan(value) else value)
+    return value.encode() if isinstance(value, str) else value
+
+
+spark_order: Callable[[Any], Any] = cmp_to_key(compared)
+
+
+def told(value: Any) -> str:
+    """Return a text that is the same for the same value, NaN and the sign of zero included."""
+    return repr(value)
+
+
+@pytest.mark.parametrize("type", ORDERED, ids=str)
+@FEW
+@given(data=st.data())
+def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObject) -> None:
+    """Values rank as Spark compares them, alike where it takes them for equal, in slices of arrays too."""
+    values, start = data.draw(st.lists(ORDERED[type], max_size=8)), data.draw(st.integers(0, 3))
+    rank = ranks(pa.array(values, type).slice(start))
+    values = values[start:]
+    assert rank.dtype == np.int64
+    assert [np.sign(int(a) - int(b)) for a in rank for b in rank] == [
+        np.sign(compared(a, b)) for a in values for b in values
+    ]
+
+
+def test_lists_of_many_different_elements_are_ordered() -> None:
+    """Lists rank by their first elements, however many different ones there are, and a beginning before the whole."""
+    values = [[number, *more] for number in range(600) for more in ([], [3])]
+    assert (np.diff(ranks(pa.array(values, pa.list_(pa.int64())))) > 0).all()
+
+
+@pytest.mark.parametrize("greatest", [True, False], ids=["max", "min"])
+@pytest.mark.parametrize("type", ORDERED, ids=str)
+@FEW
+@given(data=st.data())
+def test_the_first_extreme_stays(type: pa.DataType, greatest: bool, data: st.DataObject) -> None:
+    """Max and min keep the first of the values that no other one beats, and null where there are only nulls."""
+    rows = data.draw(rows_of_groups(st.none() | ORDERED[type]))
+    choose = max if greatest else min
+    for way in merged_ways(MergedExtreme(greatest), [type], rows, lambda value: (value,)):
+        values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
+        expected = [choose(some, key=spark_order) if some else None for some in values]
+        assert [told(value) for (value,) in way] == [told(value) for value in expected]
+
+
+@pytest.mark.parametrize("greatest", [True, False], ids=["max_by", "min_by"])
+@pytest.mark.parametrize("type", [pa.int8(), pa.float64(), PAIR], ids=str)
+@FEW
+@given(data=st.data())
+def test_the_latest_row_wins_among_equals(type: pa.DataType, greatest: bool, data: st.DataObject) -> None:
+    """Max_by and min_by take the latest row with the extreme; rows without an order do not count, null values do."""
+    ordering = st.integers(0, 2) if type == pa.int8() else ORDERED[type]
+    rows = data.draw(
+        rows_of_groups(st.tuples(st.none() | st.lists(st.integers(0, 9), max_size=2), st.none() | ordering))
+    )
+    choose = max if greatest else min
+    buffers = [pa.list_(pa.int64()), type]
+    for way in merged_ways(
+        MergedExtremeBy(greatest), buffers, rows, lambda row: row if row[1] is not None else (None, None)
+    ):
+        for group, found in enumerate(way):
+            counted = [row for row in rows.of(group) if row[1] is not None]
+            expected = choose(reversed(counted), key=lambda row: spark_order(row[1]), default=(None, None))
+            assert told(found) == told(expected)
+
+
+@pytest.mark.parametrize("ignores_nulls", [True, False], ids=["ignoring nulls", "with nulls"])
+@pytest.mark.parametrize("latest", [True, False], ids=["last", "first"])
+@FEW
+@given(rows=rows_of_groups(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=2)))
+def test_picks_go_by_the_order_of_rows(latest: bool, ignores_nulls: bool, rows: DrawnRows[list[int] | None]) -> None:
+    """First and last pick a row by where it stands, null values included unless they are ignored."""
+    buffers = [pa.list_(pa.int64()), pa.bool_()]
+    for way in merged_ways(
+        MergedPick(latest), buffers, rows, lambda value: (value, value is not None or not ignores_nulls)
+    ):
+        for group, found in enumerate(way):
+            counted = [value for value in rows.of(group) if value is not None or not ignores_nulls]
+            assert found == ((counted[-1 if latest else 0], True) if counted else (None, False))
+
+
+@pytest.mark.parametrize(
+    "type",
+    [
+        pa.map_(pa.string(), pa.int64()),
+        pa.month_day_nano_interval(),
+        pa.struct([("m", pa.map_(pa.string(), pa.int64()))]),
+    ],
+    ids=str,
+)
+def test_what_spark_does_not_order_is_refused(type: pa.DataType) -> None:
+    """Values without an order in Spark have no extreme."""
+    assert not is_ordered(type)
+    assert not MergedExtreme(greatest=True).state([type])
+    assert not MergedExtremeBy(greatest=True).state([pa.int64(), type])

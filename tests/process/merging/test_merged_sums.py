@@ -1,0 +1,189 @@
+"""Counts, sums, averages, products and bits merge as the values would add up in one pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import UserFunctionError
+from riffle_spark.process.merging.merged_sums import MergedAverage, MergedBits, MergedCount, MergedProduct, MergedSum
+from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+
+LONGS = st.none() | st.integers(-(2**63), 2**63 - 1)
+EXACT_FLOATS = st.none() | st.integers(-1000, 1000).map(lambda number: number / 8)
+FLOATS = EXACT_FLOATS | st.sampled_from([math.nan, math.inf, -math.inf, -0.0])
+MONEY = pa.decimal128(5, 2)
+GAINS = st.none() | st.integers(0, 40_000).map(lambda cents: Decimal(cents).scaleb(-2))
+
+
+def known(values: list[Any]) -> list[Any]:
+    """Return the values that are not null."""
+    return [value for value in values if value is not None]
+
+
+def wrapped(number: int) -> int:
+    """Return what 64 bits hold of a number."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def same(value: Any) -> Any:
+    """Return what a double has to be equal to, NaN being like itself."""
+    return pytest.approx(value, nan_ok=True) if isinstance(value, float) else value
+
+
+@FEW
+@given(rows=rows_of_groups(st.integers(0, 9)))
+def test_counts_add_up(rows: DrawnRows[int]) -> None:
+    """A count is the sum of counts, and 0 for a group without rows."""
+    for way in merged_ways(MergedCount(), [pa.int64()], rows, lambda count: (count,)):
+        assert way == [(sum(rows.of(group)),) for group in range(SIZE)]
+
+
+@FEW
+@given(rows=rows_of_groups(LONGS))
+def test_long_sums_wrap_outside_ansi_mode(rows: DrawnRows[int | None]) -> None:
+    """A sum of whole numbers is taken modulo 2 to the 64, and null where there is nothing but nulls."""
+    for way in merged_ways(MergedSum("LEGACY"), [pa.int64()], rows, lambda value: (value,)):
+        sums = [known(rows.of(group)) for group in range(SIZE)]
+        assert way == [(wrapped(sum(values)) if values else None,) for values in sums]
+
+
+@FEW
+@given(rows=rows_of_groups(st.integers(2**61, 2**62)))
+def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> None:
+    """In ANSI mode a sum that does not fit raises Spark's class of error, and any other is exact."""
+    sums = [sum(rows.of(group)) for group in range(SIZE)]
+    ways = merged_ways(MergedSum("ANSI"), [pa.int64()], rows, lambda value: (value,))
+    if max(sums) < 2**63:
+        assert all([found or 0 for (found,) in way] == sums for way in ways)
+    else:
+        with pytest.raises(UserFunctionError, match="ARITHMETIC_OVERFLOW"):
+            list(ways)
+
+
+@pytest.mark.parametrize(("low", "high"), [(2**62, -1), (-(2**62), 1)])
+def test_only_what_a_batch_leaves_has_to_fit(low: int, high: int) -> None:
+    """Within a batch a sum may pass what fits, whatever the order of its rows."""
+    rows = DrawnRows([0, 0, 0], [low, low, high * 2**62], [3])
+    for way in merged_ways(MergedSum("ANSI"), [pa.int64()], rows, lambda value: (value,)):
+        assert way[0] == (low,)
+
+
+def try_sum(value: int | None) -> tuple[int, bool]:
+    """Return a one-row buffer of ``try_sum``, which is a decimal's too."""
+    return (value or 0, value is None)
+
+
+@FEW
+@given(rows=rows_of_groups(st.none() | st.integers(2**60, 2**62)))
+def test_try_sums_that_do_not_fit_are_null_for_good(rows: DrawnRows[int | None]) -> None:
+    """A sum that Spark flags is null and not empty once it did not fit; 0 and empty where nothing was added."""
+    for way in merged_ways(MergedSum("TRY"), [pa.int64(), pa.bool_()], rows, try_sum):
+        for group, (total, is_empty) in enumerate(way):
+            values = known(rows.of(group))
+            assert (total, is_empty) == (sum(values) if sum(values) < 2**63 else None, not values)
+
+
+@FEW
+@given(rows=rows_of_groups(GAINS))
+def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]) -> None:
+    """A decimal's sum is exact to the last digit of its type, and null once it has more."""
+    buffers = [MONEY, pa.bool_()]
+    for way in merged_ways(MergedSum("LEGACY"), buffers, rows, lambda value: (value or Decimal(0), value is None)):
+        for group, (total, is_empty) in enumerate(way):
+            values = known(rows.of(group))
+            expected = sum(values, Decimal(0))
+            assert (total, is_empty) == (expected if expected < 1000 else None, not values)
+
+
+@FEW
+@given(rows=rows_of_groups(GAINS))
+def test_decimal_averages_keep_their_count_where_the_sum_is_lost(rows: DrawnRows[Decimal | None]) -> None:
+    """An average's sum is null once it did not fit, and its count goes on."""
+    buffers = [MONEY, pa.int64()]
+    for way in merged_ways(
+        MergedAverage("ANSI"), buffers, rows, lambda value: (value or Decimal(0), int(value is not None))
+    ):
+        for group, (total, count) in enumerate(way):
+            values = known(rows.of(group))
+            expected = sum(values, Decimal(0))
+            assert (total, count) == (expected if expected < 1000 else None, len(values))
+
+
+@FEW
+@given(rows=rows_of_groups(FLOATS))
+def test_doubles_add_up(rows: DrawnRows[float | None]) -> None:
+    """Sums and averages of doubles are those of one pass, with NaN and infinities as IEEE 754 has them."""
+    for way in merged_ways(MergedSum("ANSI"), [pa.float64()], rows, lambda value: (value,)):
+        sums = [known(rows.of(group)) for group in range(SIZE)]
+        assert way == [(same(sum(values, 0.0) if values else None),) for values in sums]
+    buffers = [pa.float64(), pa.int64()]
+    for way in merged_ways(MergedAverage("ANSI"), buffers, rows, lambda value: (value or 0.0, int(value is not None))):
+        sums = [known(rows.of(group)) for group in range(SIZE)]
+        assert way == [(same(sum(values, 0.0)), len(values)) for values in sums]
+
+
+def test_a_sum_of_minus_zeros_is_zero() -> None:
+    """Spark begins a sum with 0.0, so -0.0 alone adds up to 0.0."""
+    rows = DrawnRows([0], [-0.0], [1])
+    for way in merged_ways(MergedSum("ANSI"), [pa.float64()], rows, lambda value: (value,)):
+        assert math.copysign(1, way[0][0]) == 1
+
+
+SPANS = st.none() | st.integers(2**60, 2**62).map(lambda micros: timedelta(microseconds=micros))
+
+
+@FEW
+@given(rows=rows_of_groups(SPANS))
+def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[timedelta | None]) -> None:
+    """A sum of intervals that does not fit fails in any mode; of ``try_avg`` it is null for good."""
+    totals = [known(rows.of(group)) for group in range(SIZE)]
+    micros = [sum(value // timedelta(microseconds=1) for value in values) for values in totals]
+    buffers = [pa.duration("us"), pa.int64()]
+
+    def average(value: timedelta | None) -> tuple[timedelta, int]:
+        return (value or timedelta(0), int(value is not None))
+
+    for way in merged_ways(MergedAverage("TRY"), buffers, rows, average):
+        expected = [timedelta(microseconds=total) if total < 2**63 else None for total in micros]
+        assert way == [(total, len(values)) for total, values in zip(expected, totals, strict=True)]
+    for merge, types, buffer in (
+        (MergedAverage("LEGACY"), buffers, average),
+        (MergedSum("LEGACY"), buffers[:1], lambda value: (value,)),
+    ):
+        if max(micros) >= 2**63:
+            with pytest.raises(UserFunctionError, match="ARITHMETIC_OVERFLOW"):
+                list(merged_ways(merge, types, rows, buffer))
+        else:
+            assert len(list(merged_ways(merge, types, rows, buffer))) == 4
+
+
+@FEW
+@given(rows=rows_of_groups(st.none() | st.sampled_from([0.5, -2.0, 4.0, math.inf, math.nan, 0.0])))
+def test_products_multiply(rows: DrawnRows[float | None]) -> None:
+    """A product is that of one pass, and null where there is nothing but nulls."""
+    for way in merged_ways(MergedProduct(), [pa.float64()], rows, lambda value: (value,)):
+        factors = [known(rows.of(group)) for group in range(SIZE)]
+        assert way == [(same(math.prod(values, start=1.0) if values else None),) for values in factors]
+
+
+BITS: dict[str, Callable[[int, int], int]] = {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}
+
+
+@pytest.mark.parametrize("operation", BITS)
+@FEW
+@given(rows=rows_of_groups(st.none() | st.integers(-128, 127)))
+def test_bits_combine(operation: Any, rows: DrawnRows[int | None]) -> None:
+    """Bits combine as whole numbers of their own width do, and are null where there is nothing but nulls."""
+    for way in merged_ways(MergedBits(operation), [pa.int8()], rows, lambda value: (value,)):
+        numbers = [known(rows.of(group)) for group in range(SIZE)]
+        assert way == [(reduce(BITS[operation], values) if values else None,) for values in numbers]

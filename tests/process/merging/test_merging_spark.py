@@ -1,0 +1,226 @@
+"""Spark's one-row buffers, merged by us and evaluated by Spark's own expressions, are Spark's own aggregate."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.errors import ArithmeticException
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark.errors import UserFunctionError
+from riffle_spark.process.merging.merge_function import Groups
+from riffle_spark.process.merging.merge_registry import HASHED, merge_function, merge_names
+from tests.kit.process.row_form import RowForm
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+UTC = timezone.utc
+ROWS, KEYS, BATCH = 300, 40, 70
+ANSI = "spark.sql.ansi.enabled"
+FLOATS = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 0.1, 0.7, -1.5, 3e30]
+TEXTS = ["", "a", "B", "é", "zz", "\U0001f600", "￮"]
+
+VALUES: dict[str, tuple[pa.DataType, Any]] = {
+    "byte": (pa.int8(), lambda chance: chance.randint(-128, 127)),
+    "int": (pa.int32(), lambda chance: chance.randint(-(2**31), 2**31 - 1)),
+    "long": (pa.int64(), lambda chance: chance.randint(-(2**59), 2**59)),
+    "small": (pa.int64(), lambda chance: chance.randint(0, 4)),
+    "huge": (pa.int64(), lambda chance: chance.choice([0, 1, 2**62])),
+    "float": (pa.float32(), lambda chance: chance.choice(FLOATS)),
+    "double": (pa.float64(), lambda chance: chance.choice(FLOATS)),
+    "even": (pa.float64(), lambda chance: 1e6 + chance.gauss(0, 3)),
+    "other": (pa.float64(), lambda chance: chance.uniform(-5, 5)),
+    "money": (pa.decimal128(10, 2), lambda chance: Decimal(chance.randint(-(10**9), 10**9)).scaleb(-2)),
+    "edge": (pa.decimal128(38, 0), lambda chance: Decimal(chance.choice([0, 1, 7, 10**38 - 1]))),
+    "text": (pa.string(), lambda chance: chance.choice(TEXTS)),
+    "octets": (pa.binary(), lambda chance: chance.choice([b"", b"\x00", b"\xff", b"a"])),
+    "truth": (pa.bool_(), lambda chance: chance.random() < 0.5),
+    "day": (pa.date32(), lambda chance: date(chance.randint(1900, 2100), 1, 1)),
+    "at": (pa.timestamp("us", tz="UTC"), lambda chance: datetime(chance.randint(1900, 2100), 1, 1, tzinfo=UTC)),
+    "span": (pa.duration("us"), lambda chance: timedelta(seconds=chance.randint(-9, 9))),
+    "far": (pa.duration("us"), lambda chance: timedelta(microseconds=chance.choice([0, 1, 2**62]))),
+    "pair": (
+        pa.struct([("x", pa.float64()), ("y", pa.string())]),
+        lambda chance: {"x": chance.choice([None, *FLOATS]), "y": chance.choice([None, *TEXTS])},
+    ),
+    "list": (pa.list_(pa.int64()), lambda chance: chance.choices([None, 1, -2, 2**62], k=chance.randint(0, 3))),
+}  # fmt: skip
+
+QUERIES: dict[str, Sequence[str]] = {
+    "counts": ["count(*)", "count(long)", "count_if(truth)", "count(text, even)", "regr_count(even, other)"],
+    "sums": ["sum(byte)", "sum(int)", "sum(long)", "sum(small) filter (where truth)", "sum(double)", "sum(float)",
+             "sum(span)", "sum(money)", "sum(edge)", "sum(huge)", "sum(small) / count(small)", "try_sum(small)",
+             "try_sum(double)", "try_sum(money)", "try_sum(edge)", "try_sum(huge)", "try_sum(span)", "try_sum(far)"],
+    "averages": ["avg(int)", "avg(long)", "avg(float)", "avg(double)", "avg(money)", "avg(span)", "try_avg(small)",
+                 "try_avg(money)", "avg(edge)", "try_avg(edge)", "avg(small) filter (where truth)",
+                 "regr_avgx(other, even)", "try_avg(span)", "try_avg(far)"],
+    "products": ["product(other)", "product(double)", "bit_and(byte)", "bit_or(int)", "bit_xor(long)",
+                 "bit_xor(long) filter (where truth)"],
+    "least": [f"min({name})" for name in VALUES] + ["bool_and(truth)", "every(truth)"],
+    "greatest": [f"max({name})" for name in VALUES] + ["bool_or(truth)", "some(truth)"],
+    "extremes by": [f"{name}({column}, {by})" for name in ("max_by", "min_by")
+                    for column, by in (("number", "small"), ("text", "pair"), ("list", "double"), ("pair", "text"),
+                                       ("number", "money"), ("octets", "truth"), ("long", "at"))]
+                   + ["max_by(number, small) filter (where truth)"],
+    "picks": [f"{name}({column}{ignored}){kept}" for name in ("first", "last", "any_value")
+              for column in ("long", "text", "pair", "list", "money") for ignored in ("", ", true")
+              for kept in ("", " filter (where truth)")],
+    "moments": [f"{name}({column})" for column in ("even", "small")
+                for name in ("stddev_pop", "stddev_samp", "var_pop", "var_samp", "skewness", "kurtosis")]
+               + ["stddev(other) filter (where truth)", "variance(double)", "skewness(double)"],
+    "pairs": [f"{name}(even, other)" for name in ("corr", "covar_pop", "covar_samp", "regr_slope", "regr_intercept",
+                                                  "regr_r2", "regr_sxx", "regr_sxy", "regr_syy")]
+             + ["corr(small, small)", "regr_slope(small, small)"],
+    "constants": ["corr(number - number, even)", "regr_slope(even, 3)", "stddev(0.1)", "regr_r2(3, even)",
+                  "regr_r2(even, 3)"],
+    "lists": ["collect_list(long)", "array_agg(text)", "collect_list(pair)", "collect_list(list)", "listagg(text)",
+              "listagg(text, ', ')", "listagg(octets)", "collect_list(small) filter (where truth)"],
+    "sets": [f"collect_set({name})" for name in ("small", "text", "octets", "money", "day", "double", "pair", "list")]
+            + ["collect_set(small) filter (where truth)"],
+}  # fmt: skip
+"""Every function of the registry, by what they have in common; ``number`` is the row's."""
+
+ESTIMATES = [f"approx_count_distinct({name})" for name in VALUES] + [
+    "approx_count_distinct(number, 0.01)", "approx_count_distinct(number) filter (where truth)",
+]  # fmt: skip
+"""They are imperative, and so a query of their own."""
+
+OVERFLOWING = {
+    "true": ("sum(huge)", "sum(edge)", "avg(edge)", "sum(far)", "avg(far)"),
+    "false": ("sum(far)", "avg(far)"),
+}
+"""What raises, by whether Spark is in ANSI mode."""
+
+
+def drawn() -> pa.Table:
+    """Return rows of all types under keys; a third of the values is null, and some keys have nothing but nulls."""
+    chance = random.Random(13)
+    keys = [chance.randrange(KEYS) for _ in range(ROWS)]
+    columns = {
+        name: pa.array([draw(chance) if key and chance.random() > 0.3 else None for key in keys], type)
+        for name, (type, draw) in VALUES.items()
+    }
+    return pa.table({"k": pa.array(keys, pa.int64()), "number": range(ROWS), **columns})
+
+
+def merged(form: RowForm, rows: pa.Table, one_by_one: bool) -> pa.Table:
+    """Merge the form's rows: batch after batch into what is kept, or each batch alone and then all of these at once."""
+    keys = rows["k"].combine_chunks().dictionary_encode()
+    codes, size = keys.indices.to_numpy().astype(np.int64), len(keys.dictionary)
+    columns = {"k": keys.dictionary}
+    for function in form.functions:
+        buffers = [rows[name].combine_chunks() for name in function.columns]
+        merge = merge_function(function.name, [buffer.type for buffer in buffers], function.options)
+        types = merge.state([buffer.type for buffer in buffers])
+        nothing = [pa.nulls(size, type) for type in types]
+        kept, partial = nothing, []
+        for start in range(0, len(codes), BATCH):
+            batch = [buffer.slice(start, BATCH) for buffer in buffers]
+            groups = Groups(codes[start : start + BATCH], size)
+            if one_by_one or list(types) != [buffer.type for buffer in buffers]:
+                kept = merge.fold(batch, kept, groups)
+            else:
+                partial.append(merge.fold(batch, nothing, groups))
+        if partial:
+            every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
+            kept = merge.fold(every, nothing, Groups(np.tile(np.arange(size), len(partial)), size))
+        assert [column.type for column in kept] == list(types)
+        finished = merge.finish(kept)
+        names = (
+            [f"{function.columns[0]}_{i}" for i in range(len(finished))]
+            if function.name in HASHED
+            else function.columns
+        )
+        columns |= dict(zip(names, finished, strict=True))
+    return pa.table(columns)
+
+
+def comparable(value: Any) -> Any:
+    """Return a value that is equal to another one if Spark's are the same, floats apart, which are compared nearly."""
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else pytest.approx(value, rel=1e-9, abs=1e-9)
+    if isinstance(value, dict):
+        return {name: comparable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [comparable(one) for one in value]
+    return value
+
+
+def as_set(values: list[Any]) -> list[str]:
+    """Return a set's values in one order, each once: Spark 4.0 keeps every NaN, Spark 4.3 one. It makes 0.0 of -0.0."""
+    return sorted({repr(value).replace("-0.0", "0.0") for value in values})
+
+
+def by_key(table: pa.Table) -> dict[int, dict[str, Any]]:
+    """Return a table's rows by their keys."""
+    return {
+        row["k"]: {
+            name: (as_set if name.startswith("collect_set") else comparable)(value) for name, value in row.items()
+        }
+        for row in table.to_pylist()
+    }
+
+
+def column(text: str) -> Column:
+    """Return an aggregate of SQL, or the one that SQL has not."""
+    made = F.product(text[8:-1]) if text.startswith("product(") else F.expr(text)
+    return made.alias(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "ansi"), [*((name, "false") for name in QUERIES), ("sums", "true"), ("averages", "true")]
+)
+def test_merged_buffers_are_sparks_aggregate(spark: SparkSession, name: str, ansi: str) -> None:
+    """For every supported function, Spark makes of our merged buffers what its own aggregate gives."""
+    spark.conf.set(ANSI, ansi)
+    texts = [text for text in QUERIES[name] if text not in OVERFLOWING[ansi]]
+    query = spark.createDataFrame(drawn()).coalesce(1).groupBy("k").agg(*map(column, texts))
+    form = RowForm(spark, query)
+    rows = form.rows()
+    one_by_one, combined = (merged(form, rows, way) for way in (True, False))
+    combined = combined.set_column(0, "k", pc.negate(pc.add(combined["k"], 1)))
+    theirs, ours = by_key(query.toArrow()), by_key(form.evaluated(pa.concat_tables([one_by_one, combined])))
+    assert len(ours) == 2 * len(theirs)
+    pairs = [(ours[way], row) for key, row in theirs.items() for way in (key, -1 - key)]
+    assert not {text: (own[text], row[text]) for own, row in pairs for text in texts if own[text] != row[text]}
+
+
+def test_merged_hashes_are_sparks_estimates(spark: SparkSession) -> None:
+    """For every type that Spark hashes, what it estimates from our registers is what it estimates itself."""
+    frame = spark.createDataFrame(drawn()).coalesce(1).withColumn("k", F.col("k") % 3)
+    query = frame.groupBy("k").agg(*map(column, ESTIMATES))
+    form = RowForm(spark, query)
+    assert {function.name for function in form.functions} == HASHED
+    assert by_key(form.estimated(merged(form, form.rows(), one_by_one=True))) == by_key(query.toArrow())
+
+
+@pytest.mark.parametrize("ansi", OVERFLOWING)
+def test_a_sum_that_does_not_fit_raises_where_sparks_does(spark: SparkSession, ansi: str) -> None:
+    """In ANSI mode sums of whole numbers and decimals raise as in Spark, those of intervals in both modes."""
+    spark.conf.set(ANSI, ansi)
+    frame = spark.createDataFrame(drawn()).coalesce(1)
+    for text in OVERFLOWING[ansi]:
+        query = frame.groupBy("k").agg(column(text))
+        form = RowForm(spark, query)
+        with pytest.raises(ArithmeticException):
+            query.toArrow()
+        with pytest.raises((ArithmeticException, UserFunctionError), match=r"ARITHMETIC_OVERFLOW"):
+            form.evaluated(merged(form, form.rows(), one_by_one=True))
+
+
+def test_every_known_function_is_compared(spark: SparkSession) -> None:
+    """The queries have every function that the registry knows."""
+    spark.conf.set(ANSI, "false")
+    frame = spark.createDataFrame(drawn()).groupBy("k")
+    forms = [RowForm(spark, frame.agg(*map(column, texts))) for texts in QUERIES.values()]
+    assert {function.name for form in forms for function in form.functions} == set(merge_names()) - HASHED
