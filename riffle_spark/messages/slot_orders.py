@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ __all__ = [
     "SLOT",
     "USUAL_INITIAL",
     "Home",
+    "LateRule",
     "Order",
     "Part",
     "Receipt",
@@ -50,6 +51,17 @@ class Watermark(NamedTuple):
 
     column: str
     delay_ms: int
+
+
+class LateRule(NamedTuple):
+    """What is late by the watermark of the batch before: rows by the event time in a column of theirs, or whole keys,
+    as those of an aggregate, by a timestamp column of the key, such as the end of a window.
+
+    What is late is left out; ``Receipt.late_rows`` counts rows, or distinct keys.
+    """
+
+    column: str
+    by: Literal["rows", "keys"] = "rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +103,12 @@ class Order:
     ``read_by`` is the column by whose numbers rows are counted, to know where they came from. ``by_key``: a row's
     key-group is its key's hash; else it stands for the row's partition.
 
-    Where there is a ``watermark``, rows whose event time is not after ``late_watermark_ms`` are late and left out.
-    Timers of event time are due by ``watermark_ms``; those due by ``last_pass_ms`` too, after all others, where no
-    batch may follow this one. Timers of processing time are due by ``time_ms``. Where there is ``initial``, rows have
-    one more column: of these columns in rows of initial state, which have only their keys else, and null in others.
+    Where there is a ``watermark``, rows whose event time is not after ``late_watermark_ms`` are late and left out, and
+    the newest time is told; where there is a rule ``late``, what it says is left out. ``whole``: the computation gets
+    all keys of the slot's key-groups, not only those of rows. Timers of event time are due by ``watermark_ms``; those
+    due by ``last_pass_ms`` too, after all others, where no batch may follow this one. Timers of processing time are due
+    by ``time_ms``. Where there is ``initial``, rows have one more column: of these columns in rows of initial state,
+    which have only their keys else, and null in others.
     """
 
     home: Home
@@ -126,6 +140,13 @@ class Order:
     last_pass_ms: int | None = None
     initial: pa.Schema | None = None
     shown: Mapping[str, str] = field(default_factory=dict)
+    late: LateRule | None = None
+    whole: bool = False
+
+    @property
+    def late_rule(self) -> LateRule | None:
+        """What is late, if anything can be: as it is told, or rows by the column that the watermark is made of."""
+        return self.late or (LateRule(self.watermark.column) if self.watermark else None)
 
     @property
     def times(self) -> Times:
@@ -160,6 +181,7 @@ class Order:
         body["entries"] = {key_group: entry for part in read for (_, key_group), entry in part.items()}
         body["home"] = Home.from_json(body["home"])
         body["watermark"] = body["watermark"] and Watermark(*body["watermark"])
+        body["late"] = body["late"] and LateRule(*body["late"])
         body["slots"] = {number: tuple(key_groups) for number, key_groups in body["slots"]}
         for name in ("standbys", "followed_by"):
             groups = ((tuple(members), key_groups) for members, key_groups in body[name])
@@ -198,10 +220,10 @@ class Part:
 class Receipt:
     """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or got from the store.
 
-    ``rows`` counts all that it received, ``late_rows`` those that it left out. ``timers_fired`` and ``expired`` count
-    timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event time of all rows.
-    ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number of
-    the partition, rows) where the order asked to count.
+    ``rows`` counts all that it received, ``late_rows`` those that it left out, or keys (``LateRule``). ``timers_fired``
+    and ``expired`` count timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event
+    time of all rows. ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are
+    (key-group, number of the partition, rows) where the order asked to count.
     """
 
     store: str

@@ -7,14 +7,14 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
-from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
+from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
 
-__all__ = ["Operator", "operator_of", "with_watermark"]
+__all__ = ["Operator", "operator_of", "with_late", "with_watermark"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,11 @@ class Operator:
 
     A store that is not ``durable`` is a cache: it has no objects, and begins empty wherever it is not. ``read_by`` is
     the column with the number of the partition that a row came from, if rows are to be counted by it. ``watermark``
-    says by what rows come too late, if they can. ``initial`` are the columns of the initial state ``initial_name``.
-    ``fields`` are columns of its input that are fields of others; ``shown`` are the input's own columns with the names
-    that a processor sees, where they are not simply all.
+    says by what rows come too late, if they can; where the query's watermark is Spark's, ``late`` says it, and the
+    operator's own watermark is Spark's moved by ``shift_ms``, since rows behind a join come later than those before it.
+    ``initial`` are the columns of the initial state ``initial_name``. ``fields`` are columns of its input that are
+    fields of others; ``shown`` are the input's own columns with the names that a processor sees, where they are not
+    simply all.
     """
 
     schema: StoreSchema
@@ -36,6 +38,8 @@ class Operator:
     durable: bool = True
     read_by: str | None = None
     watermark: Watermark | None = None
+    late: LateRule | None = None
+    shift_ms: int = 0
     initial: pa.Schema | None = None
     initial_name: str = USUAL_INITIAL
     fields: tuple[Column, ...] = ()
@@ -61,8 +65,8 @@ class Operator:
         """The input columns its slots need, in input order: the others are dropped before the shuffle."""
         if self.declared.columns is None:
             return self.input
-        event_time = self.watermark and self.watermark.column
-        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by, event_time}
+        event_time, late = (told and told.column for told in (self.watermark, self.late))
+        needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by, event_time, late}
         return pa.schema([one for one in self.input if one.name in needed])
 
 
@@ -132,3 +136,21 @@ def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
     if known.fields == operator.fields:
         return replace(operator, watermark=watermark)
     return replace(operator, watermark=watermark, input=known.rows, fields=known.fields, shown=shown)
+
+
+def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> Operator:
+    """Return the operator with what is late by Spark's watermark, and how far its own is moved.
+
+    Raises ``ConfigError`` if the rule's column is no timestamp: of the key where keys are late, else of the input.
+    """
+    if late is not None:
+        columns = operator.schema.key if late.by == "keys" else operator.input
+        kind = columns.field(late.column).type if late.column in columns.names else None
+        if kind is None or not pa.types.is_timestamp(kind):
+            raise ConfigError(
+                f"{late.by} are late by {late.column!r}, and "
+                + (f"that is {kind}" if kind else "there is no such column"),
+                remedy="name a timestamp column",
+                where=operator.store,
+            )
+    return replace(operator, late=late, shift_ms=shift_ms)

@@ -28,10 +28,12 @@ __all__ = [
     "SlotPlace",
     "StaleRows",
     "WatermarkPolicy",
+    "WatermarkSource",
     "Work",
 ]
 
 WatermarkPolicy: TypeAlias = Literal["min", "max"]
+WatermarkSource: TypeAlias = Literal["rows", "spark"]
 Lock: TypeAlias = AbstractContextManager[object]
 """Lets one thread in at a time; is entered again and again, never by a thread that is inside."""
 RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str | None"]]
@@ -56,6 +58,9 @@ class IncomingBatch:
     Spark's own. ``available_now``: the query ends with what is there, so that no batch may follow; ``last_pass_ms`` is
     then the watermark that this batch's own rows make, which the driver finds out. ``watermark_policy`` says which of
     several operators' watermarks is the query's: the least or the greatest.
+
+    ``watermark_source`` says whose watermark counts: the one that our operators make of their ``rows``, or
+    ``watermark_ms``, Spark's. By Spark's, what is due is so in the batch that has it, and late in the batch after it.
     """
 
     version: int
@@ -68,6 +73,7 @@ class IncomingBatch:
     available_now: bool = False
     last_pass_ms: int | None = None
     watermark_policy: WatermarkPolicy = "min"
+    watermark_source: WatermarkSource = "rows"
 
 
 @dataclass(frozen=True, slots=True)

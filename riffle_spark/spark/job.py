@@ -11,15 +11,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import USUAL_INITIAL, Home, Watermark
+from riffle_spark.messages.slot_orders import USUAL_INITIAL, Home, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.input_columns import is_same_name
-from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from riffle_spark.protocol.operator import Operator, operator_of, with_late, with_watermark
 from riffle_spark.protocol.ownership.slots import without_effect
-from riffle_spark.protocol.ports import WatermarkPolicy
+from riffle_spark.protocol.ports import WatermarkPolicy, WatermarkSource
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
@@ -42,7 +42,9 @@ _PARTITION = "partition"
 
 @dataclass(frozen=True)
 class JobOperator:
-    """One operator of a job as its user declared it, and where its rows go."""
+    """One operator of a job as its user declared it, and where its rows go. ``late`` and ``shift_ms`` (``Operator``)
+    are for jobs that go by Spark's watermark, ``watermark`` for those that make their own.
+    """
 
     store: str
     key: tuple[str, ...]
@@ -53,10 +55,14 @@ class JobOperator:
     watermark: Watermark | None = None
     initial: DataFrame | None = None
     initial_name: str = USUAL_INITIAL
+    late: LateRule | None = None
+    shift_ms: int = 0
 
 
 class RunningJob:
-    """One job's driver, and what is kept between its batches."""
+    """One job's driver, and what is kept between its batches. ``watermark_source`` is ``spark`` where the query has
+    Spark's own ``withWatermark`` for it (``IncomingBatch``).
+    """
 
     def __init__(
         self,
@@ -64,6 +70,7 @@ class RunningJob:
         settings: Settings | None,
         spark: SparkSession,
         reached: Callable[[str], None],
+        watermark_source: WatermarkSource = "rows",
     ) -> None:
         self._declared = declared
         self._settings = settings_of(spark, settings)
@@ -78,6 +85,7 @@ class RunningJob:
         self._operators: tuple[object, list[Operator]] | None = None
         self._seen: str | None = None
         self._policy: WatermarkPolicy = "min"
+        self._source = watermark_source
         self._query_id = inventory.DIRECT
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
@@ -117,7 +125,8 @@ class RunningJob:
         work = SparkWork(
             routing.prepared(batch, operators), operators, sinks, self._frames, self._home, self._settings, initial
         )
-        report = self.driver.process(replace(incoming, watermark_policy=self._policy), operators, work)
+        incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
+        report = self.driver.process(incoming, operators, work)
         self._tell(report)
         return report
 
@@ -140,7 +149,7 @@ class RunningJob:
         if self._operators is None or self._operators[0] != batch.schema:
             rows = routing.arrow_schema(batch)
             read_by = self._read_by(rows)
-            built = [replace(_operator(given, batch, rows), read_by=read_by) for given in self._declared]
+            built = [replace(_operator(given, batch, rows, self._source), read_by=read_by) for given in self._declared]
             names = [name for operator in built for name in operator.schema.key.names]
             _check_collations(routing.prepared(batch, built), names)
             self._operators = (batch.schema, built)
@@ -163,16 +172,17 @@ class RunningJob:
             _logger.warning("the report is not in report_file, and the query goes on: %s", error)
 
 
-def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema) -> Operator:
+def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema, source: WatermarkSource) -> Operator:
     """Return an operator on a batch. Where timers go by event time and none is named, the watermark is the batch's."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(given.store, given.key, given.compute, given.order_by, rows, case_sensitive=case_sensitive)
     operator = replace(operator, durable=given.durable)
     watermark = given.watermark
-    if watermark is None and operator.declared.time_mode == "EventTime":
+    if watermark is None and operator.declared.time_mode == "EventTime" and source == "rows":
         watermark = routing.watermark_in(batch.schema, given.store)
     initial = None if given.initial is None else routing.arrow_schema(_keyed_alike(given.initial, operator))
-    return with_watermark(with_initial(operator, initial, given.initial_name), watermark)
+    operator = with_late(with_initial(operator, initial, given.initial_name), given.late, given.shift_ms)
+    return with_watermark(operator, watermark)
 
 
 def _keyed_alike(initial: DataFrame, operator: Operator) -> DataFrame:

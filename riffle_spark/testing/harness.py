@@ -21,14 +21,14 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
+from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.batch.records import Stamp, claim_record
-from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
-from riffle_spark.protocol.ports import Delivery, IncomingBatch
+from riffle_spark.protocol.operator import Operator, operator_of, with_late, with_watermark
+from riffle_spark.protocol.ports import Delivery, IncomingBatch, WatermarkSource
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.memory import MemoryStore
@@ -80,19 +80,24 @@ class Harness:
     ``root`` is where the state is, for whoever runs in the same process. ``spark_conf`` are Spark's settings that a
     processor's conversions go by; without them they are the active session's or, if there is none, those of the Spark
     that is installed.
+
+    With ``late``, or once ``watermark_source`` is ``"spark"``, event time goes as in a query whose watermark is
+    Spark's: ``advance_watermark`` alone moves it, the next batch closes what is due, rows are late one batch later.
     """
 
     def __init__(
         self, operator: Declared, input: pa.Schema, *, executors: int = 2, now_ms: int = 1_700_000_000_000,
         initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL,
-        spark_conf: Mapping[str, str] | None = None, **settings: object,
+        spark_conf: Mapping[str, str] | None = None, late: LateRule | None = None, **settings: object,
     ) -> None:  # fmt: skip
         self._input = input
         built = operator_of(
             operator.store, operator.key, _under(spark_conf, operator.compute), operator.order_by, input,
             case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
         )  # fmt: skip
-        self._operator: Operator = replace(with_watermark(built, operator.watermark), durable=operator.durable)
+        built = with_late(with_watermark(built, operator.watermark), late)
+        self._operator: Operator = replace(built, durable=operator.durable)
+        self._sparks_watermark_ms = 0
         self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
         self._folder = Path(tempfile.mkdtemp(prefix="riffle-harness-"))
@@ -108,6 +113,7 @@ class Harness:
         self._version = 0
         self.now_ms = now_ms
         self.available_now = False
+        self.watermark_source: WatermarkSource = "spark" if late else "rows"
         self.reports: list[BatchReport] = []
         self.restart(initial, initial_name)
 
@@ -150,14 +156,18 @@ class Harness:
     def advance_watermark(self, to_ms: int) -> None:
         """Let event time pass: the next batch sees this watermark, and the one after it takes older rows for late.
 
-        The query starts again for it. Raises ``ConfigError`` if the watermark is further already.
+        The query starts again for it, unless the watermark is Spark's. Raises ``ConfigError`` if the watermark is
+        further already.
         """
-        log = self._contents().log()
         if to_ms < (self.watermark_ms or 0):
             raise ConfigError(
                 f"the watermark is at {self.watermark_ms} and cannot go back to {to_ms}",
                 remedy="begin with another harness",
             )
+        if self.watermark_source == "spark":
+            self._sparks_watermark_ms = to_ms
+            return
+        log = self._contents().log()
         stamp = Stamp(_random_id(), self.now_ms)
         draft = claim_record(log.tail, _QUERY, self._settings.key_groups, self._settings.dispatch, stamp)
         log.append(replace(draft, watermark_ms=to_ms), log.manifest)
@@ -203,6 +213,8 @@ class Harness:
     @property
     def watermark_ms(self) -> int | None:
         """The watermark that the next batch will see."""
+        if self.watermark_source == "spark":
+            return self._sparks_watermark_ms
         tail = self._contents().log().tail
         return tail.watermark_ms if tail else None
 
@@ -235,8 +247,8 @@ class Harness:
 
     def _incoming(self) -> IncomingBatch:
         return IncomingBatch(
-            self._version, _QUERY, f"run-{self._runs}", f"offsets-{self._version}", None, self.now_ms, None,
-            available_now=self.available_now,
+            self._version, _QUERY, f"run-{self._runs}", f"offsets-{self._version}", None, self.now_ms,
+            self._sparks_watermark_ms or None, available_now=self.available_now, watermark_source=self.watermark_source,
         )  # fmt: skip
 
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:

@@ -14,12 +14,13 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up
+from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up, merged, newest_by_group
 from riffle_spark.state.formats.key_codec import differing, encode_keys
+from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
-__all__ = ["TouchedKeys", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch"]
+__all__ = ["TouchedKeys", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch", "with_stored"]
 
 _CHECKED_KEYS = 256
 _GROUP_BITS = 15
@@ -116,6 +117,21 @@ def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.ND
         )
 
 
+def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]) -> TouchedKeys:
+    """Return the touched keys and all others that the stacks hold: these have no rows."""
+    names, groups = schema.key.names, sorted(stacks)
+    stored = [merged(stacks[key_group].runs, names, schema.row_schema, bottom=True) for key_group in groups]
+    keys = pa.concat_tables([touched.keys, *(table.select(names).cast(touched.keys.schema) for table in stored)])
+    hashes = np.concatenate([touched.hashes, *(table.column(STORED_HASH).to_numpy() for table in stored)])
+    of_stored = np.repeat(np.array(groups, np.int32), [table.num_rows for table in stored])
+    key_groups, keys = np.concatenate([touched.key_groups, of_stored]), keys.combine_chunks()
+    once = newest_by_group(hashes, keys, key_groups)
+    place = np.empty(len(hashes), np.int64)
+    place[once] = np.arange(len(once))
+    codes, spans = place[touched.codes], spans_of(key_groups[once])
+    return TouchedKeys(keys.take(pa.array(once)), hashes[once], key_groups[once], codes, spans)
+
+
 def read_state(
     schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
@@ -126,16 +142,26 @@ def read_state(
 
 
 def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
-    """Return the rows that are not late, and what the receipt tells of all of them; where there is no watermark, all
+    """Return the rows that are not late, and what the receipt tells of all of them; where nothing can be late, all
     rows and nothing.
     """
-    if order.watermark is None:
+    rule = order.late_rule
+    if rule is None:
         return rows, {}
-    times = _of_events(order, rows, rows.column(order.watermark.column))
+    times = _of_events(order, rows, rows.column(rule.column))
     late = _are_late(times, order.late_watermark_ms or 0)
     count = pc.sum(late).as_py() or 0
-    told: dict[str, object] = {"late_rows": count, "event_time_max_ms": newest_ms(times)}
-    return (rows.filter(pc.invert(late)) if count else rows), told
+    told: dict[str, object] = {} if order.watermark is None else {"event_time_max_ms": newest_ms(times)}
+    if not count:
+        return rows, {**told, "late_rows": 0}
+    left_out = _count_keys(order, rows.filter(late)) if rule.by == "keys" else count
+    return rows.filter(pc.invert(late)), {**told, "late_rows": left_out}
+
+
+def _count_keys(order: Order, rows: pa.Table) -> int:
+    """Return how many distinct keys rows have."""
+    hashes = rows.column(HASH).to_numpy().view(np.uint64)
+    return len(_grouped(rows.select(order.key).combine_chunks(), hashes, rows.column(KEY_GROUP).to_numpy())[1])
 
 
 def _of_events(order: Order, rows: pa.Table, times: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -20,7 +20,7 @@ from riffle_spark.state.log.manifest import EMPTY, Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
-from riffle_spark.worker.input import TouchedKeys, spans_of
+from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import SlotResult, StateChanges
 
 __all__ = [
@@ -81,7 +81,7 @@ def run_on_blocks(
 def _at_once(
     order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, found: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
-    if rows.num_rows:
+    if touched.keys.num_rows:
         yield 0, _batch(order, rows, touched.codes, touched.keys, state, found, None)
 
 
@@ -90,8 +90,9 @@ def _by_key_group(
 ) -> Iterator[tuple[int, Batch]]:
     by_group = np.argsort(touched.key_groups[touched.codes], kind="stable")
     rows, codes = rows.take(by_group), touched.codes[by_group]
-    spans = zip(touched.spans, spans_of(touched.key_groups[codes]), strict=True)
-    for (group, start, end), (_, first, last) in spans:
+    of_row = touched.key_groups[codes]
+    for group, start, end in touched.spans:
+        first, last = (int(at) for at in np.searchsorted(of_row, [group, group + 1]))
         part = rows.slice(first, last - first)
         keys, old = touched.keys.slice(start, end - start), state.slice(start, end - start)
         yield start, _batch(order, part, codes[first:last] - start, keys, old, found[start:end], group)
@@ -212,7 +213,11 @@ def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateC
 
 
 def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:
-    """Return the slot's key-groups where a timer, an element or a key is due, ascending; those of a last pass too."""
+    """Return the slot's key-groups where a timer, an element or a key is due, ascending; those of a last pass too. Who
+    asks for the whole store gets all that there are.
+    """
+    if order.whole:
+        return tuple(key_group for key_group in sorted(order.slots[slot]) if key_group in order.entries)
     passes = order.times.passes
     if not passes:
         return ()

@@ -33,7 +33,7 @@ from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker import run_computation
 from riffle_spark.worker.expiry import with_expired
-from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch
+from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch, with_stored
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 from riffle_spark.worker.seal import SlotResult, seal
 
@@ -193,6 +193,8 @@ class _SlotState:
         attempt, touched, order = self.attempt, self.touched, self.attempt.order
         stacks = self._brought(schema)
         with attempt.step("read"):
+            if order.whole:
+                touched = with_stored(schema, touched, stacks)
             state, found = read_state(schema, touched, stacks)
         with attempt.step("compute"):
             called = run_computation.run_on_blocks(order, compute, self.rows, touched, state, found)

@@ -36,7 +36,8 @@ class Declared:
     shuffle. ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
     ``time_mode`` says what its timers go by. ``due`` names a column of state or key that says when a key's time is
     over (ms as 64-bit integers, or timestamps; null: never): then the key goes, and an ``ExpiringComputation`` gets it
-    once more. A computation that keeps several variables a key names them instead of ``state``.
+    once more. A computation that keeps several variables a key names them instead of ``state``. ``whole`` asks for all
+    keys that are stored in each batch, as complete results do; what it costs is what the store holds.
     """
 
     state: pa.Schema
@@ -46,6 +47,7 @@ class Declared:
     time_mode: TimeMode = "None"
     variables: tuple[Variable, ...] | None = None
     due: str | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Batch:
     """The input of one call.
 
     ``rows`` are the input rows with their key columns, in the declared order if there is one. ``codes`` holds per row
-    the index of its key in ``keys``, which lists each key once; every key has at least one row. Row i of ``state`` and
+    the index of its key in ``keys``, which lists each key once; every key has at least one row, but where the ``whole``
+    store was asked for: then keys that are stored and have none are among them. Row i of ``state`` and
     of ``found`` belongs to row i of ``keys``; a key that is not ``found`` has no state and a ``state`` row of nulls.
     ``time_ms`` is the batch's time and ``watermark_ms`` the one that earlier batches made; neither is a clock's.
     ``key_group`` is ``None`` where the call holds several.

@@ -49,13 +49,25 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         schema=operator.schema_after(tail.schemas, tail.epoch),
         output=operator.declared.output, rows=operator.rows, per_key_group=operator.declared.per_key_group,
         order_by=operator.order_by, total=settings.key_groups, epoch=tail.epoch, version=incoming.version,
-        time_ms=incoming.time_ms, watermark_ms=tail.watermark_ms, slots=layout.orders(), entries=entries,
+        time_ms=incoming.time_ms, watermark_ms=_watermark(run, operator), slots=layout.orders(), entries=entries,
         sequence=tail.sequence, seal_output=settings.deliver_after_commit, newest=run.number > 1, standbys=standbys,
         followed_by=run.ownership.followed_by(), durable=operator.durable, read_by=operator.read_by,
         by_key=layout.shards is None, time_mode=operator.declared.time_mode, watermark=operator.watermark,
-        late_watermark_ms=tail.late_watermark_ms, last_pass_ms=incoming.last_pass_ms if by_event_time else None,
+        late_watermark_ms=_shifted(tail.late_watermark_ms, operator.shift_ms), late=operator.late,
+        last_pass_ms=incoming.last_pass_ms if by_event_time else None,
         initial=operator.initial if is_due(tail, operator) else None, shown=operator.shown,
+        whole=operator.declared.whole,
     )  # fmt: skip
+
+
+def _watermark(run: BatchRun, operator: Operator) -> int | None:
+    """Return the watermark by which things are due: that of the batch where it is Spark's, else the record's."""
+    by_spark = run.incoming.watermark_source == "spark"
+    return _shifted(run.incoming.watermark_ms if by_spark else run.tail.watermark_ms, operator.shift_ms)
+
+
+def _shifted(watermark_ms: int | None, shift_ms: int) -> int | None:
+    return None if watermark_ms is None else max(0, watermark_ms + shift_ms)
 
 
 class CacheEntries:

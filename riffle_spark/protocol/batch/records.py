@@ -68,8 +68,11 @@ def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:
 def with_last_pass(tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> IncomingBatch:
     """Return the batch with the watermark that its own rows make, where no batch may follow and timers go by it.
 
-    That takes one job over the input.
+    That takes one job over the input. By Spark's watermark there is no such pass: another batch may follow in the run,
+    and rows that this one would have closed a window for are in time there.
     """
+    if incoming.watermark_source == "spark":
+        return incoming
     if not incoming.available_now or all(operator.declared.time_mode != "EventTime" for operator in operators):
         return incoming
     columns = {operator.store: operator.watermark.column for operator in operators if operator.watermark}
@@ -81,7 +84,13 @@ def with_last_pass(tail: Record, incoming: IncomingBatch, operators: Sequence[Op
 def watermark_fields(
     tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Iterable[Receipt]
 ) -> dict[str, object]:
-    """Return what a batch's record says of event time. Without any operator's watermark it is Spark's own, if any."""
+    """Return what a batch's record says of event time. Without any operator's watermark it is Spark's own, if any.
+
+    Where Spark's is the query's, it is the batch's own: the next batch's rows are late by it.
+    """
+    if incoming.watermark_source == "spark":
+        reached = incoming.watermark_ms or 0
+        return {"watermark_ms": reached, "late_watermark_ms": reached}
     if not any(operator.watermark for operator in operators):
         known = [ms for ms in (tail.watermark_ms, incoming.watermark_ms) if ms is not None]
         return {"watermark_ms": max(known, default=None)}
