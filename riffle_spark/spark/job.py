@@ -27,6 +27,7 @@ from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import Sink, SparkWork
+from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.worker.member_folders import options_of
@@ -61,7 +62,7 @@ class JobOperator:
 
 class RunningJob:
     """One job's driver, and what is kept between its batches. ``watermark_source`` is ``spark`` where the query has
-    Spark's own ``withWatermark`` for it (``IncomingBatch``).
+    Spark's own ``withWatermark`` for it (``IncomingBatch``); then ``tick`` brings batches when something is due.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class RunningJob:
         spark: SparkSession,
         reached: Callable[[str], None],
         watermark_source: WatermarkSource = "rows",
+        tick: Tick | None = None,
     ) -> None:
         self._declared = declared
         self._settings = settings_of(spark, settings)
@@ -86,6 +88,7 @@ class RunningJob:
         self._seen: str | None = None
         self._policy: WatermarkPolicy = "min"
         self._source = watermark_source
+        self._tick = tick
         self._query_id = inventory.DIRECT
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
@@ -106,6 +109,8 @@ class RunningJob:
 
         Deletes that wait are dropped: the next driver's scan finds what they were of.
         """
+        if self._tick is not None:
+            self._tick.stop()
         self._background.stop()
         self._cluster.stop()
         if not self._background.ended(_STOP_SECONDS):
@@ -127,6 +132,9 @@ class RunningJob:
         )
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, work)
+        if self._tick is not None:
+            dues = (self.driver.first_due_ms(operators, mode) for mode in ("EventTime", "ProcessingTime"))
+            self._tick.after(batch, incoming, *dues)
         self._tell(report)
         return report
 

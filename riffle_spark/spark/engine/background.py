@@ -1,5 +1,5 @@
-"""One daemon thread for upkeep, the gate before a batch, the real clock and random ids. Knows threads, time and chance,
-so that the protocol need not.
+"""One daemon thread for upkeep, the gate before a batch, an alarm, the real clock and random ids. Knows threads, time
+and chance, so that the protocol need not.
 """
 
 import threading
@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Lock
 
-__all__ = ["BackgroundThread", "Gate", "Stopped", "SystemClock", "random_id"]
+__all__ = ["Alarm", "BackgroundThread", "Gate", "Stopped", "SystemClock", "random_id"]
 
 _GATE_LOOK_SECONDS = 0.2
+_LONGEST_WAIT_SECONDS = 600.0
+"""An alarm looks at the clock now and then, which may be set."""
 
 
 def random_id() -> str:
@@ -32,6 +34,41 @@ class SystemClock:
     def seconds(self) -> float:
         """Return seconds of a clock that never goes back."""
         return time.perf_counter()
+
+
+class Alarm:
+    """Calls a function, from a thread of its own, once it is a certain time."""
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        self._ring = ring
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._stopped = False
+
+    def set(self, until_ms: int) -> None:
+        """Ring at that time, and not at the time that it was set to before."""
+        seconds = min((until_ms - self._clock.wall_ms()) / 1000, _LONGEST_WAIT_SECONDS)
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            if not self._stopped:
+                self._timer = threading.Timer(max(seconds, 0.0), self._awake, [until_ms])
+                self._timer.daemon = True
+                self._timer.start()
+
+    def stop(self) -> None:
+        """Ring no more. Idempotent."""
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _awake(self, until_ms: int) -> None:
+        if self._clock.wall_ms() < until_ms:
+            self.set(until_ms)
+        else:
+            self._ring()
 
 
 class BackgroundThread:

@@ -31,6 +31,7 @@ __all__ = [
     "latest_offsets",
     "planned",
     "reason_of",
+    "running_query",
     "source_options",
     "unbounded_kafka_source",
     "was_planned",
@@ -203,7 +204,7 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     return IncomingBatch(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
 
 
-def _running_query(batch: DataFrame) -> Any:
+def running_query(batch: DataFrame) -> Any:
     """Return the JVM's query that a micro-batch belongs to, or ``None``, as with Spark Connect."""
     spark = batch.sparkSession
     query_id = handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
@@ -267,7 +268,7 @@ def _digest(batch: DataFrame) -> str:
 
 def unbounded_kafka_source(batch: DataFrame) -> bool:
     """Tell whether the query reads Kafka without ``maxOffsetsPerTrigger``. ``False`` where that cannot be known."""
-    execution = _running_query(batch)
+    execution = running_query(batch)
     text = str(execution.uniqueSources().toString()) if execution is not None else ""
     return "Kafka" in text and "All Available" in text
 
@@ -276,7 +277,7 @@ def source_options(batch: DataFrame) -> list[dict[str, str]]:
     """Return the options of each of the query's sources that has some, their names in lower case; none where that
     cannot be known.
     """
-    execution = _running_query(batch)
+    execution = running_query(batch)
     leaves = _items(execution.analyzedPlan().collectLeaves()) if execution is not None else []
     streams = [leaf for leaf in leaves if leaf.getClass().getSimpleName() == "StreamingRelationV2"]
     return [{str(name).lower(): str(value) for name, value in leaf.extraOptions().items()} for leaf in streams]
@@ -284,7 +285,7 @@ def source_options(batch: DataFrame) -> list[dict[str, str]]:
 
 def latest_offsets(batch: DataFrame) -> list[str]:
     """Return the newest entry of the query's offset log, the text of each source that has offsets."""
-    execution = _running_query(batch)
+    execution = running_query(batch)
     latest = execution.offsetLog().getLatest()
     offsets = _items(latest.get()._2().offsets()) if latest.isDefined() else []
     return [str(offset.get()) for offset in offsets if offset.isDefined()]

@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
+from riffle_spark import Stateful
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import LateRule, Order, Watermark
-from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.messages.slot_orders import LateRule, Order
 from riffle_spark.protocol.operator import Operator, operator_of, with_late
-from riffle_spark.testing import Attempt, Harness
-from tests.kit.simulated.world import Crash, World
-
-ROWS = pa.schema([("end", pa.timestamp("us", "UTC")), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
-ENDS = LateRule("end", "keys")
-Mode = Literal["update", "append", "complete"]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """A count per window and key, as a stage is: rows have the end of their window for a key."""
-
-    store: str = "windows"
-    key: tuple[str, ...] = ("end", "k")
-    mode: Mode = "update"
-    order_by: tuple[str, ...] = ()
-    watermark: Watermark | None = None
-    durable: bool = True
-    per_key_group: bool = False
-
-    @property
-    def compute(self) -> Windows:
-        """What is computed, which is this itself."""
-        return self
-
-    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare the count; windows go at their end, unless all of them are answered each time."""
-        state = pa.schema([("n", pa.int64())])
-        declared = Declared(state, pa.schema([*key, *state]), (), per_key_group=self.per_key_group)
-        if self.mode == "complete":
-            return replace(declared, whole=True)
-        return replace(declared, due="end", time_mode="EventTime")
-
-    def __call__(self, batch: Batch) -> Update:
-        """Count; the keys without rows are answered as they are."""
-        more = np.bincount(batch.codes, minlength=batch.keys.num_rows)
-        counts = batch.state["n"].fill_null(0).to_numpy() + more
-        touched = np.flatnonzero(more)
-        output = self._told(batch.keys, counts)
-        state = pa.table([counts[touched]], schema=batch.state.schema)
-        return Update(output.slice(0, 0) if self.mode == "append" else output, touched, state, touched[:0])
-
-    def expired(self, batch: Batch) -> Update:
-        """Answer windows that end, in append mode."""
-        output = self._told(batch.keys, batch.state["n"].to_numpy())
-        nothing = np.empty(0, np.int64)
-        return Update(output if self.mode == "append" else output.slice(0, 0), nothing, batch.state.slice(0, 0), nothing)
-
-    def _told(self, keys: pa.Table, counts: np.ndarray) -> pa.Table:
-        return keys.append_column("n", pa.array(counts, pa.int64()))
+from riffle_spark.testing import Attempt, Crashed, Harness
+from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, Mode, rows_of, told
+from tests.kit.simulated.world import World
 
 
 class Step(NamedTuple):
@@ -105,16 +56,9 @@ LATE = (
 )
 
 
-def rows_of(*times: tuple[int, str], length: int = 10) -> pa.Table:
-    """Return rows with the ends of their windows."""
-    ends = [(at - at % length + length) * 1_000_000 for at, _ in times]
-    columns = [ends, [key for _, key in times], [at * 1_000_000 for at, _ in times]]
-    return pa.table([pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)], schema=ROWS)
-
-
-def told(rows: Sequence[dict[str, object]]) -> list[tuple[int, str, int]]:
-    """Return output rows as steps have them."""
-    return sorted((int(row["end"].timestamp()), str(row["k"]), int(str(row["n"]))) for row in rows)  # type: ignore[attr-defined]
+def windows(mode: Mode, *, per_key_group: bool = False) -> Stateful:
+    """Return a count per window and key."""
+    return Stateful("windows", ("end", "k"), CountedWindows(mode, per_key_group))
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -123,12 +67,112 @@ def told(rows: Sequence[dict[str, object]]) -> list[tuple[int, str, int]]:
 )
 def test_batches_are_those_of_sparks_own_aggregate(mode: Mode, steps: Sequence[Step], restarts: bool) -> None:
     """What was seen of Spark: a window closes by its batch's watermark, and takes rows by that of the batch before."""
-    with Harness(Windows(mode=mode), ROWS, late=ENDS) as query:
+    with Harness(windows(mode), KEY, late=ENDS) as query:
         for number, step in enumerate(steps):
             query.advance_watermark(step.watermark * 1000)
             query.available_now = steps is AT_ONCE
             rows = rows_of(*step.rows, length=5 if steps is AT_ONCE else 10)
             assert told(query.feed(rows)) == sorted(step.out), f"batch {number}"
             assert query.reports[-1].late_rows == step.late, f"batch {number}"
+            assert query.reports[-1].rows == len(step.rows)
             if restarts:
                 query.crash(lose_copies=number == 1)
+
+
+@pytest.mark.parametrize("step", ["after seal", "after sink", "after record"])
+def test_a_batch_that_runs_again_closes_and_leaves_out_the_same(step: str) -> None:
+    """Wherever the driver died: what is late is decided by the record before, what is due by the batch's own entry."""
+    with Harness(windows("append"), KEY, late=ENDS) as query:
+        query.feed(rows_of((0, "a"), (40, "a")))
+        query.advance_watermark(30_000)
+        query.feed(rows_of((45, "a")))
+        query.advance_watermark(50_000)
+        query.crash_at(step)  # type: ignore[arg-type]
+        with pytest.raises(Crashed):
+            query.feed(rows_of((1, "late"), (60, "b")))
+        query.feed(rows_of((1, "late"), (60, "b")))
+        assert told(query.delivered()) == [(10, "a", 1), (50, "a", 2)]
+        assert [key[1] for key in query.state()] == ["b"]
+
+
+def counted(late: LateRule | None = ENDS, shift_ms: int = 0, mode: Mode = "append") -> Operator:
+    """Return the count of windows as an operator."""
+    return with_late(operator_of("windows", ("end", "k"), CountedWindows(mode), (), KEY), late, shift_ms)
+
+
+def order_of(world: World, version: int, watermark_ms: int | None, rows: pa.Table) -> Order:
+    """Run a batch by Spark's watermark; return what its slots were told."""
+    seen: list[Order] = []
+
+    def perform(attempt: Attempt) -> pa.Table:
+        seen.append(attempt.order)
+        return attempt.run()
+
+    world.batch(version, rows, perform, watermark_ms=watermark_ms, watermark_source="spark", available_now=version == 1)
+    return seen[0]
+
+
+def test_a_record_keeps_the_watermark_of_its_batch(tmp_path: Path) -> None:
+    """No time of any row is asked for, and there is no last pass: another batch may follow in the same run."""
+    world = World(tmp_path, operators=[counted()])
+    given = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([None, 7_000, 7_000, 9_000])]
+    told_of = [(order.late_watermark_ms, order.watermark_ms, order.last_pass_ms) for order in given]
+    assert told_of == [(None, None, None), (0, 7_000, None), (7_000, 7_000, None), (7_000, 9_000, None)]
+    tail = world.log().tail
+    assert tail is not None
+    assert (tail.watermark_ms, tail.late_watermark_ms, tail.event_times) == (9_000, 9_000, {})
+
+
+def test_what_is_behind_a_join_has_an_earlier_watermark(tmp_path: Path) -> None:
+    """Late and due are moved by the same, and never before 1970."""
+    world = World(tmp_path, operators=[counted(shift_ms=-5_000)])
+    given = [order_of(world, number, ms, rows_of((99, "a"))) for number, ms in enumerate([2_000, 20_000, 30_000])]
+    assert [(one.late_watermark_ms, one.watermark_ms) for one in given] == [(None, 0), (0, 15_000), (15_000, 25_000)]
+
+
+def test_the_driver_knows_when_the_first_is_due(tmp_path: Path) -> None:
+    """By which of Spark's watermarks, as of the last commit; a store that goes by another time is not asked."""
+    operator = counted(shift_ms=-5_000)
+    world = World(tmp_path, operators=[operator])
+    for number, ms in enumerate([0, 25_000]):
+        order_of(world, number, ms, rows_of((13, "a"), (40, "a"), (71, "b")))
+        first = world.driver.first_due_ms([operator], "EventTime")
+        assert first == [25_000, 55_000][number]
+        assert world.driver.first_due_ms([operator], "ProcessingTime") is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (LateRule("k", "keys"), "keys are late by 'k', and that is string"),
+        (LateRule("at", "keys"), "keys are late by 'at', and there is no such column"),
+        (LateRule("n"), "rows are late by 'n', and there is no such column"),
+    ],
+)
+def test_a_rule_names_a_timestamp(rule: LateRule, said: str) -> None:
+    """Of the key where keys are late, else of the input."""
+    rows = pa.schema([*KEY, ("at", pa.timestamp("ms"))])
+    operator = operator_of("windows", ("end", "k"), CountedWindows(), (), rows)
+    assert with_late(operator, LateRule("at")).rows.names == [*KEY.names, "at"]
+    with pytest.raises(ConfigError, match=said):
+        with_late(operator, rule)
+
+
+@pytest.mark.parametrize("per_key_group", [False, True])
+@pytest.mark.parametrize("executors", [1, 3])
+def test_the_whole_store_is_answered_in_each_batch(per_key_group: bool, executors: int) -> None:
+    """Keys without rows too, each once and from the newest of its parts, also where nothing came and after a loss."""
+    query = windows("complete", per_key_group=per_key_group)
+    model: dict[tuple[int, str], int] = {}
+    with Harness(query, KEY, executors=executors) as complete:
+        complete.watermark_source = "spark"
+        batches = [[(0, "a"), (11, "b")], [(1, "a")], [], [(55, key) for key in "abcdefgh"], [(1, "a"), (56, "c")], []]
+        for number, times in enumerate(batches):
+            complete.advance_watermark(number * 20_000)
+            for at, key in times:
+                end = at - at % 10 + 10
+                model[end, key] = model.get((end, key), 0) + 1
+            rows = told(complete.feed(rows_of(*times)))
+            assert rows == sorted((*key, count) for key, count in model.items())
+            assert complete.reports[-1].keys == len({(at // 10, key) for at, key in times})
+            complete.crash(lose_copies=number % 2 == 1)

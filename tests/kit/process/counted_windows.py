@@ -1,0 +1,66 @@
+"""A count per window and key, as a stage of a wrapped query is: rows have the end of their window for a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.process.blocks.block import Batch, Declared, Update
+
+ENDS = LateRule("end", "keys")
+KEY = pa.schema([("end", pa.timestamp("us", "UTC")), ("k", pa.string())])
+STATE = pa.schema([("n", pa.int64())])
+Mode = Literal["update", "append", "complete"]
+
+
+@dataclass(frozen=True)
+class CountedWindows:
+    """In append mode windows are answered when they end, in complete mode all of them in each batch."""
+
+    mode: Mode = "update"
+    per_key_group: bool = False
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - as computations are asked
+        """Declare the count; windows go at their end, unless all of them are answered each time."""
+        declared = Declared(STATE, pa.schema([*key, *STATE]), (), per_key_group=self.per_key_group)
+        if self.mode == "complete":
+            return replace(declared, whole=True)
+        return replace(declared, due="end", time_mode="EventTime")
+
+    def __call__(self, batch: Batch) -> Update:
+        """Count; keys without rows are answered as they are."""
+        more = np.bincount(batch.codes, minlength=batch.keys.num_rows)
+        counts = batch.state["n"].fill_null(0).to_numpy() + more
+        touched = np.flatnonzero(more)
+        output = _answered(batch.keys, counts)
+        state = pa.table([counts[touched]], schema=STATE)
+        return Update(output.slice(0, 0) if self.mode == "append" else output, touched, state, touched[:0])
+
+    def expired(self, batch: Batch) -> Update:
+        """Let windows go; in append mode they are answered."""
+        output, nothing = _answered(batch.keys, batch.state["n"].to_numpy()), np.empty(0, np.int64)
+        return Update(
+            output if self.mode == "append" else output.slice(0, 0), nothing, STATE.empty_table(), deleted=nothing
+        )
+
+
+def _answered(keys: pa.Table, counts: npt.NDArray[Any]) -> pa.Table:
+    return keys.append_column("n", pa.array(counts, pa.int64()))
+
+
+def rows_of(*times: tuple[int, str], length: int = 10) -> pa.Table:
+    """Return rows, given as (second, key), with the ends of their windows."""
+    ends = [(at - at % length + length) * 1_000_000 for at, _ in times]
+    columns = [ends, [key for _, key in times]]
+    return pa.table([pa.array(column, field.type) for column, field in zip(columns, KEY, strict=True)], schema=KEY)
+
+
+def told(rows: Iterable[Mapping[str, Any]]) -> list[tuple[int, str, int]]:
+    """Return output rows as (end in seconds, key, count), sorted."""
+    return sorted((int(row["end"].timestamp()), row["k"], row["n"]) for row in rows)

@@ -1,0 +1,256 @@
+"""The stream without rows on a real query: batches come where something is due, and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from riffle_spark import arrow_function
+from riffle_spark.errors import UnavailableError
+from riffle_spark.process.blocks.arrow_function import Context
+from riffle_spark.process.blocks.block import BlockComputation
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.spark.engine import tick as tick_module
+from riffle_spark.spark.engine.tick import Tick
+from riffle_spark.spark.job import JobOperator, RunningJob
+from tests.kit.process.counted_windows import ENDS, CountedWindows
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, settings_in, start, wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+SECOND = 1_767_225_600
+"""The first of 2026."""
+
+
+class Seen(NamedTuple):
+    """A batch: its id, how many rows it read, and the windows (end) that closed in it."""
+
+    number: int
+    rows: int
+    closed: list[int]
+
+
+class Query:
+    """A count per window of five seconds in append mode, put together as a wrapped query is, and started repeatedly."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.feed = Feed(folder / "in", "ts timestamp, k string")
+        self.reports: list[BatchReport] = []
+        self.seen: list[Seen] = []
+        self.fails_at: tuple[int, str] | None = None
+        self._closed: list[int] = []
+
+    def add(self, *seconds: int) -> None:
+        """Add a batch of rows."""
+        self.feed.add({"ts": f"2026-01-01T00:00:{second:02}Z", "k": "x"} for second in seconds)
+
+    @contextmanager
+    def running(self, *, ticks: bool = True, available_now: bool = False) -> Iterator[StreamingQuery]:
+        """Run the query in the block. Without ``ticks`` the source is there, and nobody asks it for anything."""
+        rows = self.feed.stream(self.spark).withWatermark("ts", "10 seconds")
+        rows = rows.select(F.window("ts", "5 seconds")["end"].alias("end"), "k")
+        windows = self.operator("windows", ("end", "k"), CountedWindows("append"))
+        with self.job_on(rows, None, [windows], ticks=ticks) as job:
+            trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
+            query = start(*job, self.folder / "checkpoint", **trigger)
+            try:
+                yield query
+            finally:
+                query.stop()
+
+    @contextmanager
+    def job_on(
+        self, rows: DataFrame, tick: Tick | None, operators: list[JobOperator], *, ticks: bool = True
+    ) -> Iterator[tuple[DataFrame, Callable[[DataFrame, int], None]]]:
+        """Give what is written and what takes batches."""
+        tick = tick or Tick(self.spark, str(self.folder / "checkpoint"))
+        rows = tick.beside(rows)
+        job = RunningJob(
+            operators, settings_in(self.folder), self.spark, self._reached, "spark", tick if ticks else None
+        )
+
+        def batch(frame: DataFrame, number: int) -> None:
+            self._closed = []
+            self.reports.append(job.process(frame, number))
+            if self.reports[-1].decision == "run":
+                self.seen.append(Seen(number, self.reports[-1].rows, sorted(self._closed)))
+
+        try:
+            yield rows, batch
+        finally:
+            tick.stop()
+            job.stop()
+
+    def operator(self, store: str, key: tuple[str, ...], compute: BlockComputation) -> JobOperator:
+        """Return an operator whose output is remembered."""
+        late = ENDS if "end" in key else None
+        return JobOperator(store, key, compute, (), True, self._take, late=late)
+
+    def _take(self, frame: DataFrame, _number: int) -> None:
+        self._closed = [int(row[0].timestamp()) - SECOND for row in frame.collect() if "end" in frame.columns]
+
+    def _reached(self, step: str) -> None:
+        if self.fails_at == (len(self.seen), step):
+            self.fails_at = None
+            raise RuntimeError(f"as wanted {step}")
+
+    def ran(self) -> list[Seen]:
+        """Return the batches since this was asked last."""
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.fixture
+def query(spark: SparkSession, tmp_path: Path) -> Query:
+    """A query that has not run yet."""
+    return Query(spark, tmp_path)
+
+
+def ended(query: StreamingQuery) -> None:
+    """Wait for the end of a query, and raise what it failed with."""
+    assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+
+
+def test_all_that_is_due_is_told_in_a_run_that_ends(query: Query) -> None:
+    """Under availableNow the tick's batch is in the same run: ids and windows are those of Spark's own aggregate."""
+    for second in (15, 0, 30):
+        query.add(second)
+    with query.running(available_now=True) as run:
+        ended(run)
+    assert query.ran() == [Seen(0, 1, []), Seen(1, 1, [5]), Seen(2, 1, []), Seen(3, 0, [20])]
+    query.add(58)
+    with query.running(available_now=True) as run:
+        ended(run)
+    assert query.ran() == [Seen(4, 1, []), Seen(5, 0, [35])]
+    with query.running(available_now=True) as run:
+        ended(run)
+    assert query.ran() == []
+    assert [report.watermark_ms and report.watermark_ms - SECOND * 1000 for report in query.reports] == [
+        0, 5_000, 5_000, 20_000, 20_000, 48_000,
+    ]  # fmt: skip
+
+
+def test_there_is_a_batch_where_something_is_due_and_nowhere_else(query: Query) -> None:
+    """A watermark that moves over nothing that is kept brings none: the ids follow each other."""
+    with query.running() as run:
+        for second in (0, 40, 42, 43, 59):
+            query.add(second)
+            run.processAllAvailable()
+    assert query.ran() == [
+        Seen(0, 1, []), Seen(1, 1, []), Seen(2, 0, [5]), Seen(3, 1, []), Seen(4, 1, []), Seen(5, 1, []),
+        Seen(6, 0, [45]),
+    ]  # fmt: skip
+
+
+def test_a_tick_that_failed_comes_again_and_nothing_beside_it(query: Query) -> None:
+    """Spark planned it, so it is in its offset log; the new stream stands there, and batches go on behind it."""
+    query.add(0, 40)
+    query.fails_at = (1, "after seal")
+    with query.running() as run, pytest.raises(Exception, match="as wanted after seal"):
+        run.processAllAvailable()
+    with query.running() as run:
+        run.processAllAvailable()
+        query.add(59)
+        run.processAllAvailable()
+    assert query.ran() == [Seen(0, 2, []), Seen(1, 0, [5]), Seen(2, 1, []), Seen(3, 0, [45])]
+
+
+def test_a_tick_that_was_never_planned_is_made_up_for(query: Query) -> None:
+    """Where the query ended between a batch that moved the watermark and the next one, the start is a tick; where the
+    batch itself comes again, it is its end.
+    """
+    query.add(0, 40)
+    with query.running(ticks=False) as run:
+        run.processAllAvailable()
+    with query.running(available_now=True) as run:
+        ended(run)
+    assert query.ran() == [Seen(0, 2, []), Seen(1, 0, [5])]
+    query.add(59)
+    query.fails_at = (0, "after record")
+    with query.running() as run, pytest.raises(Exception, match="as wanted after record"):
+        run.processAllAvailable()
+    with query.running() as run:
+        run.processAllAvailable()
+    assert query.ran() == [Seen(3, 0, [45])]
+    assert [report.decision for report in query.reports] == ["run", "run", "repeat", "run"]
+
+
+STATE = pa.schema([("until", pa.int64())])
+OUTPUT = pa.schema([("k", pa.string())])
+
+
+def kept_briefly(rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa.Table, pa.Table]:
+    """Keep a key for a fifth of a second."""
+    keys = rows.group_by("k").aggregate([]).select(["k"])
+    return OUTPUT.empty_table(), keys.append_column("until", pa.array([context.time_ms + 200] * len(keys), pa.int64()))
+
+
+def test_processing_time_passes_without_rows(query: Query) -> None:
+    """A batch comes once it is time, none before and none after; and one with a start, as nobody knows what is due."""
+    compute = arrow_function(
+        kept_briefly, state=STATE, output=OUTPUT, due="until", time_mode="ProcessingTime",
+        expired=lambda state: state.select(["k"]),
+    )  # fmt: skip
+    briefly = query.operator("briefly", ("k",), compute)
+    for number in range(2):
+        query.add(number)
+        rows, tick = query.feed.stream(query.spark), Tick(query.spark, str(query.folder / "checkpoint"), by_clock=True)
+        with query.job_on(rows, tick, [briefly]) as job:
+            run = start(*job, query.folder / "checkpoint", processingTime="0 seconds")
+            try:
+                wait_for(lambda: sum(report.expired for report in query.reports) > number, "the end of a key")  # noqa: B023
+                run.processAllAvailable()
+            finally:
+                run.stop()
+    assert [(report.rows, report.expired) for report in query.reports] == [(1, 0), (0, 1), (1, 0), (0, 1)]
+    assert query.reports[1].started_ms - query.reports[0].started_ms >= 200
+
+
+def test_a_union_has_the_schema_of_the_input(query: Query) -> None:
+    """Names, types, nullability and what Spark notes of columns are those of the rows, whatever these are."""
+    rows = query.feed.stream(query.spark).withWatermark("ts", "1 minute")
+    rich = rows.select(
+        "*", F.lit(1).alias("one"), F.expr("map(k, array(named_struct('d', cast(1 as decimal(9,2)))))").alias("nested"),
+        F.window("ts", "5 seconds"),
+    )  # fmt: skip
+    tick = Tick(query.spark, str(query.folder / "checkpoint"))
+    united = tick.beside(rich)
+    assert united.schema == rich.schema
+    assert united.schema.json() == rich.schema.json()
+
+
+def test_without_sparks_class_there_is_a_batch_each_second(
+    query: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is due is told all the same, and the log says what it costs."""
+    monkeypatch.setattr(tick_module, "_STREAMS", ("org.apache.spark.NoStream",))
+    query.add(0, 40)
+    with query.running() as run:
+        wait_for(lambda: any(batch.closed for batch in query.seen), "the window's end")
+        wait_for(lambda: len(query.seen) >= 3, "a batch without need")
+        assert run.exception() is None
+    assert sum(batch.rows for batch in query.seen) == 2
+    assert [end for batch in query.seen for end in batch.closed] == [5]
+    assert "a batch each second" in caplog.text
+
+
+def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
+    """Before the query starts: a stream that stands elsewhere than Spark's log would have it go back and forth."""
+    offsets = query.folder / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{}\n{}\n{"not":"a tick"}')
+    with pytest.raises(UnavailableError, match="checkpoint cannot be read"):
+        Tick(query.spark, str(query.folder / "checkpoint")).beside(query.feed.stream(query.spark))
