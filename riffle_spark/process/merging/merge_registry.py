@@ -2,8 +2,9 @@
 are refused by name. Knows names. Does not know formulas.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast, get_args
 
 import pyarrow as pa
 
@@ -27,6 +28,18 @@ class MergeOptions:
     delimiter: str | bytes = ""
     collected_max: int = 10_000
     relative_error: float = 0.05
+
+    @staticmethod
+    def of_facts(facts: Iterable[tuple[str, str]]) -> "MergeOptions":
+        """Return what a function's facts say, by Spark's names of them; others change nothing."""
+        usual, told = MergeOptions(), dict(facts)
+        overflow = told.get("evalMode", usual.overflow)
+        assert overflow in get_args(merged_sums.Overflow), f"evalMode is {overflow}"
+        return MergeOptions(
+            cast(merged_sums.Overflow, overflow),
+            told.get("delimiter", usual.delimiter),
+            relative_error=float(told.get("relativeSD", usual.relative_error)),
+        )
 
 
 _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {

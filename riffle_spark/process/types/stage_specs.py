@@ -83,16 +83,21 @@ class AggregateSpec:
     @property
     def rows(self) -> pa.Schema:
         """The columns of the rows that come."""
-        return _with(self.keys, (buffer for function in self.functions for buffer in function.sent))
+        return pa.schema([*self.keys, *_fields(buffer for function in self.functions for buffer in function.sent)])
+
+    @property
+    def results(self) -> pa.Schema:
+        """The columns of merged buffers, or of the values that stand for them."""
+        return pa.schema(_fields(buffer for function in self.functions for buffer in function.buffers))
 
     @property
     def answer(self) -> pa.Schema:
-        """The columns of what Spark evaluates: keys and merged buffers, or what stands for them."""
-        return _with(self.keys, (buffer for function in self.functions for buffer in function.buffers))
+        """The columns of what Spark evaluates: keys and results."""
+        return pa.schema([*self.keys, *self.results])
 
 
-def _with(keys: pa.Schema, buffers: Iterable[Buffer]) -> pa.Schema:
-    return pa.schema([*keys, *(pa.field(buffer.name, buffer.type) for buffer in buffers)])
+def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:
+    return [pa.field(buffer.name, buffer.type) for buffer in buffers]
 
 
 def store_name(kind: str, keys: Iterable[str], taken: Mapping[str, object] | Collection[str]) -> str:

@@ -1,0 +1,1 @@
+"""What the stages of a query compute on a slot."""

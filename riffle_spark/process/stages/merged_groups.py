@@ -1,0 +1,141 @@
+"""What an aggregate stage computes on a slot: buffers of rows are merged into those that are kept a key, and keys are
+answered when the output mode says so. Knows specs, merges and output modes. Does not know Spark's plans, nor how late
+rows are told.
+
+It is made of what a plan says and of the query's output mode, and is a ``BlockComputation``::
+
+    plan = read_aggregate(catalyst, node)
+    compute = MergedGroups(plan.spec, "append")
+
+Its rows are ``plan.spec.rows``, its key ``plan.spec.keys``, its output ``plan.spec.answer``: what ``plan.evaluated``
+takes. Who drops late rows goes by ``plan.spec.time``: here no row is late.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark.batch_times import TimeMode
+from riffle_spark.columns import one_array
+from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.merging.merge_function import Groups, MergeFunction
+from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
+from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
+
+__all__ = ["KeptBuffers", "MergedGroups", "OutputMode"]
+
+OutputMode: TypeAlias = Literal["update", "append", "complete"]
+"""When keys are answered, in Spark's words: each time that rows touch them, when their time is over, or always."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedGroups:
+    """A ``BlockComputation`` of an aggregate, be its functions' results buffers or final values.
+
+    In update mode the keys of a batch's rows are answered, in append mode those whose time is over, in complete mode
+    all that there are: then no key's time is ever over.
+    """
+
+    spec: AggregateSpec
+    mode: OutputMode
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare the columns of buffers; ``ConfigError`` for functions that cannot be merged."""
+        assert key.names == self.spec.keys.names, f"the key is {self.spec.keys.names}, not {key.names}"
+        buffers = KeptBuffers.of(self.spec)
+        output = pa.schema([*key, *self.spec.results])
+        needed = tuple(name for name in self.spec.rows.names if name not in key.names)
+        assert set(needed) <= set(rows.names), f"of {needed} the rows have {rows.names}"
+        due = None if self.mode == "complete" or self.spec.time is None else self.spec.time.column
+        mode: TimeMode = "None" if due is None else "EventTime"
+        return Declared(buffers.schema, output, needed, per_key_group=False, time_mode=mode, due=due)
+
+    def __call__(self, batch: Batch) -> Update:
+        """Merge the rows' buffers into what is kept of their keys. Keys without rows are answered as they are."""
+        buffers = KeptBuffers.of(self.spec)
+        groups = Groups(
+            batch.codes, batch.keys.num_rows, lambda group: f"store {batch.store!r}, key {_told(batch.keys, group)}"
+        )
+        state = buffers.merged(batch.rows, batch.state, groups)
+        touched = np.flatnonzero(np.bincount(batch.codes, minlength=groups.size))
+        kept = state if len(touched) == groups.size else state.take(pa.array(touched))
+        output = self._nothing(batch) if self.mode == "append" else self._answered(batch, state)
+        return Update(output, touched, kept, deleted=touched[:0])
+
+    def expired(self, batch: Batch) -> Update:
+        """Let keys go whose time is over; in append mode they are answered."""
+        output = self._answered(batch, batch.state) if self.mode == "append" else self._nothing(batch)
+        nothing = np.empty(0, dtype=np.int64)
+        return Update(output, nothing, batch.state.slice(0, 0), deleted=nothing)
+
+    def _answered(self, batch: Batch, state: pa.Table) -> pa.Table:
+        columns = KeptBuffers.of(self.spec).answered(state)
+        return pa.table([*batch.keys.columns, *columns], names=self.spec.answer.names)
+
+    def _nothing(self, batch: Batch) -> pa.Table:
+        return pa.schema([*batch.keys.schema, *self.spec.results]).empty_table()
+
+
+def _told(keys: pa.Table, group: int) -> object:
+    return keys.slice(group, 1).to_pylist()[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A function, how it merges, and the columns that are kept of it."""
+
+    told: FunctionSpec
+    merge: MergeFunction
+    fields: Sequence[pa.Field]
+
+    @staticmethod
+    def of(told: FunctionSpec) -> "_Kept":
+        given = told.buffers if told.given is None else (told.given,)
+        types = [buffer.type for buffer in given]
+        merge = merge_function(told.function, types, MergeOptions.of_facts(told.facts))
+        kept = zip(given, merge.state(types), strict=True)
+        return _Kept(told, merge, [pa.field(buffer.name, type) for buffer, type in kept])
+
+    def rows(self, rows: pa.Table) -> Iterator[pa.Array]:
+        """Yield what rows bring, a column a buffer; those that are always the same are made here."""
+        for buffer in self.told.buffers if self.told.given is None else (self.told.given,):
+            if buffer.literal is None:
+                yield one_array(rows.column(buffer.name))
+            else:
+                yield pa.repeat(pa.scalar(buffer.literal, buffer.type), rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBuffers:
+    """The buffers of an aggregate's functions as they are kept: one row a group, the columns of ``schema``."""
+
+    functions: Sequence[_Kept]
+    results: Sequence[pa.Field]
+
+    @staticmethod
+    def of(spec: AggregateSpec) -> "KeptBuffers":
+        """Return the buffers of an aggregate; ``ConfigError`` for functions that cannot be merged."""
+        return KeptBuffers([_Kept.of(told) for told in spec.functions], spec.results)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What is kept of a group."""
+        return pa.schema([field for kept in self.functions for field in kept.fields])
+
+    def merged(self, rows: pa.Table, old: pa.Table, groups: Groups) -> pa.Table:
+        """Return what is kept of groups once these rows are merged into ``old``, which has nulls for new groups."""
+        columns = list[pa.Array]()
+        for kept in self.functions:
+            before = [one_array(old.column(field.name)) for field in kept.fields]
+            columns += kept.merge.fold(list(kept.rows(rows)), before, groups)
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def answered(self, state: pa.Table) -> list[pa.Array]:
+        """Return what is told of groups: their buffers, or the values of functions that were sent their arguments."""
+        columns = list[pa.Array]()
+        for kept in self.functions:
+            columns += kept.merge.finish([one_array(state.column(field.name)) for field in kept.fields])
+        return [column.cast(field.type) for column, field in zip(columns, self.results, strict=True)]

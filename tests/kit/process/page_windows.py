@@ -1,0 +1,43 @@
+"""Visits of pages in windows of ten seconds, counted, added and collected: the aggregate as a plan would tell it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from riffle_spark import Stateful
+from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, TimeSpec
+
+__all__ = ["FUNCTIONS", "TIME", "WINDOW", "operator", "spec"]
+
+TIME = pa.timestamp("us", "UTC")
+WINDOW = TimeSpec("window_end", 3, "time", "window_start")
+FUNCTIONS = (
+    FunctionSpec("Count", (Buffer("visits", pa.int64(), "count(1): count", 1),)),
+    FunctionSpec("Sum", (Buffer("seconds", pa.int64(), "sum(seconds): sum"),), facts=(("evalMode", "ANSI"),)),
+    FunctionSpec(
+        "Average",
+        (
+            Buffer("mean_sum", pa.float64(), "avg(seconds): sum"),
+            Buffer("mean_count", pa.int64(), "avg(seconds): count"),
+        ),
+        facts=(("evalMode", "ANSI"),),
+    ),
+    FunctionSpec(
+        "CollectList",
+        (Buffer("seen", pa.list_(pa.field("element", pa.string(), nullable=False)), "collect_list(seen)"),),
+        Buffer("seen", pa.string(), "collect_list(seen)"),
+    ),
+)
+
+
+def spec(time: TimeSpec | None = WINDOW, functions: tuple[FunctionSpec, ...] = FUNCTIONS) -> AggregateSpec:
+    """Return the aggregate by window and page."""
+    keys = pa.schema([("window_start", TIME), ("window_end", TIME), ("page", pa.string())])
+    return AggregateSpec("aggregate.window-page", keys, functions, time)
+
+
+def operator(given: AggregateSpec, compute: Computation, delay_ms: int | None = None) -> Stateful:
+    """Return it as an operator whose late rows go by the time of their key."""
+    watermark = (given.time.column, f"{delay_ms} milliseconds") if given.time and delay_ms is not None else None
+    return Stateful("visits", given.keys.names, compute, watermark=watermark)

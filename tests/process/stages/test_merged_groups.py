@@ -1,0 +1,179 @@
+"""Aggregates of specs in a harness, against dictionaries: when keys are answered, with what, and when they go."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.process.blocks.block import Batch
+from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
+from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec
+from riffle_spark.testing import Harness
+from tests.kit.process.page_windows import operator, spec
+
+DELAY_MS = 3
+Key = tuple[int, int, str | None]
+Answer = tuple[int, int, str | None, int, int | None, float, int, tuple[str, ...]]
+
+
+class Visit(NamedTuple):
+    """A row: the end of its window (us), page, seconds, what was seen."""
+
+    end: int
+    page: str | None
+    seconds: int | None
+    seen: str | None
+
+    @property
+    def key(self) -> Key:
+        """Its key."""
+        return self.end - 10, self.end, self.page
+
+
+@dataclass
+class Group:
+    """What a model keeps of a key."""
+
+    seconds: list[int | None] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+    def answer(self, key: Key) -> Answer:
+        """Return its row."""
+        known = [one for one in self.seconds if one is not None]
+        total = sum(known) if known else None
+        return (*key, len(self.seconds), total, float(sum(known)), len(known), tuple(self.seen))
+
+
+@dataclass
+class Model:
+    """Windows by key; Spark's rules of what is late and what is due."""
+
+    mode: OutputMode
+    groups: dict[Key, Group] = field(default_factory=dict)
+    late_ms: int = 0
+    watermark_ms: int = 0
+
+    def batch(self, visits: Sequence[Visit]) -> list[Answer]:
+        """Return what a batch is answered."""
+        touched = dict[Key, Group]()
+        for visit in visits:
+            if visit.end > self.late_ms * 1000:
+                group = self.groups.setdefault(visit.key, Group())
+                group.seconds.append(visit.seconds)
+                group.seen += [] if visit.seen is None else [visit.seen]
+                touched[visit.key] = group
+        answers = [group.answer(key) for key, group in touched.items()] if self.mode == "update" else []
+        for key in [key for key in self.groups if key[1] <= self.watermark_ms * 1000]:
+            gone = self.groups.pop(key)
+            answers += [gone.answer(key)] if self.mode == "append" else []
+        newest = max((visit.end // 1000 for visit in visits), default=0)
+        self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - DELAY_MS)
+        return answers
+
+
+def rows_of(visits: Sequence[Visit], given: AggregateSpec) -> pa.Table:
+    """Return one-row buffers."""
+    columns = [
+        [visit.end - 10 for visit in visits], [visit.end for visit in visits], [visit.page for visit in visits],
+        [visit.seconds for visit in visits], [float(visit.seconds or 0) for visit in visits],
+        [int(visit.seconds is not None) for visit in visits], [visit.seen for visit in visits],
+    ]  # fmt: skip
+    return pa.table(
+        [pa.array(column, type) for column, type in zip(columns, given.rows.types, strict=True)], schema=given.rows
+    )
+
+
+def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
+    """Return what was delivered as a model says it."""
+    told = pa.Table.from_pylist(list(rows), spec().answer)
+    plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
+    return [(*row[:-1], tuple(row[-1])) for row in zip(*(column.to_pylist() for column in plain), strict=True)]  # type: ignore[misc]
+
+
+def in_order(answers: list[Answer]) -> list[Answer]:
+    """Sort answers, lists' elements too: nobody says in what order rows come."""
+    return sorted(((*one[:-1], tuple(sorted(one[-1]))) for one in answers), key=repr)
+
+
+_VISIT = st.builds(
+    Visit, st.integers(0, 12).map(lambda half: 500 * half), st.sampled_from(["a", "b", None]),
+    st.one_of(st.none(), st.integers(-3, 3)), st.sampled_from([None, "x", "y"]),
+)  # fmt: skip
+_BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
+
+
+@pytest.mark.parametrize("mode", ["update", "append"])
+@settings(deadline=None, max_examples=25)
+@given(st.lists(_BATCH, max_size=10))
+def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
+    """Late and equal times, nulls, batches without rows, restarts and lost executors."""
+    given, model = spec(), Model(mode)
+    with Harness(operator(given, MergedGroups(given, mode), DELAY_MS), given.rows) as query:
+        for visits, later, event in batches:
+            moved = [visit._replace(end=visit.end + 1000 * later) for visit in visits]
+            assert in_order(answers_of(query.feed(rows_of(moved, given)))) == in_order(model.batch(moved))
+            if event:
+                query.crash(lose_copies=event == "crash")
+        assert {tuple(key[2:]) for key in query.state()} == {key[2:] for key in model.groups}
+        assert len(query.state()) == len(model.groups)
+
+
+def batch_of(given: AggregateSpec, visits: Sequence[Visit], keys: Sequence[Visit]) -> Batch:
+    """Return a call of these rows; every key is among ``keys``, and none has state."""
+    places = {visit.key: place for place, visit in enumerate(keys)}
+    codes = np.array([places[visit.key] for visit in visits], np.int64)
+    told = rows_of(keys, given).select(given.keys.names)
+    kept = MergedGroups(given, "update").declare(given.keys, given.rows).state
+    state = pa.table([pa.nulls(len(keys), field.type) for field in kept], schema=kept)
+    found = np.zeros(len(keys), np.bool_)
+    return Batch(rows_of(visits, given), codes, told, state, found, 1, 0, None, None, "visits")
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMode) -> None:
+    """A slot may give all that it holds; what has no rows and no state has what Spark begins with."""
+    one, other = Visit(10, "a", 2, "x"), Visit(20, "b", None, None)
+    update = MergedGroups(spec(), mode)(batch_of(spec(), [one, one], [other, one]))
+    assert answers_of(update.output.to_pylist()) == [
+        (10, 20, "b", 0, None, 0.0, 0, ()), (0, 10, "a", 2, 4, 4.0, 2, ("x", "x")),
+    ]  # fmt: skip
+    assert (update.changed.tolist(), update.state.num_rows, update.deleted.tolist()) == ([1], 1, [])
+
+
+def test_complete_mode_lets_nothing_go() -> None:
+    """No column says when keys are due, and none without event time either."""
+    given = spec()
+    assert MergedGroups(given, "complete").declare(given.keys, given.rows).due is None
+    assert MergedGroups(spec(time=None), "update").declare(given.keys, given.rows).time_mode == "None"
+    assert MergedGroups(given, "append").declare(given.keys, given.rows).due == "window_end"
+
+
+def test_it_is_a_plain_object() -> None:
+    """It comes back from a pickle as it was."""
+    compute = MergedGroups(spec(), "append")
+    assert pickle.loads(pickle.dumps(compute)) == compute
+
+
+def test_what_is_wrong_with_a_key_names_it() -> None:
+    """A sum that does not fit tells the store and the key, and that only under ANSI."""
+    huge = [Visit(10, "a", 2**62, None)] * 2
+    with pytest.raises(UserFunctionError, match="OVERFLOW") as raised:
+        MergedGroups(spec(), "update")(batch_of(spec(), huge, huge[:1]))
+    assert "store 'visits'" in str(raised.value)
+    assert "'page': 'a'" in str(raised.value)
+
+
+def test_an_unknown_function_is_refused_when_it_is_declared() -> None:
+    """By its name."""
+    given = spec(functions=(FunctionSpec("Mode", (Buffer("often", pa.int64(), "mode(n)"),)),))
+    with pytest.raises(ConfigError, match="Mode"):
+        MergedGroups(given, "update").declare(given.keys, given.rows)
