@@ -51,7 +51,8 @@ class MergedGroups:
         assert set(needed) <= set(rows.names), f"of {needed} the rows have {rows.names}"
         due = None if self.mode == "complete" or self.spec.time is None else self.spec.time.column
         mode: TimeMode = "None" if due is None else "EventTime"
-        return Declared(buffers.schema, output, needed, per_key_group=False, time_mode=mode, due=due)
+        whole = self.mode == "complete"
+        return Declared(buffers.schema, output, needed, per_key_group=False, time_mode=mode, due=due, whole=whole)
 
     def __call__(self, batch: Batch) -> Update:
         """Merge the rows' buffers into what is kept of their keys. Keys without rows are answered as they are."""

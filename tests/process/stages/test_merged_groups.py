@@ -157,6 +157,17 @@ def test_complete_mode_lets_nothing_go() -> None:
     assert MergedGroups(given, "append").declare(given.keys, given.rows).due == "window_end"
 
 
+def test_complete_mode_answers_all_in_each_batch() -> None:
+    """Also what has no rows, and where no rows come at all; after a loss too."""
+    given, answers = spec(time=None), list[list[str]]()
+    with Harness(operator(given, MergedGroups(given, "complete"), None), given.rows) as query:
+        for pages in ("a", "ba", "", "c"):
+            visits = [Visit(10, page, 1, None) for page in pages]
+            answers.append(sorted(f"{one[2]}{one[3]}" for one in answers_of(query.feed(rows_of(visits, given)))))
+            query.crash(lose_copies=True)
+    assert answers == [["a1"], ["a2", "b1"], ["a2", "b1"], ["a2", "b1", "c1"]]
+
+
 def test_it_is_a_plain_object() -> None:
     """It comes back from a pickle as it was."""
     compute = MergedGroups(spec(), "append")
