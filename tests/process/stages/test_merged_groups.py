@@ -96,7 +96,7 @@ def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
     """Return what was delivered as a model says it."""
     told = pa.Table.from_pylist(list(rows), spec().answer)
     plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
-    return [(*row[:-1], tuple(row[-1])) for row in zip(*(column.to_pylist() for column in plain), strict=True)]  # type: ignore[misc]
+    return [(*row[:-1], tuple(row[-1])) for row in zip(*(column.to_pylist() for column in plain), strict=True)]
 
 
 def in_order(answers: list[Answer]) -> list[Answer]:
