@@ -32,7 +32,7 @@ class BatchReport:
     ``from_executor``, ``to_executor``, ``reason``, ``goal``. ``probes_run`` and ``probes_skipped`` count probing
     rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out. ``timers_fired`` and
     ``expired`` count timers, and elements of state, whose time had come. ``watermark_ms`` is the watermark that the
-    batch leads to; timers go by it from the next batch on.
+    batch leads to; timers go by it from the next batch on. Where it is Spark's own, it is that of the batch itself.
     """
 
     version: int

@@ -70,8 +70,9 @@ class Record:
     says whether they are what a sink gets. ``shards`` are the (topic, partition) that key-groups 0, 1, ... stand for,
     unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch: ``time_ms`` is the batch's, as Spark
     gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
-    ``late_watermark_ms`` are late. By store, ``event_times`` are the newest event times seen and
-    ``initial_states`` the names of the initial states that were loaded.
+    ``late_watermark_ms`` are late; where the watermark is Spark's, both are that of its batch. By store,
+    ``event_times`` are the newest event times seen and ``initial_states`` the names of the initial states that were
+    loaded.
 
     ``promised`` is the oldest sequence that a rollback may go back to: no delete that was sent, or is sent before a
     newer record says otherwise, is of an object that it or a later one lists. ``members`` are the live ones, in full

@@ -193,9 +193,9 @@ OUTPUT = pa.schema([("k", pa.string())])
 
 
 def kept_briefly(rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa.Table, pa.Table]:
-    """Keep a key for a fifth of a second."""
+    """Keep a key for half a second."""
     keys = rows.group_by("k").aggregate([]).select(["k"])
-    return OUTPUT.empty_table(), keys.append_column("until", pa.array([context.time_ms + 200] * len(keys), pa.int64()))
+    return OUTPUT.empty_table(), keys.append_column("until", pa.array([context.time_ms + 500] * len(keys), pa.int64()))
 
 
 def test_processing_time_passes_without_rows(query: Query) -> None:
@@ -205,18 +205,19 @@ def test_processing_time_passes_without_rows(query: Query) -> None:
         expired=lambda state: state.select(["k"]),
     )  # fmt: skip
     briefly = query.operator("briefly", ("k",), compute)
-    for number in range(2):
-        query.add(number)
+    for wanted, count, adds in (("expired", 1, True), ("rows", 2, True), ("expired", 2, False)):
+        if adds:
+            query.add(0)
         rows, tick = query.feed.stream(query.spark), Tick(query.spark, str(query.folder / "checkpoint"), by_clock=True)
         with query.job_on(rows, tick, [briefly]) as job:
             run = start(*job, query.folder / "checkpoint", processingTime="0 seconds")
             try:
-                wait_for(lambda: sum(report.expired for report in query.reports) > number, "the end of a key")  # noqa: B023
-                run.processAllAvailable()
+                wait_for(lambda: sum(getattr(report, wanted) for report in query.reports) == count, wanted)  # noqa: B023
             finally:
                 run.stop()
-    assert [(report.rows, report.expired) for report in query.reports] == [(1, 0), (0, 1), (1, 0), (0, 1)]
-    assert query.reports[1].started_ms - query.reports[0].started_ms >= 200
+    assert [(report.rows, report.expired) for report in query.reports[:3]] == [(1, 0), (0, 1), (1, 0)]
+    assert query.reports[1].started_ms - query.reports[0].started_ms >= 500
+    assert sum(report.rows for report in query.reports[3:]) == 0
 
 
 def test_a_union_has_the_schema_of_the_input(query: Query) -> None:
