@@ -8,11 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from riffle_spark.columns import one_array, valid_mask
 from riffle_spark.messages.slot_orders import Order
-from riffle_spark.process.blocks.block import BlockComputation
-from riffle_spark.state.copies.run import DueRows, Run, RunsOfKeyGroup, due_rows, first_due_ms, newest_by_group
+from riffle_spark.process.blocks.block import BlockComputation, BoolArray
+from riffle_spark.state.copies.run import (
+    Indices,
+    Run,
+    RunsOfKeyGroup,
+    due_rows,
+    first_due_ms,
+    known_first_ms,
+    newest_by_group,
+)
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.formats.due_times import NEVER_MS, due_times
+from riffle_spark.state.formats.due_times import NEVER_MS, due_times, in_milliseconds
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -32,35 +41,89 @@ def with_expired(
     """
     first_ms = {kg: NEVER_MS if entry.timer_ms is None else entry.timer_ms for kg, entry in entries.items()}
     changes, outputs, count = result.changes, [result.output], 0
-    groups = _groups(schema, changes, stacks, first_ms)
     for until_ms, watermark_ms in order.times.passes:
-        due = due_rows(schema, [one for one in groups if one.first_ms <= until_ms], until_ms)
+        changes = _over_due(schema, changes, stacks, first_ms, until_ms)
+        is_due = _due_ms(schema, changes) <= until_ms
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
-        if due.rows.num_rows:
-            touched, state = _touched(schema, due), due.rows.select(schema.state.names)
+        if is_due.any():
+            touched, state = _touched(schema, changes, is_due)
             gone = run_computation.run_on_due(order, compute, touched, state, watermark_ms)
-            changes = _laid_over(schema, run_computation.changes_of(schema, touched, gone), changes)
-            groups = _groups(schema, changes, stacks, first_ms)
+            changes = _replaced(changes, is_due, run_computation.changes_of(schema, touched, gone))
             outputs.append(gone.output)
-            count += due.rows.num_rows
-    changed = set(changes.key_groups.tolist())
-    timers = first_due_ms(schema, [one for one in groups if one.key_group in changed])
+            count += len(touched.hashes)
+    timers = _first_due(schema, changes, stacks, first_ms)
     return SlotResult(pa.concat_tables(outputs), replace(changes, timers=timers), expired=count)
 
 
-def _groups(
+def _over_due(
+    schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int],
+    until_ms: int,
+) -> StateChanges:  # fmt: skip
+    """Return what a batch changed, and the rows below it that are due as they are."""
+    below = [
+        RunsOfKeyGroup(kg, stacks[kg].runs, ms)
+        for kg, ms in sorted(first_ms.items())
+        if ms <= until_ms and kg in stacks
+    ]
+    due = due_rows(schema, below, until_ms)
+    if not due.rows.num_rows:
+        return changes
+    there = pa.array(np.zeros(len(due.hashes), dtype=np.bool_))
+    rows = pa.table([pa.array(due.hashes), *due.rows.columns, there], schema=changes.table.schema)
+    table = pa.concat_tables([changes.table, rows]).combine_chunks()
+    key_groups = np.concatenate([changes.key_groups, due.key_groups])
+    once = newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
+    return StateChanges(table.take(pa.array(once)), key_groups[once])
+
+
+def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:
+    """Return when each row is due."""
+    column = one_array(changes.table.column(str(schema.due)))
+    gone, has_time = changes.table.column(part_codec.DELETED).to_numpy(), valid_mask(column)
+    return np.where(gone if has_time is None else gone | ~has_time, NEVER_MS, in_milliseconds(column))
+
+
+def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> tuple[TouchedKeys, pa.Table]:
+    """Return the keys that are due, and their state."""
+    rows, key_groups = changes.table.filter(pa.array(is_due)).combine_chunks(), changes.key_groups[is_due]
+    hashes, nothing = rows.column(part_codec.HASH).to_numpy(), np.empty(0, np.int64)
+    touched = TouchedKeys(rows.select(schema.key.names), hashes, key_groups, nothing, spans_of(key_groups))
+    return touched, rows.select(schema.state.names)
+
+
+def _replaced(changes: StateChanges, some: BoolArray, by: StateChanges) -> StateChanges:
+    """Return the changes with others, row for row, in the place of some."""
+    rows, others = changes.table.num_rows, by.table.num_rows
+    assert others == np.count_nonzero(some), "each key that was due has gone or stays"
+    places = np.arange(rows)
+    places[some] = rows + np.arange(others)
+    table = pa.concat_tables([changes.table, by.table]).combine_chunks()
+    return StateChanges(table.take(pa.array(places)), changes.key_groups)
+
+
+def _first_due(
     schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int]
-) -> list[RunsOfKeyGroup]:
-    """Return the runs of each key-group, what this batch changed as the newest of them."""
-    of_batch = {key_group: _run(schema, table) for key_group, table in changes.parts()}
-    groups = []
-    for key_group, ms in sorted(first_ms.items()):
+) -> dict[int, int | None]:
+    """Return when the key-groups that changed are due next.
+
+    Where nothing below is due before what the batch changed, that is known at once. Else it may be that the batch, or
+    another one before it, moved or deleted what is: then rows are looked at.
+    """
+    spans, hashes = spans_of(changes.key_groups), changes.table.column(part_codec.HASH).to_numpy()
+    if not spans:
+        return {}
+    least = np.minimum.reduceat(_due_ms(schema, changes), [start for _, start, _ in spans]).tolist()
+    timers, unsure = dict[int, int | None](), list[RunsOfKeyGroup]()
+    for (key_group, start, end), ms in zip(spans, least, strict=True):
         runs = stacks[key_group].runs if key_group in stacks else ()
-        run = of_batch.get(key_group)
-        if run is not None and run.due is not None:
-            runs, ms = (run, *runs), min(ms, run.due.ms_at(0))  # noqa: PLW2901 - what changed may be due before
-        groups.append(RunsOfKeyGroup(key_group, runs, ms))
-    return groups
+        below = RunsOfKeyGroup(key_group, runs, first_ms[key_group])
+        known = known_first_ms(hashes[start:end], ms, below)
+        if known is None:
+            of_batch = _run(schema, changes.table.slice(start, end - start))
+            unsure.append(RunsOfKeyGroup(key_group, (of_batch, *runs), min(below.first_ms, ms)))
+        else:
+            timers[key_group] = None if known == NEVER_MS else known
+    return {**timers, **first_due_ms(schema, unsure)}
 
 
 def _run(schema: PlainColumns, table: pa.Table) -> Run:
@@ -69,16 +132,3 @@ def _run(schema: PlainColumns, table: pa.Table) -> Run:
     deleted = table.column(part_codec.DELETED).to_numpy()
     due = due_times(rows.column(schema.due), deleted)
     return Run(table.column(part_codec.HASH).to_numpy(), rows, deleted if deleted.any() else None, due)
-
-
-def _touched(schema: PlainColumns, due: DueRows) -> TouchedKeys:
-    nothing = np.empty(0, np.int64)
-    return TouchedKeys(due.rows.select(schema.key.names), due.hashes, due.key_groups, nothing, spans_of(due.key_groups))
-
-
-def _laid_over(schema: PlainColumns, above: StateChanges, below: StateChanges) -> StateChanges:
-    """Return the changes of both, those above where a key is in both."""
-    table = pa.concat_tables([above.table, below.table]).combine_chunks()
-    key_groups = np.concatenate([above.key_groups, below.key_groups])
-    once = newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
-    return StateChanges(table.take(pa.array(once)), key_groups[once])

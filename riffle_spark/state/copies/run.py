@@ -26,11 +26,13 @@ from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 __all__ = [
-    "DueRows", "Hashes", "Indices", "Run", "RunsOfKeyGroup", "WantedKeys", "due_rows", "first_due_ms", "look_up",
-    "merged", "newest_by_group",
+    "DueRows", "Hashes", "Indices", "Run", "RunsOfKeyGroup", "WantedKeys", "due_rows", "first_due_ms",
+    "known_first_ms", "look_up", "merged", "newest_by_group",
 ]  # fmt: skip
 
 _MORE = 8
+_GROUP_BITS = 15
+"""There are at most 32 768 key-groups."""
 
 Hashes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -138,16 +140,23 @@ def merged(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bottom:
 
 def newest_by_group(hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
     """Return the first row of each key of each key-group, by key-group and hash."""
-    once = _newest(hashes, keys.append_column("", pa.array(key_groups)))
-    return once[np.argsort(key_groups[once], kind="stable")]
+    # Rows that lie in this order nearly, as those of two parts do one after the other, are sorted in no time.
+    words = (key_groups.astype(np.uint64) << np.uint64(64 - _GROUP_BITS)) | (hashes >> np.uint64(_GROUP_BITS))
+    order = np.argsort(words, kind="stable")
+    ordered, words = hashes[order], words[order]
+    if np.any((words[1:] == words[:-1]) & (ordered[1:] != ordered[:-1])):
+        order = np.lexsort((hashes, key_groups))
+    return _first_rows(order, hashes, keys, key_groups)
 
 
 def _newest(hashes: Hashes, keys: pa.Table) -> Indices:
     """Return the first row of each key, by hash and, where keys share one, by stored key."""
-    order = np.argsort(hashes, kind="stable")
-    ordered = hashes[order]
-    is_first = np.ones(len(order), dtype=np.bool_)
-    is_first[1:] = ordered[1:] != ordered[:-1]
+    return _first_rows(np.argsort(hashes, kind="stable"), hashes, keys, np.zeros(len(hashes), dtype=np.int32))
+
+
+def _first_rows(order: Indices, hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
+    """Return those rows of an order by key-group and hash that are the first of their key."""
+    is_first = _begins(hashes[order], key_groups[order])
     again = np.flatnonzero(~is_first)
     if not len(again):
         return order
@@ -155,9 +164,15 @@ def _newest(hashes: Hashes, keys: pa.Table) -> Indices:
     if not len(differing(keys.take(pa.array(order[again])), keys.take(pa.array(first)))):
         return order[is_first]
     ranks = pc.rank(encode_keys(keys.columns), tiebreaker="dense").to_numpy().astype(np.int64)
-    order = np.lexsort((ranks, hashes))
-    is_first[1:] = (hashes[order][1:] != hashes[order][:-1]) | (ranks[order][1:] != ranks[order][:-1])
-    return order[is_first]
+    order = np.lexsort((ranks, hashes, key_groups))
+    return order[_begins(hashes[order], key_groups[order], ranks[order])]
+
+
+def _begins(*columns: npt.NDArray[np.generic]) -> Mask:
+    """Tell which rows differ from the one before them."""
+    begins = np.ones(len(columns[0]), dtype=np.bool_)
+    begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return begins
 
 
 class RunsOfKeyGroup(NamedTuple):
@@ -203,6 +218,30 @@ def first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) -> dict
         left = [n for n in left if least[n] > _unseen_ms(groups[n], places[n])]
         count *= _MORE
     return {one.key_group: None if ms == NEVER_MS else int(ms) for one, ms in zip(groups, least, strict=True)}
+
+
+def known_first_ms(hashes: Hashes, least_ms: int, below: RunsOfKeyGroup) -> int | None:
+    """Return when the first row of a key-group is due whose newest rows have these hashes, and are due from
+    ``least_ms`` on; ``None`` if that cannot be told without looking at keys.
+
+    Nobody has moved or deleted what is due first if no newer row has its hash.
+    """
+    places = [_due(run).position(below.first_ms) for run in below.runs]
+    first_ms = _unseen_ms(below, places)
+    if least_ms <= first_ms:
+        return least_ms
+    newer = [hashes]
+    for run, place in zip(below.runs, places, strict=True):
+        due = _due(run)
+        if due.ms_at(place) == first_ms and not any(_has(some, run.hashes[due.order[place]]) for some in newer):
+            return first_ms
+        newer.append(run.hashes)
+    return None
+
+
+def _has(hashes: Hashes, one: np.uint64) -> bool:
+    at = hashes.searchsorted(one)
+    return bool(at < len(hashes) and hashes[at] == one)
 
 
 def _due(run: Run) -> DueTimes:
