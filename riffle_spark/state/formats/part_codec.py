@@ -75,9 +75,7 @@ def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) ->
     schema = table.schema.with_metadata({_VERSION_KEY: version, **of_due})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        writer.write_table(
-            table.cast(schema) if table.schema.metadata else table.replace_schema_metadata(schema.metadata)
-        )
+        writer.write_table(table.replace_schema_metadata(schema.metadata))
     return sink.getvalue()
 
 
@@ -125,8 +123,10 @@ def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
 
 def fitted(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     """Return the table with exactly these columns. Raises ``CorruptStateError`` if a value does not fit."""
-    if table.schema.equals(wanted):
-        return table
+    if set(wanted.names) <= set(table.column_names):
+        some = table.select(wanted.names).replace_schema_metadata(None)
+        if some.schema.equals(wanted):
+            return some
     return pa.table([_column(table, field) for field in wanted], schema=wanted)
 
 
