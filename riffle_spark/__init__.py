@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from riffle_spark.protocol.ownership.rebalance import RebalanceListener
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure, warm_up
+    from riffle_spark.spark.frames.stream_frame import on
     from riffle_spark.spark.heartbeat import heartbeat
-    from riffle_spark.spark.on import on
+    from riffle_spark.spark.queries.stream_query import StreamQuery
     from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
 
@@ -29,6 +30,7 @@ __all__ = [
     "Settings",
     "Stateful",
     "StatefulJob",
+    "StreamQuery",
     "adopt",
     "aggregate",
     "arrow_function",
@@ -63,7 +65,8 @@ _HOMES = {
     "settings": ("Settings",),
     "spark.configure": ("configure", "warm_up"),
     "spark.heartbeat": ("heartbeat",),
-    "spark.on": ("on",),
+    "spark.frames.stream_frame": ("on",),
+    "spark.queries.stream_query": ("StreamQuery",),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
 }

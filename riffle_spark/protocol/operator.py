@@ -45,6 +45,7 @@ class Operator:
     fields: tuple[Column, ...] = ()
     shown: Mapping[str, str] = field(default_factory=dict)
     case_sensitive: bool = False
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def store(self) -> str:
@@ -58,7 +59,7 @@ class Operator:
 
     def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
         """Return the schema as the driver of an epoch tells and records it, where ``stored`` are those by store."""
-        return text_after(stored.get(self.store), self.schema, epoch)
+        return text_after(stored.get(self.store), self.schema, epoch, self.meanings)
 
     @property
     def rows(self) -> pa.Schema:

@@ -103,12 +103,13 @@ class SlotLayout:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a sink is told besides the rows: the batch id and an id that repeats exactly when the same rows come
-    again.
+    """What a sink is told besides the rows: the batch id, an id that repeats exactly when the same rows come again, and
+    the batch's time (ms).
     """
 
     batch_id: int
     id: str
+    time_ms: int = 0
 
 
 class StaleRows(Exception):

@@ -26,7 +26,7 @@ from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, 
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
 from riffle_spark.spark.engine.placed import PlacedFrames
-from riffle_spark.spark.engine.spark_batch import Sink, SparkWork
+from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, SparkWork
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
@@ -52,12 +52,13 @@ class JobOperator:
     compute: Computation
     order_by: tuple[str, ...]
     durable: bool
-    sink: Sink
+    sink: Sink | DeliverySink
     watermark: Watermark | None = None
     initial: DataFrame | None = None
     initial_name: str = USUAL_INITIAL
     late: LateRule | None = None
     shift_ms: int = 0
+    meanings: Mapping[str, str] | None = None
 
 
 class RunningJob:
@@ -184,7 +185,7 @@ def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema, source: Wat
     """Return an operator on a batch. Where timers go by event time and none is named, the watermark is the batch's."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(given.store, given.key, given.compute, given.order_by, rows, case_sensitive=case_sensitive)
-    operator = replace(operator, durable=given.durable)
+    operator = replace(operator, durable=given.durable, meanings=given.meanings or {})
     watermark = given.watermark
     if watermark is None and operator.declared.time_mode == "EventTime" and source == "rows":
         watermark = routing.watermark_in(batch.schema, given.store)

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
@@ -237,7 +237,7 @@ class StatefulJob(JobOperations):
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Run one micro-batch. Called by Spark."""
         if self._running is None or not self._running.is_of(batch.sparkSession):
-            self._running = RunningJob(self._declared(), self.settings, batch.sparkSession, self._reached)
+            self._running = self._made(batch.sparkSession)
             self._driver = self._running.driver
             self._driver.ownership.listener = self.listener
         try:
@@ -252,8 +252,10 @@ class StatefulJob(JobOperations):
         self.reports.append(report)
         self._hand_over(report)
 
-    def _declared(self) -> list[JobOperator]:
-        return [_job_operator(operator, sink) for operator, sink in self.parts]
+    def _made(self, spark: SparkSession) -> RunningJob:
+        """Return what runs the batches of a session's query."""
+        declared = [_job_operator(operator, sink) for operator, sink in self.parts]
+        return RunningJob(declared, self.settings, spark, self._reached)
 
     def _stopped(self) -> None:
         """End what runs beside the batches; the next batch begins anew."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+import riffle_spark
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_, together
 from tests.kit.streams.streaming import Feed, rest, run_to_end, settings_in
 
@@ -91,3 +94,30 @@ def test_a_batch_costs_no_more_than_it_did(
     print(f"{' and '.join(stores)}: {counted.costs}")
     settled = {kind: {costs[kind] for costs in counted.costs[SETTLED:]} for kind in most}
     assert {kind: max(found) for kind, found in settled.items() if max(found) > most[kind]} == {}
+
+
+def test_a_wrapped_query_costs_few_calls_more(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one call of the sink to the next, with a condition and a projection behind the operator."""
+    client: Any = type(getattr(spark.sparkContext._jvm, "_gateway_client"))  # noqa: B009 - it may be none to mypy
+    send, threads, seen = client.send_command, list[int](), list[int]()
+
+    def counting(gateway: Any, *args: Any, **options: Any) -> Any:
+        threads.append(threading.get_ident())
+        return send(gateway, *args, **options)
+
+    def sink(rows: DataFrame, batch_id: int) -> None:
+        seen.append(threads.count(threading.get_ident()))
+        noop(rows, batch_id)
+
+    monkeypatch.setattr(client, "send_command", counting)
+    feed = Feed(tmp_path / "in", "k long, v long")
+    for number in range(BATCHES):
+        feed.add([{"k": k, "v": number} for k in range(30)])
+    groups = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)).groupBy("k")
+    frame = groups.agg(F.count("*").alias("rows"), F.sum("v").alias("total")).where("rows > 0").select("k", "total")
+    writer = frame.writeStream.outputMode("update").foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert max(after - before for before, after in itertools.pairwise(seen[SETTLED - 1 :])) <= 107

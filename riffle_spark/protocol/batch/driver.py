@@ -4,6 +4,7 @@ The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign,
 upkeep.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -82,6 +83,13 @@ class Driver:
     def settings(self) -> Settings:
         """The settings in force."""
         return self._settings
+
+    def stored_rows(self) -> dict[str, int]:
+        """Return how many rows the parts of each store have: those of a key that is in several count each."""
+        rows = Counter[str]()
+        for (store, _), entry in self._log.manifest.entries.items():
+            rows[store] += sum(link.rows for link in entry.chain) + (entry.snapshot.rows if entry.snapshot else 0)
+        return dict(rows)
 
     def first_due_ms(self, operators: Sequence[Operator], mode: TimeMode) -> int | None:
         """Return by which watermark, or at which time, the first is due of what these operators keep as of the last
@@ -170,7 +178,7 @@ class Driver:
         tail = self._log.tail
         assert tail is not None
         if tail.delivers_after_commit:
-            work.deliver_sealed(tail.outputs, _delivery(tail.query_id, tail.rollbacks, tail.version))
+            work.deliver_sealed(tail.outputs, _delivery(tail.query_id, tail.rollbacks, tail.version, tail.time_ms or 0))
 
     @property
     def _epoch(self) -> int:
@@ -254,7 +262,7 @@ class Driver:
         self._reached("after seal")
         if not self._settings.deliver_after_commit:
             with batch.phase("deliver"):
-                delivery = _delivery(incoming.query_id, self._rollbacks, incoming.version)
+                delivery = _delivery(incoming.query_id, self._rollbacks, incoming.version, incoming.time_ms)
                 work.deliver(receipts, delivery, self._check_not_fenced)
             self._reached("after sink")
         return layout, receipts
@@ -316,5 +324,5 @@ class Driver:
         return record
 
 
-def _delivery(query_id: str, rollbacks: int, version: int) -> Delivery:
-    return Delivery(version, f"{query_id}/{rollbacks}/{version}")
+def _delivery(query_id: str, rollbacks: int, version: int, time_ms: int) -> Delivery:
+    return Delivery(version, f"{query_id}/{rollbacks}/{version}", time_ms)

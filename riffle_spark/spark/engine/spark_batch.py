@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark import Accumulator, StorageLevel
@@ -33,11 +34,21 @@ from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import store_of
 
-__all__ = ["GONE", "KeptResult", "Sink", "SparkWork", "arity", "mentions", "read_function", "sealed_rows"]
+__all__ = ["GONE", "DeliverySink", "KeptResult", "Sink", "SparkWork", "arity", "mentions", "sealed_rows"]
 
 Batches = Iterable[pa.RecordBatch]
 Sink = Callable[..., object]
 """``sink(frame, batch_id)`` or, if a third parameter has no default, ``sink(frame, batch_id, delivery_id)``."""
+
+
+@runtime_checkable
+class DeliverySink(Protocol):
+    """A sink that is told all there is of a delivery."""
+
+    def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
+        """Take one delivery's rows."""
+
+
 _STALE = "riffle: a row of an attempt that was given up"
 # As Spark says it when it is raised: the bare text is in every plan of the frame, which Spark shows with other errors.
 GONE = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
@@ -61,7 +72,7 @@ class SparkWork:
         self,
         batch: DataFrame,
         operators: Sequence[Operator],
-        sinks: Mapping[str, Sink],
+        sinks: Mapping[str, Sink | DeliverySink],
         frames: PlacedFrames,
         home: Home,
         settings: Settings,
@@ -168,8 +179,10 @@ class SparkWork:
 
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
         sink = self._sinks[store]
-        arguments = (rows, delivery.batch_id, delivery.id)[: arity(sink)]
-        sink(*arguments)
+        if isinstance(sink, DeliverySink):
+            sink.deliver(rows, delivery)
+        else:
+            sink(*(rows, delivery.batch_id, delivery.id)[: arity(sink)])
 
     def drain(self) -> None:
         """Read the input to its end, for a batch that is skipped."""

@@ -1,1 +1,1 @@
-"""What users hold of a wrapped query: frames, groups, and what is told to them."""
+"""What users hold before a query runs: frames, groups and writers that are Spark's and ours."""

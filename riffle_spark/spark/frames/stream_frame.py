@@ -1,78 +1,106 @@
-"""Spark's frames as users hold them once a stream is wrapped: each method is Spark's, and its result is wrapped too.
-Knows PySpark's classes, and which Python calls a plan does not tell in full. Does not know what is in plans.
+"""Spark's frames as users hold them once a stream is wrapped, and what starts their queries: each method is Spark's,
+and its result is wrapped too. Knows PySpark's classes, and which Python calls a plan does not tell in full. Does not
+know what is in plans, or what becomes of them.
 
 A wrapped frame's plan carries a mark, so that whatever Spark's own hands make of it (``spark.sql`` over a view, a join
 of a plain frame with it) is known for ours, and fails with a sentence where it is started without us.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
-from riffle_spark.spark.plans.plan_cut import Mark, marks_in
+from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
+from riffle_spark.spark.queries.query_start import explained, started
+from riffle_spark.spark.queries.stream_options import GroupsCall, StreamOptions, keep_call, marked, options_in
+from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings
+from riffle_spark.unknown_names import checks_keywords
 
-__all__ = ["GroupsCall", "StreamFrame", "StreamGroups", "StreamOptions", "call_of", "marked", "options_in"]
+__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "on"]
 
 _PLAIN = ("observe",)
 """Methods that are left alone: what observes is bound to a run of Spark's."""
+_NOTED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
+"""Methods that Spark's own writer checks; what they were given is remembered."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """What ``riffle_spark.on`` was told; ``root`` is ``""`` where it was given none."""
+class StreamWriter(DataStreamWriter):
+    """A wrapped frame's writer: all of Spark's methods, and ``start`` runs stateful operators on riffle."""
 
-    root: str = ""
-    settings: Settings | None = None
+    def __init__(self, frame: Any, options: StreamOptions) -> None:
+        super().__init__(frame)
+        self._frame = frame
+        self._told = options
+        self._calls: list[WriterCall] = []
 
+    def foreach(self, f: Any) -> "StreamWriter":
+        """Give each row to a function, or to an object with ``open``, ``process`` and ``close``."""
+        DataStreamWriter._construct_foreach_function(f)  # It checks what it is given.
+        return self._noted("foreach", (f,), {})
 
-@dataclass(frozen=True, slots=True)
-class GroupsCall:
-    """What Python gave to a method of groups: the plan has the function in a form of Spark's own."""
+    def foreachBatch(self, func: Callable[..., object]) -> "StreamWriter":  # noqa: N802 - Spark's name
+        """Give each batch to ``func(frame, batch_id)`` or, if a third parameter has no default, ``func(frame, batch_id,
+        delivery_id)``: that id repeats exactly when the same rows come again.
+        """
+        spark_batch.arity(func)
+        return self._noted("foreachBatch", (func,), {})
 
-    method: str
-    positional: tuple[object, ...]
-    named: Mapping[str, object]
+    def start(
+        self, path: str | None = None, format: str | None = None, outputMode: str | None = None,  # noqa: N803
+        partitionBy: str | list[str] | None = None, queryName: str | None = None, **options: Any,  # noqa: N803
+    ) -> StreamingQuery:  # fmt: skip
+        """Start the query, as Spark's own ``start`` does; return it with Spark's face.
 
+        Raises what Spark raises for what it refuses, and ``ConfigError`` for what only riffle cannot do.
+        """
+        self._also(format, outputMode, partitionBy, queryName, options)
+        return started(self._frame, WriterSettings(tuple(self._calls), path=path), self._told)
 
-_options: dict[int, StreamOptions] = {}
-"""By the numbers of marks: what a plan cannot carry. A plan stays as long as its session may."""
-_numbers = itertools.count(1)
-_calls: dict[int, GroupsCall] = {}
-"""By the ids of Python functions in plans."""
+    def toTable(  # noqa: N802 - Spark's own name and arguments
+        self, tableName: str, format: str | None = None, outputMode: str | None = None,  # noqa: N803
+        partitionBy: str | list[str] | None = None, queryName: str | None = None, **options: Any,  # noqa: N803
+    ) -> StreamingQuery:  # fmt: skip
+        """Start the query into a table, which is made if it is not there."""
+        self._also(format, outputMode, partitionBy, queryName, options)
+        return started(self._frame, WriterSettings(tuple(self._calls), table=tableName), self._told)
+
+    def _also(
+        self, format_name: str | None, mode: str | None, by: str | list[str] | None, name: str | None,
+        options: Mapping[str, object],
+    ) -> None:  # fmt: skip
+        """Take what ``start`` and ``toTable`` may be given, too."""
+        self.options(**options)  # type: ignore[arg-type] # Spark checks them
+        for method, given in (("outputMode", mode), ("partitionBy", by), ("format", format_name), ("queryName", name)):
+            if given is not None:
+                getattr(self, method)(given)
+
+    def _noted(self, name: str, positional: tuple[object, ...], named: Mapping[str, object]) -> "StreamWriter":
+        self._calls.append(WriterCall(name, positional, dict(named)))
+        return self
 
 
 class StreamFrame(ClassicFrame):
     """A stream's frame whose stateful operators run on riffle: a ``DataFrame`` with all its methods."""
 
+    @property
+    def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
+        """Return what starts the query, as Spark's own is used."""
+        return StreamWriter(self, options_in(self))
+
+    def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
+        """Print what Spark runs of the query, a line for each stateful operator that riffle runs, and what follows."""
+        print(explained(self, extended, mode))  # noqa: T201 - as Spark does
+
 
 class StreamGroups(GroupedData):
     """A wrapped frame's groups."""
-
-
-def marked(frame: DataFrame, options: StreamOptions) -> StreamFrame:
-    """Return a stream's frame wrapped, with a mark in its plan; one that has a mark needs no other without options."""
-    if options != StreamOptions() or not marks_in(analysed(frame)):
-        number = next(_numbers)
-        _options[number] = options
-        frame = frame.where(Mark(number, options.root).condition)
-    return StreamFrame(frame._jdf, frame.sparkSession)
-
-
-def options_in(frame: DataFrame) -> StreamOptions:
-    """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root."""
-    told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in marks_in(analysed(frame))]
-    return next((options for options in told if options.root), told[0] if told else StreamOptions())
-
-
-def call_of(function: int | None) -> GroupsCall | None:
-    """Return what Python gave where a plan calls a function of this id; ``None`` if that was not through a wrapper."""
-    return None if function is None else _calls.get(function)
 
 
 def _wrapped(given: object) -> object:
@@ -105,7 +133,7 @@ def _remembered(method: Callable[..., object], name: str) -> Callable[..., objec
         assert isinstance(frame, StreamFrame), name
         function = function_id(analysed(frame))
         if function is not None:
-            _calls[function] = GroupsCall(name, positional, named)
+            keep_call(function, GroupsCall(name, positional, named))
         return frame
 
     return call
@@ -127,5 +155,65 @@ def _wrap(ours: type, base: type) -> None:
         setattr(ours, name, _remembered(member, name) if is_told else _again(member))
 
 
+def _checked(name: str) -> Callable[..., StreamWriter]:
+    """Return a method of Spark's that checks what it is given, which is then remembered."""
+    method = getattr(DataStreamWriter, name)
+
+    @functools.wraps(method)
+    def call(self: StreamWriter, *positional: object, **named: object) -> StreamWriter:
+        method(self, *positional, **named)
+        return self._noted(name, positional, named)
+
+    return call
+
+
+for _name in _NOTED:
+    if hasattr(DataStreamWriter, _name):
+        setattr(StreamWriter, _name, _checked(_name))
 _wrap(StreamFrame, ClassicFrame)
 _wrap(StreamGroups, GroupedData)
+
+
+@checks_keywords
+def on(frame: DataFrame, *, root: str | None = None, settings: Settings | None = None) -> StreamFrame:
+    """Return a stream's frame with all methods of a ``DataFrame``, whose stateful operators run on riffle.
+
+    ``root`` is where the query keeps its state, ``settings`` all else that can be set; several streams of one query
+    share one root. A frame that Spark's own hands made of a wrapped one, as ``spark.sql`` over a view of it, is wrapped
+    once more before it is started; it has its root from there. Raises ``ConfigError`` for what is no stream's frame,
+    and on Spark Connect.
+
+    >>> events = riffle_spark.on(events, root="s3://bucket/state/visits")  # doctest: +SKIP
+    """
+    if not isinstance(frame, DataFrame):
+        raise ConfigError(
+            f"riffle_spark.on was given a {type(frame).__name__}",
+            remedy="give it the frame that spark.readStream...load() returned, or one that was made of it",
+            where="frame",
+        )
+    if not jvm.is_classic(frame.sparkSession):
+        raise ConfigError(
+            "Spark Connect shows no plans, so riffle_spark.on cannot read a query there",
+            remedy="write the operator as riffle_spark.Stateful(...).into(sink) for foreachBatch, which needs none",
+            where="frame",
+        )
+    if not frame.isStreaming:
+        raise ConfigError(
+            "riffle_spark.on was given a frame that is no stream: it has nothing to keep between batches",
+            remedy="wrap the frame that spark.readStream...load() returned, and leave static frames as they are",
+            where="frame",
+        )
+    return _with_options(frame, root, settings)
+
+
+def _with_options(frame: DataFrame, root: str | None, settings: Settings | None) -> StreamFrame:
+    given = root or (settings.root if settings is not None else None) or ""
+    known = options_in(frame).root
+    if given and known and given != known:
+        raise ConfigError(
+            f"the frame is made of one with the root {known}, and was wrapped again with {given}",
+            remedy="give riffle_spark.on one root for all streams of a query, or none where a frame has it already",
+            where="root",
+        )
+    frame = marked(frame, StreamOptions(given, settings))
+    return StreamFrame(frame._jdf, frame.sparkSession)

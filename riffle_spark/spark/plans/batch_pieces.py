@@ -3,11 +3,14 @@ analysed, and to hold the clock at the batch's time. Does not know where the row
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pyspark.sql import DataFrame
+
+from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, Path, asks_time, at, items, placed, replaced
 
-__all__ = ["Hole", "Piece", "piece_of"]
+__all__ = ["Hole", "KeptRows", "Piece", "piece_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +22,33 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True)
+class _Step:
+    """A node on the way from the top to the one hole: what is right below it, and which of these the way goes by."""
+
+    node: Node
+    below: tuple[Node, ...]
+    index: int
+    is_unary: bool
+
+    def on(self, catalyst: Catalyst, made: Node) -> Node:
+        """Return the node on top of another one: in one call where nothing else is below it."""
+        if self.is_unary:
+            return self.node.withNewChildInternal(made)
+        others = [made if index == self.index else one for index, one in enumerate(self.below)]
+        return self.node.withNewChildren(catalyst.seq(others))
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A plan whose holes hold the stages' own nodes, so that types and names are there before any batch. ``clocks`` are
-    the places of its nodes that ask for the time, what is below first.
+    the places of its nodes that ask for the time, what is below first. ``way`` leads from the hole up, if it is one.
     """
 
     catalyst: Catalyst
     plan: Node
     holes: tuple[Hole, ...]
     clocks: tuple[Path, ...]
+    way: tuple[_Step, ...] | None = None
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are the piece's own: those of its stages and below these are not."""
@@ -37,7 +58,12 @@ class Piece:
         """Return the plan on results of stages, by their numbers; each has the attributes of the stage's node. With a
         batch's time it is that time wherever the plan asks for it, so that a batch that runs again says the same.
         """
-        plan = replaced(self.catalyst, self.plan, {hole.path: results[hole.stage] for hole in self.holes})
+        if self.way is None:
+            plan = replaced(self.catalyst, self.plan, {hole.path: results[hole.stage] for hole in self.holes})
+        else:
+            plan = results[self.holes[0].stage]
+            for step in self.way:
+                plan = step.on(self.catalyst, plan)
         if time_ms is not None:
             for path in self.clocks:
                 plan = replaced(self.catalyst, plan, {path: self.catalyst.timed(at(plan, path), time_ms)})
@@ -47,7 +73,15 @@ class Piece:
 def piece_of(catalyst: Catalyst, plan: Node, holes: tuple[Hole, ...]) -> Piece:
     """Return a plan as a piece."""
     clocks = [path for path, node in _own(plan, holes) if any(map(asks_time, items(node.expressions())))]
-    return Piece(catalyst, plan, holes, tuple(sorted(clocks, key=lambda path: (-len(path), path))))
+    piece = Piece(catalyst, plan, holes, tuple(sorted(clocks, key=lambda path: (-len(path), path))))
+    return replace(piece, way=tuple(_way(catalyst, plan, holes[0].path))) if len(holes) == 1 else piece
+
+
+def _way(catalyst: Catalyst, plan: Node, path: Path) -> Iterator[_Step]:
+    """Yield the nodes above a place, the nearest first."""
+    for depth in reversed(range(len(path))):
+        node = at(plan, path[:depth])
+        yield _Step(node, tuple(plan_nodes.children(node)), path[depth], catalyst.is_unary(node))
 
 
 def _own(plan: Node, holes: tuple[Hole, ...]) -> Iterator[tuple[Path, Node]]:
@@ -55,3 +89,28 @@ def _own(plan: Node, holes: tuple[Hole, ...]) -> Iterator[tuple[Path, Node]]:
     for path, node in placed(plan):
         if not any(path[: len(hole.path)] == hole.path for hole in holes):
             yield path, node
+
+
+class KeptRows:
+    """The rows of each batch's frame under attributes that stay: what a piece takes for its leaf. Frames that have the
+    attributes of the one before, as those of sinks have, go below the same projection.
+    """
+
+    def __init__(self, catalyst: Catalyst, attributes: Node) -> None:
+        self._catalyst = catalyst
+        self._attributes = items(attributes)
+        self._kept: tuple[Node, Node] | None = None
+
+    def of(self, frame: DataFrame) -> Node:
+        """Return the plan of a frame's rows, whose columns are the attributes' in their order."""
+        plan = plan_nodes.analysed(frame)
+        output = plan.output()
+        if self._kept is not None and self._kept[0].equals(output):
+            return self._kept[1].withNewChildInternal(plan)
+        spark = self._catalyst
+        columns = [
+            spark.alias(column, one.name(), one.exprId())
+            for column, one in zip(items(output), self._attributes, strict=True)
+        ]
+        self._kept = output, spark.project(columns, plan)
+        return self._kept[1]

@@ -229,6 +229,10 @@ class Catalyst:
             return looked_up(context(self.spark)._jvm, "scala.Some")(self._timed_part(part.get(), time_ms))
         return part
 
+    def is_unary(self, node: Node) -> bool:
+        """Tell whether a node has one child whatever it is."""
+        return self._is(node, f"{_CATALYST}.trees.UnaryLike")
+
     def _is(self, part: object, name: str) -> bool:
         """Tell whether something is an object of the JVM and of a class."""
         classes = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")

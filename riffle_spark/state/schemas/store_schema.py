@@ -1,5 +1,6 @@
 """What is known of any store's columns, whatever kind of store it is."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
@@ -9,7 +10,9 @@ from riffle_spark.state.schemas.history import History, Name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["StoreSchema", "schema_of_text", "text_after"]
+__all__ = ["StoreSchema", "meanings_in", "schema_of_text", "text_after"]
+
+_MEANINGS = "meanings"
 
 Result = TypeVar("Result")
 
@@ -89,14 +92,23 @@ def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
     return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)
 
 
-def text_after(before: Mapping[str, str] | None, schema: StoreSchema, epoch: int) -> Mapping[str, str]:
+def text_after(
+    before: Mapping[str, str] | None, schema: StoreSchema, epoch: int, meanings: Mapping[str, str] | None = None
+) -> Mapping[str, str]:
     """Return a declared schema as the driver of an epoch tells and records it: with its history, by the text that the
-    newest record has of the store, if it has one.
+    newest record has of the store, if it has one. ``meanings`` say of columns what is kept in them, where that is known
+    beside their names.
     """
-    own = schema.to_text()
+    own, meant = schema.to_text(), {_MEANINGS: json.dumps(dict(meanings))} if meanings else {}
     if before is None:
-        return own
+        return {**own, **meant}
     if all(before.get(name) == text for name, text in own.items()):
-        return before
+        return before if before.get(_MEANINGS) == meant.get(_MEANINGS, before.get(_MEANINGS)) else {**before, **meant}
     known = schema_of_text(schema.store, before)
-    return {**own, "history": known.history.changed(known.names_read, schema.names_read, epoch).to_text()}
+    history = known.history.changed(known.names_read, schema.names_read, epoch).to_text()
+    return {**own, **meant, "history": history}
+
+
+def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
+    """Return what a stored schema says of its columns' meanings: nothing of those that a user named."""
+    return {str(name): str(meaning) for name, meaning in json.loads(text.get(_MEANINGS, "{}")).items()}

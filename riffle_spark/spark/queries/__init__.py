@@ -1,0 +1,1 @@
+"""Wrapped queries: what they were told, how they start, and how they look while they run."""

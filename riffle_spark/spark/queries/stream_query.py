@@ -1,0 +1,137 @@
+"""A running query with Spark's face: its methods are Spark's, and its progress says what our batches did. Knows
+PySpark's ``StreamingQuery`` and our reports. Does not know plans, or the steps of a batch.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.settings import Settings
+from riffle_spark.spark.engine.tick import Tick
+from riffle_spark.spark.job import JobOperator, RunningJob
+from riffle_spark.spark.stateful import StatefulJob
+
+__all__ = ["StreamJob", "StreamQuery"]
+
+_MS = 1000
+_NAMES = {"aggregate": "stateStoreSave"}
+"""What Spark calls its own operators, by the kinds of stages."""
+
+
+class StreamJob(StatefulJob):
+    """The ``foreachBatch`` function of a wrapped query: its stages as operators that are known before any batch."""
+
+    def __init__(self, operators: Sequence[JobOperator], settings: Settings, tick: Tick) -> None:
+        super().__init__([], settings)
+        self.operators = list(operators)
+        self._tick = tick
+        self._stored: dict[int, Mapping[str, int]] = {}
+
+    def stored_rows(self, version: int) -> Mapping[str, int]:
+        """Return how many rows each store's parts had after a batch: no fewer than it has keys."""
+        return self._stored.get(version, {})
+
+    def end(self) -> None:
+        """End what runs beside the batches, once the query has ended."""
+        self._tick.stop()
+        self._stopped()
+
+    def _made(self, spark: SparkSession) -> RunningJob:
+        return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick)
+
+    def _hand_over(self, report: BatchReport) -> None:
+        if self._driver is not None:
+            self._stored[report.version] = self._driver.stored_rows()
+        for version in [one for one in self._stored if one not in {kept.version for kept in self.reports}]:
+            del self._stored[version]
+        super()._hand_over(report)
+
+
+class StreamQuery(StreamingQuery):
+    """A wrapped query that runs: Spark's own object with what riffle knows of its batches.
+
+    ``job`` has the operations of a running query (``pause``, ``reconfigure``, ``readiness``), ``reports`` what each
+    batch did. The query is among ``spark.streams.active`` as Spark's own object of the same id.
+    """
+
+    def __init__(self, query: StreamingQuery, job: StreamJob, told: Callable[[], Sequence[str]]) -> None:
+        super().__init__(query._jsq)
+        self.job = job
+        self._told = told
+
+    @property
+    def reports(self) -> deque[BatchReport]:
+        """What the last batches did."""
+        return self.job.reports
+
+    def stop(self) -> None:
+        """Stop the query, in the middle of a batch too, and what runs beside it."""
+        super().stop()
+        self.job.end()
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
+        """Wait for the end of the query, as Spark's own method does; raise what it failed with."""
+        try:
+            return super().awaitTermination(timeout)
+        finally:
+            if not self.isActive:
+                self.job.end()
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 - Spark's name
+        """What Spark tells of the last batches, with a state operator for each stage."""
+        return [self._progress(json.loads(one.json())) for one in self._jsq.recentProgress()]
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 - Spark's name
+        """What Spark tells of the last batch, with a state operator for each stage."""
+        last = self._jsq.lastProgress()
+        return self._progress(json.loads(last.json())) if last else None
+
+    def explain(self, extended: bool = False) -> None:
+        """Print Spark's plan of the last batch's input, the stages, and what follows them."""
+        super().explain(extended)
+        print("\n".join(self._told()))  # noqa: T201 - as Spark does
+
+    def _progress(self, told: dict[str, Any]) -> StreamingQueryProgress:
+        """Return Spark's progress of a batch with what our report of it says; both go by the batch's id."""
+        report = next((one for one in reversed(self.job.reports) if one.version == told["batchId"]), None)
+        if report is not None and report.decision == "run":
+            phases = {f"riffle.{name}": round(seconds * _MS) for name, seconds in report.seconds.items()}
+            told["durationMs"] = {**told.get("durationMs", {}), **phases}
+            told["stateOperators"] = [self._state_operator(one, report) for one in self.job.operators]
+        return StreamingQueryProgress.fromJson(told)
+
+    def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
+        """Return what Spark would say of a stage. ``numRowsTotal`` is no less than there are keys: it counts what the
+        parts of the store hold. Times are those of all slots together.
+        """
+        seconds = report.slot_seconds
+        return {
+            "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
+            "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
+            "numRowsUpdated": report.keys,
+            "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute"),
+            "numRowsRemoved": report.expired,
+            "allRemovalsTimeMs": 0,
+            "commitTimeMs": _ms(seconds, "seal", "put"),
+            "memoryUsedBytes": round(report.peak_memory_mb * 1_000_000),
+            "numRowsDroppedByWatermark": report.late_rows,
+            "numShufflePartitions": report.slots,
+            "numStateStoreInstances": report.slots,
+            "customMetrics": {
+                "outputRows": report.output_rows, "sealedBytes": report.sealed_bytes,
+                "fetchedBytes": report.fetched_bytes, "restores": report.restores, "runs": report.runs,
+                "requests": sum(report.requests.values()),
+            },
+        }  # fmt: skip
+
+
+def _ms(seconds: Mapping[str, float], *names: str) -> int:
+    return round(sum(seconds.get(name, 0.0) for name in names) * _MS)

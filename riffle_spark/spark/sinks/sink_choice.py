@@ -1,0 +1,274 @@
+"""What a writer was told, and the sink that it means: what is done with the rows of each delivery. Knows the formats of
+Spark's writers. Does not know where rows come from.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.types import StructField, StructType
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark.engine.spark_batch import arity
+from riffle_spark.spark.sinks import spark_sinks
+
+__all__ = ["TEMPORARY", "Give", "WriterCall", "WriterSettings", "check_recovery", "sink_of"]
+
+Give = Callable[[DataFrame, Delivery], object]
+"""What a sink does with a delivery's rows."""
+TEMPORARY: Final = ("console", "foreach", "foreachBatch", "memory", "noop")
+"""Sinks whose query may have no checkpoint that stays, as in Spark."""
+_BY_FUNCTION: Final = ("foreach", "foreachBatch")
+_FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text")
+_ONLY_APPEND: Final = ("kafka", "noop")
+_OURS: Final = ("checkpointlocation", "riffle.")
+_DELIVERY_ID: Final = "riffle.delivery_id"
+_CONSOLE_ROWS: Final = "20"
+_LINE: Final = "-" * 43
+
+
+@dataclass(frozen=True, slots=True)
+class WriterCall:
+    """A method of a writer, and what it was given."""
+
+    method: str
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    @property
+    def first(self) -> object:
+        """What it was given first."""
+        return next(iter((*self.positional, *self.named.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """All that a writer was told: the calls of its methods in their order, and where ``start`` or ``toTable`` go."""
+
+    calls: tuple[WriterCall, ...]
+    path: str | None = None
+    table: str | None = None
+
+    def _last(self, *methods: str) -> WriterCall | None:
+        return next((call for call in reversed(self.calls) if call.method in methods), None)
+
+    def _text(self, method: str) -> str | None:
+        call = self._last(method)
+        return None if call is None else str(call.first)
+
+    @property
+    def mode(self) -> str:
+        """The output mode, in small letters."""
+        return (self._text("outputMode") or "append").lower()
+
+    @property
+    def name(self) -> str | None:
+        """The query's name."""
+        return self._text("queryName")
+
+    @property
+    def function(self) -> tuple[str, object] | None:
+        """What ``foreach`` or ``foreachBatch`` was given last, unless a format was named after it."""
+        call = self._last("format", *_BY_FUNCTION)
+        return None if call is None or call.method == "format" else (call.method, call.first)
+
+    @property
+    def format(self) -> str | None:
+        """The format, ``None`` where none was named."""
+        return self._text("format")
+
+    @property
+    def trigger(self) -> Mapping[str, object]:
+        """What the trigger is, by Spark's names of kinds; nothing: as fast as can be."""
+        call = self._last("trigger")
+        return {} if call is None else {kind: value for kind, value in call.named.items() if value is not None}
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that files are parted by."""
+        call = self._last("partitionBy")
+        if call is None:
+            return ()
+        return tuple(map(str, call.first if isinstance(call.first, list | tuple) else call.positional))
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options; of those whose names differ in case alone the last."""
+        found = dict[str, tuple[str, str]]()
+        for call in self.calls:
+            pairs = [_pair(*call.positional, **call.named)] if call.method == "option" else []
+            pairs += call.named.items() if call.method == "options" else ()
+            found |= {key.lower(): (key, _text_of(value)) for key, value in pairs if value is not None}
+        return dict(found.values())
+
+    def option(self, name: str) -> str | None:
+        """Return an option by its name, in whatever case."""
+        return next((value for key, value in self.options.items() if key.lower() == name.lower()), None)
+
+    @property
+    def of_sink(self) -> dict[str, str]:
+        """The options that the sink gets."""
+        return {key: value for key, value in self.options.items() if not key.lower().startswith(_OURS)}
+
+    def source(self, spark: SparkSession) -> str:
+        """Return the format in small letters, the session's usual one where none was named."""
+        return (self.format or spark.conf.get("spark.sql.sources.default") or "parquet").lower()
+
+    def on(self, writer: DataStreamWriter, *methods: str) -> DataStreamWriter:
+        """Tell a writer of Spark's the same: all, or what these methods were given."""
+        for call in self.calls:
+            if not methods or call.method in methods:
+                getattr(writer, call.method)(*call.positional, **call.named)
+        return writer
+
+
+def _pair(key: str, value: object) -> tuple[str, object]:
+    return key, value
+
+
+def _text_of(value: object) -> str:
+    """Return an option's value as Spark writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
+    """Return what takes the rows of each delivery, which have a frame's columns; it is made ready for them.
+
+    Raises ``ConfigError`` for what a format cannot do.
+    """
+    if told.function is not None:
+        return _by_function(*told.function, told)
+    if told.table is not None:
+        return _table(frame, told, told.table)
+    source = told.source(frame.sparkSession)
+    if source in _FILES:
+        return _files(frame, told, source, told.path or told.option("path"))
+    if source == "memory":
+        return _in_memory(frame, told)
+    if source == "console":
+        return _console(told)
+    return _batch_writer(told, source)
+
+
+def check_recovery(spark: SparkSession, told: WriterSettings, checkpoint: str) -> None:
+    """Raise ``ConfigError`` for a sink that has lost what it was given, where the query would go on behind that."""
+    source = None if told.function or told.table else told.source(spark)
+    is_lost = source == "console" or (source == "memory" and told.mode != "complete")
+    if is_lost and spark_sinks.is_there(spark, f"{checkpoint}/offsets"):
+        raise ConfigError(
+            f"a query with the sink {source} does not go on from a checkpoint: what it was given is gone",
+            remedy=f"delete {checkpoint} to start over, or use another sink",
+            where="checkpointLocation",
+        )
+
+
+def _by_function(kind: str, function: Any, told: WriterSettings) -> Give:
+    _check_not_parted(told, kind)
+    if kind == "foreach":
+        return lambda frame, _: spark_sinks.to_each(frame, function)
+    count = arity(function)
+    return lambda frame, delivery: function(*(frame, delivery.batch_id, delivery.id)[:count])
+
+
+def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None) -> Give:
+    """Return Spark's own sink of files, which has each batch once."""
+    if told.mode != "append":
+        raise ConfigError(
+            f"outputMode({told.mode!r}) is not there for files of {source}: what is written stays",
+            remedy="use outputMode('append') with a watermark, or foreachBatch",
+            where="outputMode",
+        )
+    if not path:
+        raise ConfigError(f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)")
+    options = {**told.of_sink, "path": path}
+    return spark_sinks.FileSink(frame.sparkSession, source, options, _parted_by(frame, told)).give
+
+
+def _parted_by(frame: DataFrame, told: WriterSettings) -> list[str]:
+    """Return the columns of ``partitionBy`` as the frame writes them; Spark's own error for one that is not there."""
+    return [frame.select(f"`{name}`").columns[0] for name in told.partition_by]
+
+
+def _in_memory(frame: DataFrame, told: WriterSettings) -> Give:
+    if told.name is None:
+        raise ConfigError(
+            "the memory sink has no name for its table", remedy="name the query: queryName(...)", where="queryName"
+        )
+    return spark_sinks.MemorySink(frame, told.name, is_complete=told.mode == "complete").give
+
+
+def _console(told: WriterSettings) -> Give:
+    """Return what prints each batch as Spark's console sink does."""
+    count, short = int(told.option("numRows") or _CONSOLE_ROWS), (told.option("truncate") or "true").lower()
+
+    def show(frame: DataFrame, delivery: Delivery) -> None:
+        print(f"{_LINE}\nBatch: {delivery.batch_id}\n{_LINE}")  # noqa: T201 - as Spark does
+        frame.show(count, short == "true")
+
+    return show
+
+
+def _batch_writer(told: WriterSettings, source: str) -> Give:
+    """Return what appends each batch, or in complete mode puts it in the place of the one before."""
+    mode = "overwrite" if told.mode == "complete" and source not in _ONLY_APPEND else "append"
+    marked_by = told.option(_DELIVERY_ID)
+
+    def write(frame: DataFrame, delivery: Delivery) -> None:
+        frame = _with_id(frame, source, marked_by, delivery.id) if marked_by else frame
+        writer = frame.write.format(source).options(**told.of_sink).mode(mode)
+        if source == "delta":
+            line, _, _ = delivery.id.rpartition("/")
+            writer = writer.option("txnAppId", line).option("txnVersion", str(delivery.batch_id))
+        writer = writer.partitionBy(*told.partition_by) if told.partition_by else writer
+        writer.save(told.path)
+
+    return write
+
+
+def _with_id(frame: DataFrame, source: str, name: str, delivery_id: str) -> DataFrame:
+    """Return rows that say which delivery they are of: in a column or, for Kafka, in a header."""
+    if source != "kafka":
+        return frame.withColumn(name, F.lit(delivery_id))
+    mine = F.array(F.struct(F.lit(name).alias("key"), F.lit(delivery_id).cast("binary").alias("value")))
+    return frame.withColumn("headers", F.concat("headers", mine) if "headers" in frame.columns else mine)
+
+
+def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
+    """Return what writes into a table, which is made if it is not there, as Spark's ``toTable`` makes it."""
+    spark = frame.sparkSession
+    if not spark.catalog.tableExists(name):
+        _make_table(frame, told, name)
+    facts = {row[0]: row[1] for row in spark.sql(f"describe table extended {name}").collect()}
+    source = str(facts.get("Provider") or "").lower()
+    if source in _FILES and facts.get("Location"):
+        return _files(frame, told, source, str(facts["Location"]))
+
+    def write(rows: DataFrame, _: Delivery) -> None:
+        writer = rows.writeTo(name).options(**told.of_sink)
+        writer.overwrite(F.lit(True)) if told.mode == "complete" else writer.append()
+
+    return write
+
+
+def _make_table(frame: DataFrame, told: WriterSettings, name: str) -> None:
+    spark = frame.sparkSession
+    columns = StructType([StructField(field.name, field.dataType) for field in frame.schema]).toDDL()
+    by = ", ".join(f"`{one}`" for one in _parted_by(frame, told))
+    path = told.path or told.option("path")
+    spark.sql(
+        f"create table {name} ({columns}) using {told.source(spark)}"
+        + (f" partitioned by ({by})" if by else "")
+        + (f" location '{path}'" if path else "")
+    )
+
+
+def _check_not_parted(told: WriterSettings, kind: str) -> None:
+    if told.partition_by:
+        raise ConfigError(
+            f"partitionBy is not there for {kind}", remedy="leave it out, or part what the function writes",
+            where="partitionBy",
+        )  # fmt: skip

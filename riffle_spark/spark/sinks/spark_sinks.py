@@ -1,0 +1,113 @@
+"""Sinks that are Spark's own objects, given each batch: files that are one table, rows in memory, ``foreach``; and
+where paths lie by Hadoop's file systems. Knows the JVM's classes. Does not know what a writer was told.
+
+Spark's file sink keeps a list of its files, by batch, and takes no batch twice: a table has each batch's rows once. It
+would take none either that come again after the state was rolled back, so that is refused here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+
+from riffle_spark.errors import ConflictError
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
+
+__all__ = ["FileSink", "MemorySink", "is_there", "qualified", "to_each"]
+
+_EXECUTION = "org.apache.spark.sql.execution"
+_METADATA = "_spark_metadata"
+_LINES = "_riffle"
+"""Where a table's folder says which lines of which queries it has batches of; no reader takes it for rows."""
+
+
+class FileSink:
+    """Spark's own sink of files in a folder: it writes a batch once, however often it is given it."""
+
+    def __init__(self, spark: SparkSession, source: str, options: Mapping[str, str], by: Sequence[str]) -> None:
+        jvm = context(spark)._jvm
+        none, nothing = looked_up(jvm, "scala.None$", "MODULE$"), scala_seq(jvm, [])
+        made = looked_up(jvm, f"{_EXECUTION}.datasources.DataSource")
+        told = made(session(spark), source, nothing, none, scala_seq(jvm, list(by)), none, _map(jvm, options), none)
+        append = looked_up(jvm, "org.apache.spark.sql.streaming.OutputMode", "Append")()
+        self._sink = told.createSink(append)
+        self._spark = spark
+        self._folder = next(value for name, value in options.items() if name.lower() == "path")
+        self._line = ""
+
+    def give(self, frame: DataFrame, delivery: Delivery) -> None:
+        """Write a batch. Raises ``ConflictError`` where the table has it by another query, or before a rollback."""
+        line = delivery.id.rpartition("/")[0].replace("/", "-")
+        if line != self._line:
+            self._check(line, delivery.batch_id)
+            self._line = line
+        self._sink.addBatch(delivery.batch_id, frame._jdf)
+
+    def _check(self, line: str, batch_id: int) -> None:
+        files, folder = _file_system(self._spark, self._folder)
+        path = looked_up(context(self._spark)._jvm, "org.apache.hadoop.fs.Path")
+        marker, listed = path(folder, f"{_LINES}/{line}"), path(folder, _METADATA)
+        if files.exists(marker):
+            return
+        names = [str(one.getPath().getName()) for one in files.listStatus(listed)] if files.exists(listed) else []
+        newest = max((int(name.partition(".")[0]) for name in names if name.partition(".")[0].isdigit()), default=-1)
+        if newest >= batch_id:
+            raise ConflictError(
+                f"the files in {self._folder} go to batch {newest}, and batch {batch_id} comes now: they are of "
+                "another query, or of before a rollback, and Spark's file sink would leave the batch out",
+                remedy="start the query with another path; what is written stays readable where it is",
+                where=self._folder,
+            )
+        files.mkdirs(marker)
+
+
+class MemorySink:
+    """Rows in the driver's memory, a live table under a name of the session's."""
+
+    def __init__(self, frame: DataFrame, name: str, *, is_complete: bool) -> None:
+        spark = frame.sparkSession
+        jvm = context(spark)._jvm
+        self._sink = looked_up(jvm, f"{_EXECUTION}.streaming.sources.MemorySink")()
+        self._is_complete = is_complete
+        types = looked_up(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils$", "MODULE$")
+        output = types.toAttributes(frame._jdf.schema())
+        plan = looked_up(jvm, f"{_EXECUTION}.streaming.sources.MemoryPlan")(self._sink, output)
+        frame_of(spark, plan).createOrReplaceTempView(name)
+
+    def give(self, frame: DataFrame, delivery: Delivery) -> None:
+        """Take a batch's rows, once, or instead of all others."""
+        self._sink.write(delivery.batch_id, self._is_complete, frame._jdf.collect())
+
+
+def to_each(frame: DataFrame, function: Any) -> None:
+    """Give each row to what ``foreach`` was given, as Spark's own writer does."""
+    told: Any = DataStreamWriter._construct_foreach_function(function)
+    frame.rdd.mapPartitionsWithIndex(told).count()
+
+
+def qualified(spark: SparkSession, path: str) -> str:
+    """Return a path with its scheme, as Spark takes it."""
+    files, given = _file_system(spark, path)
+    return str(files.makeQualified(given).toString())
+
+
+def is_there(spark: SparkSession, path: str) -> bool:
+    """Tell whether there is a file or a folder at a path."""
+    files, given = _file_system(spark, path)
+    return bool(files.exists(given))
+
+
+def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    given = looked_up(context(spark)._jvm, "org.apache.hadoop.fs.Path")(path)
+    return given.getFileSystem(session(spark).sessionState().newHadoopConf()), given
+
+
+def _map(jvm: Any, given: Mapping[str, str]) -> Any:
+    """Return an immutable map of Scala's."""
+    found = looked_up(jvm, "java.util.HashMap")()
+    for name, value in given.items():
+        found.put(name, value)
+    made = looked_up(jvm, "scala.collection.immutable.Map$", "MODULE$")
+    return getattr(made, "from")(looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(found))

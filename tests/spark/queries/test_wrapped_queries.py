@@ -1,0 +1,274 @@
+"""A wrapped query answers, batch by batch, what Spark's own answers to the same files, and has its face."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+import riffle_spark
+from riffle_spark import Settings
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.queries.stream_query import StreamQuery
+from tests.kit.streams.streaming import Feed, records, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+BEGIN = datetime(2024, 5, 1, tzinfo=timezone.utc)
+FILES = 6
+Batches = dict[int, list[Row]]
+
+
+def events_of(batch: int, chance: random.Random) -> list[Mapping[str, object]]:
+    """Return events around a time that moves on by seven seconds a batch, some of them late."""
+    return [
+        {
+            "at": (BEGIN + timedelta(seconds=7 * batch + chance.uniform(-25, 9))).isoformat(),
+            "page": chance.choice("abc"),
+            "n": chance.choice([None, *range(100)]),
+        }
+        for _ in range(25)
+    ]
+
+
+@pytest.fixture(scope="module")
+def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """Six files of events."""
+    chance = random.Random(3)
+    made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, n long")
+    for batch in range(FILES):
+        made.add(events_of(batch, chance))
+    return made
+
+
+def in_windows(events: DataFrame) -> DataFrame:
+    """Windows, a condition on results, and a projection."""
+    groups = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"), "page")
+    counted = groups.agg(F.count("*").alias("c"), F.sum("n").alias("t"))
+    return counted.where("c > 1").select("window.start", "window", "page", "c", (F.col("t") * 2).alias("tt"))
+
+
+def by_page(events: DataFrame) -> DataFrame:
+    """A count and a sum, each called what it is."""
+    return events.groupBy("page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
+
+
+def keeping(frame: DataFrame, found: Batches, checkpoint: Path | str, mode: str = "update") -> DataStreamWriter:
+    """Return a writer that keeps the rows of each batch that has some."""
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        if kept := sorted(rows.collect()):
+            found[batch_id] = kept
+
+    return frame.writeStream.outputMode(mode).foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+
+
+def played(writer: DataStreamWriter) -> StreamingQuery:
+    """Run a query over all files that are there."""
+    query = writer.start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    return query
+
+
+def facts(query: StreamingQuery) -> dict[int, tuple[object, ...]]:
+    """Return what progress says of each batch: its watermark, keys that were updated, removed and too late."""
+    found = dict[int, tuple[object, ...]]()
+    for one in query.recentProgress:
+        (operator,) = one.stateOperators
+        counts = operator.numRowsUpdated, operator.numRowsRemoved, operator.numRowsDroppedByWatermark
+        found[one.batchId] = (one.eventTime["watermark"], one.numInputRows, *counts)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["update", "append"])
+def test_windows_are_answered_as_spark_does(mode: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """In both modes, with late rows, behind a condition and a projection, and with a batch that has no rows; what
+    progress says of the operator is the same, too.
+    """
+    expected, found = Batches(), Batches()
+    theirs = played(keeping(in_windows(feed.stream(spark)), expected, tmp_path / "spark", mode))
+    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    ours = played(keeping(in_windows(wrapped), found, tmp_path / "ours", mode))
+    assert sum(map(len, expected.values())) > 8
+    assert found == expected
+    assert facts(ours) == facts(theirs)
+
+
+def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """Into a table in memory, with what Spark allows behind a complete aggregate."""
+
+    def query(events: DataFrame) -> DataFrame:
+        return events.groupBy("page").agg(F.sum("n").alias("t")).orderBy(F.desc("t")).limit(2)
+
+    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    for name, events in {"whole_spark": feed.stream(spark), "whole_ours": wrapped}.items():
+        writer = query(events).writeStream.format("memory").queryName(name).outputMode("complete")
+        played(writer.option("checkpointLocation", str(tmp_path / name)))
+    assert spark.table("whole_ours").collect() == spark.table("whole_spark").collect()
+    assert spark.table("whole_ours").count() == 2
+
+
+def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """Its root lies beside the checkpoint; files are one table, with each batch once."""
+    some = Feed(tmp_path / "in", feed.schema)
+    chance = random.Random(5)
+    for more in range(2):
+        some.add(events_of(3 * more, chance))
+        some.add(events_of(3 * more + 2, chance))
+        wrapped = riffle_spark.on(some.stream(spark), settings=Settings(key_groups=8))
+        for name, events in {"spark": some.stream(spark), "ours": wrapped}.items():
+            writer = in_windows(events).writeStream.format("parquet").partitionBy("page").trigger(availableNow=True)
+            query = writer.option("checkpointLocation", str(tmp_path / "c" / name)).start(str(tmp_path / name))
+            assert query.awaitTermination(120)
+    found, expected = (spark.read.parquet(str(tmp_path / name)) for name in ("ours", "spark"))
+    assert found.columns == expected.columns
+    assert sorted(found.collect()) == sorted(expected.collect())
+    assert found.count() > 4
+    assert [each.kind for each in records(f"file://{tmp_path}/c/ours/riffle")].count("claim") == 2
+
+
+def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """It has no mark that fails, keeps no state, and is no query of ours."""
+    found = Batches()
+    frame = riffle_spark.on(feed.stream(spark)).where("n > 90").select("page")
+    writer = keeping(frame, found, tmp_path / "c", "append").queryName("plain").trigger(processingTime="0 seconds")
+    query = played(writer)
+    assert type(query) is StreamingQuery
+    assert query.name == "plain"
+    assert sum(map(len, found.values())) == feed.table(spark).where("n > 90").count()
+    assert not (tmp_path / "c" / "riffle").exists()
+
+
+def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """It ends at once without a failure, and the same batch comes again."""
+    entered, seen = threading.Event(), list[int]()
+
+    def wait(_: DataFrame, batch_id: int) -> None:
+        seen.append(batch_id)
+        entered.set()
+        if len(seen) == 1:
+            spark.range(1).where("reflect('java.lang.Thread', 'sleep', 60000L) is null").count()
+
+    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    writer = by_page(wrapped).writeStream.outputMode("update").foreachBatch(wait)
+    writer = writer.option("checkpointLocation", str(tmp_path / "c")).queryName("waits")
+    query = writer.start()
+    assert isinstance(query, StreamQuery)
+    assert (query.name, query.isActive, query.lastProgress) == ("waits", True, None)
+    assert entered.wait(60)
+    assert query.status["isTriggerActive"]
+    query.stop()
+    assert (query.isActive, query.exception(), query.awaitTermination(1)) == (False, None, True)
+    again = played(writer)
+    assert seen == [0, *range(FILES)]
+    assert isinstance(again, StreamQuery)
+    assert [report.version for report in again.reports] == list(range(FILES))
+
+
+def test_a_failure_is_the_querys_as_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """What a sink raises is in its exception, and is raised to who waits."""
+
+    def fail(_: DataFrame, __: int) -> None:
+        raise ValueError("the sink is full")
+
+    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    query = by_page(wrapped).writeStream.outputMode("update").foreachBatch(fail).start()
+    with pytest.raises(StreamingQueryException, match="the sink is full"):
+        query.awaitTermination(60)
+    assert "the sink is full" in str(query.exception())
+
+
+def test_a_changed_query_tells_what_it_keeps_on(
+    spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same name with another meaning is refused; what comes and what goes is told by name."""
+    some = Feed(tmp_path / "in", feed.schema)
+
+    def run(*columns: Any, **options: str) -> list[Row]:
+        some.add(events_of(0, random.Random(1)))
+        found = Batches()
+        frame = riffle_spark.on(some.stream(spark), settings=settings_in(tmp_path)).groupBy("page").agg(*columns)
+        played(keeping(frame, found, tmp_path / "c").options(**options))
+        return found[max(found)]
+
+    first = run(F.count("*").alias("c"), F.sum("n").alias("t"))
+    with pytest.raises(ConfigError, match=r"the state has sum\(n\).* under 't', and the query says max\(n\)"):
+        run(F.count("*").alias("c"), F.max("n").alias("t"))
+    with caplog.at_level(logging.WARNING, "riffle_spark"):
+        second = run(F.count("*").alias("c"), F.min("n").alias("least"))
+    assert [(row.page, row.c) for row in second] == [(row.page, 3 * row.c) for row in first]
+    told = [record.getMessage() for record in caplog.records]
+    assert "store aggregate.page: least begins now (min(n): min)" in told
+    assert "store aggregate.page: t is dropped (sum(n): sum)" in told
+    accepted = run(F.count("n").alias("c"), **{"riffle.accept": "c"})
+    assert sum(row.c for row in accepted) > sum(row.c for row in second)
+    named = run(F.count("n").alias("c"), **{"riffle.stores": "visits"})
+    assert sum(row.c for row in named) <= sum(row.c for row in first)
+    assert {"aggregate.page", "visits"} == records(f"file://{tmp_path}/state")[-1].schemas.keys()
+
+
+def test_a_query_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    """What Spark runs, each stage with its keys and columns, and what follows on top of its evaluation."""
+    in_windows(riffle_spark.on(feed.stream(spark))).explain()
+    said = capsys.readouterr().out
+    told = [
+        "== Run by Spark ==", "== Physical Plan ==", "== Stage 0: aggregate.window-page ==",
+        "keys: window_start timestamp[us, tz=UTC], window_end timestamp[us, tz=UTC], page string",
+        "Count: c int64; count(1)", "Sum: t int64; sum(n)", "late and due by window_end, 10000 ms behind",
+        "== Then, on each batch's results ==", "Filter (c",
+    ]  # fmt: skip
+    assert [line for line in told if line not in said] == []
+    riffle_spark.on(feed.stream(spark)).where("n > 1").explain(True)
+    said = capsys.readouterr().out
+    assert "Analyzed Logical Plan" in said
+    assert "riffle:" not in said
+
+
+REFUSED: dict[str, tuple[Callable[[DataFrame], DataStreamWriter], str]] = {
+    "no checkpoint": (lambda e: by_page(e).writeStream.format("noop2").outputMode("update"), "no checkpoint location"),
+    "a root that has to be said": (
+        lambda e: (
+            by_page(e).writeStream.format("noop").outputMode("update").option("checkpointLocation", "hdfs://none/x")
+        ),
+        "say it: riffle_spark.on",
+    ),
+    "continuous": (
+        lambda e: by_page(e).writeStream.format("noop").outputMode("update").trigger(continuous="1 second"),
+        r"trigger\(continuous=...\) runs no batches",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed: Feed) -> None:
+    """Each error says the way out."""
+    writer, said = REFUSED[name]
+    with pytest.raises(ConfigError, match=said) as refused:
+        writer(riffle_spark.on(feed.stream(spark))).start()
+    assert refused.value.remedy
+
+
+def test_what_spark_refuses_is_sparks_error(spark: SparkSession, feed: Feed) -> None:
+    """Of modes and of arguments, where they are written."""
+    events = riffle_spark.on(feed.stream(spark), settings=Settings(root="file:///nowhere"))
+    with pytest.raises(AnalysisException, match="STREAMING_OUTPUT_MODE"):
+        by_page(events).writeStream.format("noop").start()
+    with pytest.raises(Exception, match="outputMode"):
+        events.writeStream.outputMode("")
+    with pytest.raises(Exception, match="TRIGGER"):
+        events.writeStream.trigger()  # type: ignore[call-overload]
+    with pytest.raises(AttributeError, match="process"):
+        events.writeStream.foreach(object())

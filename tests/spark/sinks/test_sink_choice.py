@@ -1,0 +1,190 @@
+"""What a writer is told is the sink that Spark's own would be: files are one table, memory is a live one, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark.sinks.sink_choice import Give, WriterCall, WriterSettings, check_recovery, sink_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+
+def told(path: str | None = None, table: str | None = None, **calls: object) -> WriterSettings:
+    """Return what a writer was told by one call of each of these methods."""
+    noted = [
+        WriterCall(name, (), given) if isinstance(given, dict) else WriterCall(name, (given,), {})
+        for name, given in calls.items()
+    ]
+    return WriterSettings(tuple(noted), path, table)
+
+
+def rows(spark: SparkSession, batch: int) -> DataFrame:
+    """Return three rows of a batch."""
+    return spark.range(3).selectExpr("id", "id % 2 as k", f"{batch} as batch")
+
+
+def given(spark: SparkSession, give: Give, *batches: int, rollbacks: int = 0) -> None:
+    """Give a sink these batches."""
+    for batch in batches:
+        give(rows(spark, batch), Delivery(batch, f"query/{rollbacks}/{batch}"))
+
+
+def by_batch(frame: DataFrame) -> list[tuple[object, ...]]:
+    """Return how many rows a table has of each batch."""
+    return [tuple(row) for row in frame.groupBy("batch").count().orderBy("batch").collect()]
+
+
+@pytest.mark.parametrize("source", ["parquet", "json"])
+def test_files_are_one_table_with_each_batch_once(source: str, spark: SparkSession, tmp_path: Path) -> None:
+    """A batch that comes again is left out; columns of partitionBy are folders, whatever their case."""
+    path = str(tmp_path / "out")
+    settings = told(path, format=source, partitionBy="K", options={"maxRecordsPerFile": 1})
+    given(spark, sink_of(rows(spark, 0), settings), 0, 1)
+    given(spark, sink_of(rows(spark, 0), settings), 1, 2)
+    assert by_batch(spark.read.format(source).load(path)) == [(0, 3), (1, 3), (2, 3)]
+    assert {each.name for each in Path(path).iterdir() if each.name.startswith("k=")} == {"k=0", "k=1"}
+
+
+def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's sink would leave out what comes again; another path is the way out, where batches go on from any."""
+    settings = told(str(tmp_path / "out"), format="parquet")
+    given(spark, sink_of(rows(spark, 0), settings), 0, 1, 2)
+    with pytest.raises(ConflictError, match=r"(?s)go to batch 2, and batch 1 comes now.*another path"):
+        given(spark, sink_of(rows(spark, 0), settings), 1, rollbacks=1)
+    given(spark, sink_of(rows(spark, 0), told(str(tmp_path / "new"), format="parquet")), 1, rollbacks=1)
+    given(spark, sink_of(rows(spark, 0), settings), 3, 3, rollbacks=1)
+    assert by_batch(spark.read.parquet(str(tmp_path / "out"))) == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_memory_is_a_live_table(spark: SparkSession) -> None:
+    """Each batch is in it once; in complete mode the last one alone."""
+    given(spark, give := sink_of(rows(spark, 0), told(format="memory", queryName="seen")), 0, 1, 1)
+    assert by_batch(spark.table("seen")) == [(0, 3), (1, 3)]
+    given(spark, give, 2)
+    assert spark.table("seen").count() == 9
+    whole = told(format="memory", queryName="whole", outputMode="complete")
+    given(spark, sink_of(rows(spark, 0), whole), 0, 1)
+    assert by_batch(spark.table("whole")) == [(1, 3)]
+
+
+def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
+    """It has the query's columns, which may be null, and each batch once."""
+    settings = told(table="made", format="parquet", partitionBy=["k"], option={"key": "path", "value": str(tmp_path)})
+    given(spark, sink_of(rows(spark, 0), settings), 0, 1)
+    given(spark, sink_of(rows(spark, 0), settings), 1)
+    try:
+        assert by_batch(spark.table("made")) == [(0, 3), (1, 3)]
+        assert {field.name: field.nullable for field in spark.table("made").schema} == dict.fromkeys(
+            ["id", "batch", "k"], True
+        )
+        assert [column.name for column in spark.catalog.listColumns("made") if column.isPartition] == ["k"]
+    finally:
+        spark.sql("drop table made")
+
+
+def test_the_console_is_written_as_spark_writes_it(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A heading with the batch's number, and as many rows as are asked for."""
+    given(spark, sink_of(rows(spark, 0), told(format="console", options={"numRows": 2, "truncate": False})), 4)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{'-' * 43}\nBatch: 4\n{'-' * 43}\n+---+---+-----+\n|id |k  |batch|\n")
+    assert "only showing top 2 rows" in said
+
+
+class Opened:
+    """Writes what it is given to a folder, as an object for ``foreach``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, partition: int, epoch: int) -> bool:
+        """Take all partitions."""
+        self.name = f"{epoch}-{partition}"
+        return True
+
+    def process(self, row: Row) -> None:
+        """Keep a row."""
+        (self.folder / f"{self.name}-{row.id}").touch()
+
+
+def test_foreach_takes_each_row(spark: SparkSession, tmp_path: Path) -> None:
+    """By an object that is told partition and batch, and by a function."""
+    spark.sparkContext.setLocalProperty("streaming.sql.batchId", "5")
+    try:
+        given(spark, sink_of(rows(spark, 0).coalesce(1), told(foreach=Opened(tmp_path))), 5)
+        folder = str(tmp_path)
+        given(spark, sink_of(rows(spark, 0), told(foreach=lambda row: Path(folder, f"row {row.id}").touch())), 5)
+    finally:
+        spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)  # type: ignore[arg-type]
+    names = {each.name for each in tmp_path.iterdir()}
+    assert {"row 0", "row 1", "row 2"} < names
+    assert {name.partition("-")[0] for name in names if "-" in name} == {"5"}
+    assert len(names) == 6
+
+
+def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """By the batch writer: a column can name the delivery; noop takes all modes."""
+    settings = told(str(tmp_path), format="noop", outputMode="complete", options={"riffle.delivery_id": "by"})
+    given(spark, sink_of(rows(spark, 0), settings), 0, 1)
+    assert "riffle.delivery_id" not in settings.of_sink
+
+
+def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:
+    """The third is the delivery's id."""
+    seen: list[Sequence[object]] = []
+    given(spark, sink_of(rows(spark, 0), told(foreachBatch=lambda _, batch: seen.append((batch,)))), 7)
+    given(spark, sink_of(rows(spark, 0), told(foreachBatch=lambda _, batch, by: seen.append((batch, by)))), 7)
+    assert seen == [(7,), (7, "query/0/7")]
+
+
+def test_the_last_word_counts() -> None:
+    """A format after a function is a format, and of an option's spellings the last one is taken."""
+    call = WriterCall
+    calls = (call("foreach", (print,), {}), call("option", ("Path", 1), {}), call("options", (), {"path": True}))
+    settings = WriterSettings((*calls, call("format", ("Kafka",), {}), call("outputMode", ("UPDATE",), {})))
+    assert settings.function is None
+    assert WriterSettings(calls).function == ("foreach", print)
+    assert (settings.options, settings.option("PATH")) == ({"path": "true"}, "true")
+    assert (settings.format, settings.mode, settings.trigger, settings.name) == ("Kafka", "update", {}, None)
+
+
+REFUSED: dict[str, tuple[WriterSettings, str]] = {
+    "update into files": (told("/x", format="parquet", outputMode="update"), "outputMode"),
+    "complete into files": (told("/x", format="orc", outputMode="complete"), "outputMode"),
+    "no path": (told(format="json"), "no path"),
+    "no name": (told(format="memory"), "no name"),
+    "parts of a function": (told(foreachBatch=lambda _, __: None, partitionBy="k"), "partitionBy"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_format_cannot_do_is_refused(name: str, spark: SparkSession) -> None:
+    """With what to do."""
+    settings, said = REFUSED[name]
+    with pytest.raises(ConfigError, match=said) as refused:
+        sink_of(rows(spark, 0), settings)
+    assert refused.value.remedy
+
+
+def test_a_column_that_is_not_there_is_sparks_error(spark: SparkSession) -> None:
+    """As in Spark's own writer."""
+    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN"):
+        sink_of(rows(spark, 0), told("/x", format="parquet", partitionBy="nothing"))
+
+
+def test_what_is_gone_is_not_gone_on_from(spark: SparkSession, tmp_path: Path) -> None:
+    """A memory table begins anew, so a checkpoint with batches is refused, as Spark refuses it."""
+    (tmp_path / "offsets").mkdir()
+    for settings in (told(format="memory", queryName="n"), told(format="console")):
+        with pytest.raises(ConfigError, match="does not go on from a checkpoint"):
+            check_recovery(spark, settings, str(tmp_path))
+    check_recovery(spark, told(format="memory", queryName="n", outputMode="complete"), str(tmp_path))
+    check_recovery(spark, told(format="noop"), str(tmp_path))
