@@ -185,7 +185,7 @@ def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None
     if not path:
         raise ConfigError(f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)")
     options = {**told.of_sink, "path": path}
-    return spark_sinks.FileSink(frame.sparkSession, source, options, _parted_by(frame, told)).give
+    return spark_sinks.FileSink(frame, source, options, _parted_by(frame, told)).give
 
 
 def _parted_by(frame: DataFrame, told: WriterSettings) -> list[str]:

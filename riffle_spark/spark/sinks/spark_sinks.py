@@ -18,6 +18,8 @@ from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_se
 __all__ = ["FileSink", "MemorySink", "is_there", "qualified", "to_each"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
+_SOURCE = f"{_EXECUTION}.datasources.DataSource"
+_NO_SUCH = "does not exist"
 _METADATA = "_spark_metadata"
 _LINES = "_riffle"
 """Where a table's folder says which lines of which queries it has batches of; no reader takes it for rows."""
@@ -26,13 +28,16 @@ _LINES = "_riffle"
 class FileSink:
     """Spark's own sink of files in a folder: it writes a batch once, however often it is given it."""
 
-    def __init__(self, spark: SparkSession, source: str, options: Mapping[str, str], by: Sequence[str]) -> None:
+    def __init__(self, frame: DataFrame, source: str, options: Mapping[str, str], by: Sequence[str]) -> None:
+        spark = frame.sparkSession
         jvm = context(spark)._jvm
         none, nothing = looked_up(jvm, "scala.None$", "MODULE$"), scala_seq(jvm, [])
-        made = looked_up(jvm, f"{_EXECUTION}.datasources.DataSource")
-        told = made(session(spark), source, nothing, none, scala_seq(jvm, list(by)), none, _map(jvm, options), none)
+        given = [session(spark), source, nothing, none, scala_seq(jvm, list(by)), none, _map(jvm, options), none]
+        made = looked_up(jvm, "java.lang.Class", "forName")(_SOURCE)
+        count = made.getConstructors()[0].getParameterCount()  # Spark 4.3 has one more, which may be nothing.
+        told = looked_up(jvm, _SOURCE)(*given, *[none] * (count - len(given)))
         append = looked_up(jvm, "org.apache.spark.sql.streaming.OutputMode", "Append")()
-        self._sink = told.createSink(append)
+        self._sink = _made(told, append, frame._jdf.schema())
         self._spark = spark
         self._folder = next(value for name, value in options.items() if name.lower() == "path")
         self._line = ""
@@ -61,6 +66,16 @@ class FileSink:
                 where=self._folder,
             )
         files.mkdirs(marker)
+
+
+def _made(source: Any, mode: Any, schema: Any) -> Any:
+    """Return the sink of a source; Spark 4.3 wants to know its columns beforehand."""
+    try:
+        return source.createSink(mode)
+    except Exception as error:  # what Py4J says where there is no such method has no class of its own
+        if _NO_SUCH not in str(error):
+            raise
+    return source.createSink(mode, schema)
 
 
 class MemorySink:
