@@ -170,6 +170,7 @@ def _lines(found: CutPlan, stages: Sequence[PlannedStage]) -> Iterator[str]:
 
 def _sparks_own(catalyst: plan_nodes.Catalyst, found: CutPlan, told: sink_choice.WriterSettings) -> StreamingQuery:
     """Start a query that has nothing of ours, as if it had never been wrapped."""
+    sink_choice.check_sparks_own(told)
     writer = told.on(DataStreamWriter(catalyst.frame(found.plan)))
     return writer.start(told.path) if told.table is None else writer.toTable(told.table)
 

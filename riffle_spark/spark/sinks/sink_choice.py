@@ -16,7 +16,7 @@ from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import arity
 from riffle_spark.spark.sinks import spark_sinks
 
-__all__ = ["TEMPORARY", "Give", "WriterCall", "WriterSettings", "check_recovery", "sink_of"]
+__all__ = ["TEMPORARY", "Give", "WriterCall", "WriterSettings", "check_recovery", "check_sparks_own", "sink_of"]
 
 Give = Callable[[DataFrame, Delivery], object]
 """What a sink does with a delivery's rows."""
@@ -27,6 +27,7 @@ _FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text")
 _ONLY_APPEND: Final = ("kafka", "noop")
 _OURS: Final = ("checkpointlocation", "riffle.")
 _DELIVERY_ID: Final = "riffle.delivery_id"
+_SPARKS_ARGUMENTS: Final = 2
 _CONSOLE_ROWS: Final = "20"
 _LINE: Final = "-" * 43
 
@@ -71,7 +72,7 @@ class WriterSettings:
         return self._text("queryName")
 
     @property
-    def function(self) -> tuple[str, object] | None:
+    def function(self) -> tuple[str, Any] | None:
         """What ``foreach`` or ``foreachBatch`` was given last, unless a format was named after it."""
         call = self._last("format", *_BY_FUNCTION)
         return None if call is None or call.method == "format" else (call.method, call.first)
@@ -166,6 +167,18 @@ def check_recovery(spark: SparkSession, told: WriterSettings, checkpoint: str) -
         )
 
 
+def check_sparks_own(told: WriterSettings) -> None:
+    """Raise ``ConfigError`` for a function that wants what only our batches have."""
+    kind, function = told.function or ("", print)
+    if kind == "foreachBatch" and arity(function) > _SPARKS_ARGUMENTS:
+        raise ConfigError(
+            "the function of foreachBatch wants a delivery id, and the query has no stateful operator: Spark itself "
+            "runs it, and gives frame and batch id",
+            remedy="write it as function(frame, batch_id)",
+            where="foreachBatch",
+        )
+
+
 def _by_function(kind: str, function: Any, told: WriterSettings) -> Give:
     _check_not_parted(told, kind)
     if kind == "foreach":
@@ -244,6 +257,12 @@ def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
         _make_table(frame, told, name)
     facts = {row[0]: row[1] for row in spark.sql(f"describe table extended {name}").collect()}
     source = str(facts.get("Provider") or "").lower()
+    if not source or (told.format or source).lower() != source:
+        raise ConfigError(
+            f"{name} is " + (f"a table of {source}, and the format is {told.format}" if source else "no table"),
+            remedy="leave the format out, or name another table",
+            where=name,
+        )
     if source in _FILES and facts.get("Location"):
         return _files(frame, told, source, str(facts["Location"]))
 

@@ -153,17 +153,19 @@ def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, 
 
 
 def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """It ends at once without a failure, and the same batch comes again."""
-    entered, seen = threading.Event(), list[int]()
+    """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own."""
+    entered, seen, times = threading.Event(), list[int](), dict[int, set[int]]()
 
-    def wait(_: DataFrame, batch_id: int) -> None:
+    def wait(rows: DataFrame, batch_id: int) -> None:
         seen.append(batch_id)
+        times[batch_id] = {row.now for row in rows.collect()}
         entered.set()
         if len(seen) == 1:
             spark.range(1).where("reflect('java.lang.Thread', 'sleep', 60000L) is null").count()
 
     wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
-    writer = by_page(wrapped).writeStream.outputMode("update").foreachBatch(wait)
+    timed = by_page(wrapped).withColumn("now", F.unix_millis(F.current_timestamp()))
+    writer = timed.writeStream.outputMode("update").foreachBatch(wait)
     writer = writer.option("checkpointLocation", str(tmp_path / "c")).queryName("waits")
     query = writer.start()
     assert isinstance(query, StreamQuery)
@@ -176,6 +178,8 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: 
     assert seen == [0, *range(FILES)]
     assert isinstance(again, StreamQuery)
     assert [report.version for report in again.reports] == list(range(FILES))
+    batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
+    assert times == {record.version: {record.time_ms} for record in batches}
 
 
 def test_a_failure_is_the_querys_as_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
@@ -259,6 +263,13 @@ def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed:
     with pytest.raises(ConfigError, match=said) as refused:
         writer(riffle_spark.on(feed.stream(spark))).start()
     assert refused.value.remedy
+
+
+def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:
+    """It has no delivery ids."""
+    writer = riffle_spark.on(feed.stream(spark)).writeStream.foreachBatch(lambda _, __, ___: None)
+    with pytest.raises(ConfigError, match="wants a delivery id"):
+        writer.start()
 
 
 def test_what_spark_refuses_is_sparks_error(spark: SparkSession, feed: Feed) -> None:

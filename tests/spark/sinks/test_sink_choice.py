@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark.sinks import sink_choice
 from riffle_spark.spark.sinks.sink_choice import Give, WriterCall, WriterSettings, check_recovery, sink_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -84,6 +86,8 @@ def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path
         assert {field.name: field.nullable for field in spark.table("made").schema} == dict.fromkeys(
             ["id", "batch", "k"], True
         )
+        with pytest.raises(ConfigError, match="a table of parquet, and the format is json"):
+            sink_of(rows(spark, 0), told(table="made", format="json"))
         assert [column.name for column in spark.catalog.listColumns("made") if column.isPartition] == ["k"]
     finally:
         spark.sql("drop table made")
@@ -134,7 +138,13 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     """By the batch writer: a column can name the delivery; noop takes all modes."""
     settings = told(str(tmp_path), format="noop", outputMode="complete", options={"riffle.delivery_id": "by"})
     given(spark, sink_of(rows(spark, 0), settings), 0, 1)
-    assert "riffle.delivery_id" not in settings.of_sink
+    assert settings.of_sink == {}
+    told_by = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")  # private: no such database is at hand
+    assert {row.by for row in told_by.collect()} == {"query/0/0"}
+    header = F.expr("array(named_struct('key', 'a', 'value', cast('b' as binary))) as headers")
+    with_header = sink_choice._with_id(spark.range(1).select(header), "kafka", "by", "query/0/0")  # private: as above
+    assert with_header.head() == ([("a", b"b"), ("by", b"query/0/0")],)
+    assert sink_choice._with_id(spark.range(1), "kafka", "by", "query/0/0").columns == ["id", "headers"]  # private
 
 
 def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:
