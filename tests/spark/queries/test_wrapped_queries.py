@@ -105,6 +105,9 @@ def test_windows_are_answered_as_spark_does(mode: str, spark: SparkSession, feed
     assert sum(map(len, expected.values())) > 8
     assert found == expected
     assert facts(ours) == facts(theirs)
+    kept = [[one.stateOperators[0].numRowsTotal for one in query.recentProgress] for query in (ours, theirs)]
+    assert all(mine >= sparks for mine, sparks in zip(*kept, strict=True))
+    assert ours.lastProgress.durationMs["riffle.total"] > 0
 
 
 def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:

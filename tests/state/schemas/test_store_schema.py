@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import meanings_in, schema_of_text, text_after
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -46,3 +47,16 @@ def test_the_earliest_due_row_is_told_where_rows_can_be_due() -> None:
     assert TIMED.earliest_ms(timed_rows(None, 9, 7)) == TIMED.earliest_ms(TIMED.sealed(timed_rows(None, 9, 7))) == 7
     assert TIMED.earliest_ms(timed_rows(None)) is None
     assert TIMED.earliest_ms(timed_rows()) is None
+
+
+def test_meanings_of_columns_stay_until_another_is_told() -> None:
+    """Who tells none leaves them, as a driver of a user's own operator does; columns that change take theirs along."""
+    first = text_after(None, PLAIN, 0, {"n": "count(1)"})
+    assert meanings_in(first) == {"n": "count(1)"}
+    assert text_after(first, PLAIN, 1) == text_after(first, PLAIN, 1, {"n": "count(1)"}) == first
+    assert text_after(first, PLAIN, 1, {"n": "count(x)"}) == {**first, "meanings": '{"n": "count(x)"}'}
+    wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
+    changed = text_after(first, wide, 4, {"n": "count(1)", "t": "sum(x)"})
+    assert meanings_in(changed) == {"n": "count(1)", "t": "sum(x)"}
+    assert schema_of_text("s", changed).history.later_than(3) == {("t",)}
+    assert meanings_in(text_after(None, PLAIN, 0)) == {}
