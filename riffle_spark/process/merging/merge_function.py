@@ -58,6 +58,17 @@ class MergeFunction(Protocol):
         """
         ...
 
+    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
+        """Merge what is kept of several groups into that of one each, as if it had been one from the beginning;
+        ``groups`` tells which one each row of ``kept`` becomes part of.
+
+        Where a row's buffers are what is kept, this is folding.
+        """
+        known = np.logical_or.reduce([are_valid(column) for column in kept])
+        rows = [column.filter(pa.array(known)) for column in kept]
+        nothing = [pa.nulls(groups.size, column.type) for column in kept]
+        return self.fold(rows, nothing, Groups(groups.codes[known], groups.size, groups.told))
+
     def finish(self, state: Columns) -> list[pa.Array]:
         """Return what is to be evaluated: the buffers for Spark's own expression, or the one column of the result."""
         return list(state)

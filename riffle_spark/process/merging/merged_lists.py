@@ -33,6 +33,10 @@ class MergedList(MergeFunction):
         owners, values = _collected(rows[0], old[0], groups)
         return [lists_of(owners, values, groups, self.most)]
 
+    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
+        """Append the lists."""
+        return self.fold(*_as_values(kept[0], groups))
+
 
 @dataclass(frozen=True, slots=True)
 class MergedSet(MergeFunction):
@@ -54,6 +58,10 @@ class MergedSet(MergeFunction):
         firsts = np.sort(order[is_new])
         return [lists_of(owners[firsts], values.take(pa.array(firsts)), groups, self.most)]
 
+    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
+        """Append the values that are in no list before."""
+        return self.fold(*_as_values(kept[0], groups))
+
 
 @dataclass(frozen=True, slots=True)
 class MergedText(MergeFunction):
@@ -71,11 +79,22 @@ class MergedText(MergeFunction):
         """Append the texts."""
         return MergedList(self.most).fold(rows, old, groups)
 
+    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
+        """Append the lists."""
+        return MergedList(self.most).united(kept, groups)
+
     def finish(self, state: Columns) -> list[pa.Array]:
         """Join them."""
         lists = state[0]
         joined = pc.binary_join(lists, pa.scalar(self.delimiter, lists.type.value_type))
         return [pc.if_else(pc.equal(pc.list_value_length(lists), 0), pa.scalar(None, joined.type), joined)]
+
+
+def _as_values(lists: pa.Array, groups: Groups) -> tuple[Columns, Columns, Groups]:
+    """Return the values of lists as rows of the groups that the lists belong to, of which nothing is known else."""
+    owners, values = owned(lists)
+    nothing = pa.nulls(groups.size, lists.type)
+    return [values], [nothing], Groups(groups.codes[owners], groups.size, groups.told)
 
 
 def _collected(rows: pa.Array, old: pa.Array, groups: Groups) -> tuple[IndexArray, pa.Array]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
 from riffle_spark.process.merging.merged_lists import lists_of, owned
 
@@ -40,14 +41,23 @@ class MergedDistinct(MergeFunction):
         """Keep the highest rank of each register."""
         codes, hashes = groups.present(rows[0])
         owners, kept = owned(old[0])
-        owners = np.concatenate([owners, codes])
         numbers = np.concatenate([kept.to_numpy(), self._numbers(hashes.to_numpy())])
+        return self._highest(np.concatenate([owners, codes]), numbers, old[0].type, groups)
+
+    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
+        """Keep the highest rank of each register."""
+        owners, numbers = owned(kept[0])
+        return self._highest(groups.codes[owners], numbers.to_numpy(), kept[0].type, groups)
+
+    def _highest(
+        self, owners: IndexArray, numbers: npt.NDArray[np.int64], kind: pa.DataType, groups: Groups
+    ) -> list[pa.Array]:
         order = np.lexsort((numbers, owners))
         owners, numbers = owners[order], numbers[order]
         register = numbers >> _RANK_BITS
         is_highest = np.ones(len(order), dtype=np.bool_)
         is_highest[:-1] = (np.diff(owners) != 0) | (np.diff(register) != 0)
-        kept = pa.array(numbers[is_highest], old[0].type.value_type)
+        kept = pa.array(numbers[is_highest], kind.value_type)
         return [lists_of(owners[is_highest], kept, groups, most=2**self._register_bits)]
 
     def finish(self, state: Columns) -> list[pa.Array]:

@@ -25,7 +25,7 @@ from riffle_spark.process.merging.merge_function import Groups, MergeFunction
 from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
 
-__all__ = ["KeptBuffers", "MergedGroups", "OutputMode"]
+__all__ = ["KeptBuffers", "MergedGroups", "OutputMode", "key_of_group"]
 
 OutputMode: TypeAlias = Literal["update", "append", "complete"]
 """When keys are answered, in Spark's words: each time that rows touch them, when their time is over, or always."""
@@ -50,6 +50,7 @@ class MergedGroups:
         needed = tuple(name for name in self.spec.rows.names if name not in key.names)
         assert set(needed) <= set(rows.names), f"of {needed} the rows have {rows.names}"
         due = None if self.mode == "complete" or self.spec.time is None else self.spec.time.column
+        assert self.spec.routed == self.spec.keys, "sessions are another computation"
         mode: TimeMode = "None" if due is None else "EventTime"
         whole = self.mode == "complete"
         return Declared(buffers.schema, output, needed, per_key_group=False, time_mode=mode, due=due, whole=whole)
@@ -57,9 +58,7 @@ class MergedGroups:
     def __call__(self, batch: Batch) -> Update:
         """Merge the rows' buffers into what is kept of their keys. Keys without rows are answered as they are."""
         buffers = KeptBuffers.of(self.spec)
-        groups = Groups(
-            batch.codes, batch.keys.num_rows, lambda group: f"store {batch.store!r}, key {_told(batch.keys, group)}"
-        )
+        groups = Groups(batch.codes, batch.keys.num_rows, lambda group: key_of_group(batch, group))
         state = buffers.merged(batch.rows, batch.state, groups)
         touched = np.flatnonzero(np.bincount(batch.codes, minlength=groups.size))
         kept = state if len(touched) == groups.size else state.take(pa.array(touched))
@@ -80,8 +79,9 @@ class MergedGroups:
         return pa.schema([*batch.keys.schema, *self.spec.results]).empty_table()
 
 
-def _told(keys: pa.Table, group: int) -> object:
-    return keys.slice(group, 1).to_pylist()[0]
+def key_of_group(batch: Batch, key: int) -> str:
+    """Return what an error message says of one of a batch's keys."""
+    return f"store {batch.store!r}, key {batch.keys.slice(key, 1).to_pylist()[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,18 @@ class KeptBuffers:
         for kept in self.functions:
             before = [one_array(old.column(field.name)) for field in kept.fields]
             columns += kept.merge.fold(list(kept.rows(rows)), before, groups)
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def united(self, kept: pa.Table, groups: Groups) -> pa.Table:
+        """Return what is kept of groups that several which were kept become; nulls for those that none becomes."""
+        if np.bincount(groups.codes, minlength=1).max() <= 1:
+            place = np.full(groups.size, -1, dtype=np.int64)
+            place[groups.codes] = np.arange(len(groups.codes))
+            return kept.select(self.schema.names).take(pa.array(place, mask=place < 0))
+        columns = list[pa.Array]()
+        for one in self.functions:
+            before = [one_array(kept.column(field.name)) for field in one.fields]
+            columns += one.merge.united(before, groups)
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def answered(self, state: pa.Table) -> list[pa.Array]:

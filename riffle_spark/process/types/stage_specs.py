@@ -63,10 +63,11 @@ class FunctionSpec:
 class TimeSpec:
     """How a stage's keys go by event time: ``column`` of the key is compared with the watermark, ``delay_ms`` behind
     the newest row. ``start`` is the other end of a window, whose ``kind`` is ``time`` or ``session``; else it is none.
+    Without a delay there is no watermark, and no session ever leaves.
     """
 
     column: str
-    delay_ms: int
+    delay_ms: int | None
     kind: str = ""
     start: str | None = None
 
@@ -84,6 +85,12 @@ class AggregateSpec:
     def rows(self) -> pa.Schema:
         """The columns of the rows that come."""
         return pa.schema([*self.keys, *_fields(buffer for function in self.functions for buffer in function.sent)])
+
+    @property
+    def routed(self) -> pa.Schema:
+        """The columns of the key that rows are routed by and state is kept by: sessions grow, so these are not."""
+        ends = (self.time.start, self.time.column) if self.time and self.time.kind == "session" else ()
+        return pa.schema([field for field in self.keys if field.name not in ends])
 
     @property
     def results(self) -> pa.Schema:

@@ -76,10 +76,10 @@ def read_keys(catalyst: Catalyst, grouping: list[Node], results: list[Node], bel
 
 
 def time_of(keys: list[GroupingKey]) -> TimeSpec | None:
-    """Return how keys go by event time: by the first of them that has a watermark, or that is a window."""
-    for key in keys:
-        if key.delay_ms is not None:
-            return TimeSpec(key.columns[-1], key.delay_ms, key.window, key.columns[0] if key.window else None)
+    """Return how keys go by event time: by the one that is a session, or the first of them that has a watermark."""
+    timed = [key for key in keys if key.window == "session"] or [key for key in keys if key.delay_ms is not None]
+    for key in timed[:1]:
+        return TimeSpec(key.columns[-1], key.delay_ms, key.window, key.columns[0] if key.window else None)
     return None
 
 

@@ -8,10 +8,11 @@ from riffle_spark import Stateful
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, TimeSpec
 
-__all__ = ["FUNCTIONS", "TIME", "WINDOW", "operator", "spec"]
+__all__ = ["FUNCTIONS", "SESSION", "TIME", "WINDOW", "operator", "spec"]
 
 TIME = pa.timestamp("us", "UTC")
 WINDOW = TimeSpec("window_end", 3, "time", "window_start")
+SESSION = TimeSpec("window_end", 3, "session", "window_start")
 FUNCTIONS = (
     FunctionSpec("Count", (Buffer("visits", pa.int64(), "count(1): count", 1),)),
     FunctionSpec("Sum", (Buffer("seconds", pa.int64(), "sum(seconds): sum"),), facts=(("evalMode", "ANSI"),)),
@@ -40,4 +41,4 @@ def spec(time: TimeSpec | None = WINDOW, functions: tuple[FunctionSpec, ...] = F
 def operator(given: AggregateSpec, compute: Computation, delay_ms: int | None = None) -> Stateful:
     """Return it as an operator whose late rows go by the time of their key."""
     watermark = (given.time.column, f"{delay_ms} milliseconds") if given.time and delay_ms is not None else None
-    return Stateful("visits", given.keys.names, compute, watermark=watermark)
+    return Stateful("visits", given.routed.names, compute, watermark=watermark)

@@ -1,0 +1,182 @@
+"""Session windows in a harness, against lists of sessions that take a row after the other."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.process.blocks.block import Batch
+from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
+from riffle_spark.process.stages.session_groups import SessionGroups, groups_of
+from riffle_spark.testing import Harness
+from tests.kit.process.page_windows import SESSION, operator, spec
+
+DELAY_MS = 3
+Answer = tuple[int, int, str | None, int, int | None, float, int, tuple[str, ...]]
+
+
+class Visit(NamedTuple):
+    """A row: when it is, and for how long others belong to its session (us); page, seconds, what was seen."""
+
+    at: int
+    gap: int
+    page: str | None
+    seconds: int | None
+    seen: str | None
+
+
+@dataclass
+class Session:
+    """What a model keeps of a session."""
+
+    start: int
+    end: int
+    page: str | None
+    visits: list[Visit] = field(default_factory=list)
+
+    def touches(self, other: Session) -> bool:
+        """Tell whether both are one."""
+        return self.page == other.page and self.start <= other.end and other.start <= self.end
+
+    def answer(self) -> Answer:
+        """Return its row."""
+        known = [visit.seconds for visit in self.visits if visit.seconds is not None]
+        seen = tuple(sorted(visit.seen for visit in self.visits if visit.seen is not None))
+        total = sum(known) if known else None
+        return self.start, self.end, self.page, len(self.visits), total, float(sum(known)), len(known), seen
+
+
+@dataclass
+class Model:
+    """Sessions, and Spark's rules of what is late and what is due."""
+
+    mode: OutputMode
+    sessions: list[Session] = field(default_factory=list)
+    late_ms: int = 0
+    watermark_ms: int = 0
+
+    def visit(self, visit: Visit) -> None:
+        """Take a row: all that its session touches becomes one with it."""
+        one = Session(visit.at, visit.at + visit.gap, visit.page, [visit])
+        for other in [other for other in self.sessions if other.touches(one)]:
+            self.sessions.remove(other)
+            one = Session(min(one.start, other.start), max(one.end, other.end), one.page, [*other.visits, *one.visits])
+        self.sessions.append(one)
+
+    def batch(self, visits: Sequence[Visit]) -> list[Answer]:
+        """Return what a batch is answered."""
+        for visit in visits:
+            if visit.at + visit.gap > self.late_ms * 1000:
+                self.visit(visit)
+        newest = max(((visit.at + visit.gap) // 1000 for visit in visits), default=0)
+        if self.mode == "complete":
+            over = self.sessions
+        else:
+            over = [one for one in self.sessions if one.end <= self.watermark_ms * 1000]
+            self.sessions = [one for one in self.sessions if one not in over]
+        self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - DELAY_MS)
+        return sorted((one.answer() for one in over), key=repr)
+
+
+GIVEN = spec(SESSION)
+
+
+def rows_of(visits: Sequence[Visit]) -> pa.Table:
+    """Return one-row buffers."""
+    columns = [
+        [visit.at for visit in visits], [visit.at + visit.gap for visit in visits], [visit.page for visit in visits],
+        [visit.seconds for visit in visits], [float(visit.seconds or 0) for visit in visits],
+        [int(visit.seconds is not None) for visit in visits], [visit.seen for visit in visits],
+    ]  # fmt: skip
+    kinds = GIVEN.rows.types
+    return pa.table([pa.array(one, kind) for one, kind in zip(columns, kinds, strict=True)], schema=GIVEN.rows)
+
+
+def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
+    """Return what was delivered as a model says it."""
+    told = pa.Table.from_pylist(list(rows), GIVEN.answer)
+    plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
+    rows_told = zip(*(column.to_pylist() for column in plain), strict=True)
+    return sorted(((*row[:-1], tuple(sorted(row[-1]))) for row in rows_told), key=repr)
+
+
+_VISIT = st.builds(
+    Visit, st.integers(0, 16).map(lambda half: 500 * half), st.sampled_from([500, 1000, 2500]),
+    st.sampled_from(["a", "b", None]), st.one_of(st.none(), st.integers(-3, 3)), st.sampled_from([None, "x", "y"]),
+)  # fmt: skip
+_BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
+
+
+@pytest.mark.parametrize("mode", ["append", "complete"])
+@settings(deadline=None, max_examples=25)
+@given(st.lists(_BATCH, max_size=8))
+def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
+    """Rows that begin, prolong and join sessions, late ones, nulls, batches without rows, restarts, lost executors."""
+    model = Model(mode)
+    delay = DELAY_MS if mode == "append" else None
+    with Harness(operator(GIVEN, SessionGroups(GIVEN, mode), delay), GIVEN.rows) as query:
+        for visits, later, event in batches:
+            moved = [visit._replace(at=visit.at + 1000 * later) for visit in visits]
+            if mode == "complete":
+                model.late_ms = -1
+            assert answers_of(query.feed(rows_of(moved))) == model.batch(moved)
+            if event:
+                query.crash(lose_copies=event == "crash")
+        kept = query.table()
+        assert sum(map(len, kept["window_end"].to_pylist())) == len(model.sessions)
+        if mode == "append":
+            dues = zip(kept["page"].to_pylist(), kept["window_end_due"].cast(pa.int64()).to_pylist(), strict=True)
+            latest_first = sorted(model.sessions, key=lambda one: -one.end)
+            assert dict(dues) == {one.page: one.end for one in latest_first}
+
+
+def batch_of(visits: Sequence[Visit]) -> Batch:
+    """Return a call of rows of one new key."""
+    kept = SessionGroups(GIVEN, "append").declare(GIVEN.routed, GIVEN.rows).state
+    state = pa.table([pa.nulls(1, field.type) for field in kept], schema=kept)
+    codes, keys = np.zeros(len(visits), np.int64), pa.table({"page": ["a"]})
+    return Batch(rows_of(visits), codes, keys, state, np.zeros(1, np.bool_), 1, 0, None, None, "visits")
+
+
+def test_times_far_apart_are_told_apart() -> None:
+    """Whole numbers of 64 bits hold no time of each of two keys; the same sessions come of their ranks."""
+    far = [Visit(-(2**61), 5, "a", 1, None), Visit(2**61, 5, "a", 2, None), Visit(2**61 + 5, 5, "a", 3, None)]
+    update = SessionGroups(GIVEN, "append")(batch_of(far))
+    (starts,), (ends,) = (
+        update.state.column(name).cast(pa.list_(pa.int64())).to_pylist() for name in ("window_start", "window_end")
+    )
+    assert (starts, ends) == ([-(2**61), 2**61], [-(2**61) + 5, 2**61 + 10])
+    assert update.state.column("seconds").to_pylist() == [[1, 5]]
+
+
+def test_a_column_that_is_new_begins_at_nothing() -> None:
+    """Open sessions of which a buffer was not kept before have that of no rows, also where they become one."""
+    compute = SessionGroups(GIVEN, "append")
+    first = compute(batch_of([Visit(0, 5, "a", 1, "x"), Visit(10, 5, "a", 2, "y"), Visit(90, 5, "a", 2, "z")]))
+    without = first.state.set_column(3, "seconds", pa.nulls(1, pa.list_(pa.int64())))
+    again = batch_of([Visit(3, 9, "a", 7, None)])
+    assert first.state.column_names[3] == "seconds"
+    update = compute(Batch(again.rows, again.codes, again.keys, without, ~again.found, 2, 0, None, None, "visits"))
+    told = {name: update.state.column(name).to_pylist()[0] for name in ("visits", "seconds", "seen")}
+    assert told == {"visits": [3, 1], "seconds": [7, None], "seen": [["x", "y"], ["z"]]}
+
+
+def test_it_is_a_plain_object() -> None:
+    """It comes back from a pickle as it was."""
+    compute = SessionGroups(GIVEN, "append")
+    assert pickle.loads(pickle.dumps(compute)) == compute
+
+
+def test_a_session_is_no_column_of_the_key_that_is_kept() -> None:
+    """A window of one length is; what computes on each is told by that."""
+    assert (spec().routed.names, GIVEN.routed.names) == (["window_start", "window_end", "page"], ["page"])
+    assert groups_of(spec(), "append") == MergedGroups(spec(), "append")
+    assert groups_of(GIVEN, "append") == SessionGroups(GIVEN, "append")
