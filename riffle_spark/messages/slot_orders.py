@@ -105,10 +105,10 @@ class Order:
 
     Where there is a ``watermark``, rows whose event time is not after ``late_watermark_ms`` are late and left out, and
     the newest time is told; where there is a rule ``late``, what it says is left out. ``whole``: the computation gets
-    all keys of the slot's key-groups, not only those of rows. Timers of event time are due by ``watermark_ms``; those
-    due by ``last_pass_ms`` too, after all others, where no batch may follow this one. Timers of processing time are due
-    by ``time_ms``. Where there is ``initial``, rows have one more column: of these columns in rows of initial state,
-    which have only their keys else, and null in others.
+    all keys of the slot's key-groups, not only those of rows; ``keyless``: the one key 0, with rows or without. Timers
+    of event time are due by ``watermark_ms``; those due by ``last_pass_ms`` too, after all others, where no batch may
+    follow this one. Timers of processing time are due by ``time_ms``. Where there is ``initial``, rows have one more
+    column: of these columns in rows of initial state, which have only their keys else, and null in others.
     """
 
     home: Home
@@ -142,6 +142,7 @@ class Order:
     shown: Mapping[str, str] = field(default_factory=dict)
     late: LateRule | None = None
     whole: bool = False
+    keyless: bool = False
 
     @property
     def late_rule(self) -> LateRule | None:

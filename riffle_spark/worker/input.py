@@ -46,6 +46,8 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     """Return what ``rows`` touch. Raises ``ConfigError`` if a row is of a key-group that is not this slot's."""
     of_row = rows.column(KEY_GROUP).to_numpy()
     _check_own(order, slot, of_row)
+    if order.keyless and not rows.num_rows:
+        return _without_rows(order, slot)
     keys = rows.select(order.key).combine_chunks()
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     codes, first = _grouped(keys, hashes, of_row)
@@ -56,6 +58,16 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     if order.by_key:
         _check_hash(order, keys.take(pa.array(first[:_CHECKED_KEYS])), hashes[first[:_CHECKED_KEYS]], of_row[first])
     return TouchedKeys(keys.take(pa.array(first)), hashes[first], of_row[first], place[codes], spans_of(of_row[first]))
+
+
+def _without_rows(order: Order, slot: int) -> TouchedKeys:
+    """Return the one key of an aggregate that groups by nothing, in the slot that it belongs to."""
+    keys = pa.table([pa.array([0], order.rows.field(name).type) for name in order.key], names=order.key)
+    hashes = keygroups.key_hashes(keys.columns)
+    key_groups = (hashes.view(np.int64) % order.total).astype(np.int32)
+    own = np.isin(key_groups, list(order.slots[slot]))
+    codes = np.empty(0, dtype=np.int64)
+    return TouchedKeys(keys.filter(pa.array(own)), hashes[own], key_groups[own], codes, spans_of(key_groups[own]))
 
 
 def _order(hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:

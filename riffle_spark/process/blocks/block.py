@@ -37,7 +37,8 @@ class Declared:
     ``time_mode`` says what its timers go by. ``due`` names a column of state or key that says when a key's time is
     over (ms as 64-bit integers, or timestamps; null: never): then the key goes, and an ``ExpiringComputation`` gets it
     once more. A computation that keeps several variables a key names them instead of ``state``. ``whole`` asks for all
-    keys that are stored in each batch, as complete results do; what it costs is what the store holds.
+    keys that are stored in each batch, as complete results do; what it costs is what the store holds. ``keyless``: the
+    key is one column of whole numbers that is 0 in all rows, and is asked for in each batch, with rows or without.
     """
 
     state: pa.Schema
@@ -48,6 +49,7 @@ class Declared:
     variables: tuple[Variable, ...] | None = None
     due: str | None = None
     whole: bool = False
+    keyless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

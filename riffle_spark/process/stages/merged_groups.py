@@ -36,7 +36,8 @@ class MergedGroups:
     """A ``BlockComputation`` of an aggregate, be its functions' results buffers or final values.
 
     In update mode the keys of a batch's rows are answered, in append mode those whose time is over, in complete mode
-    all that there are: then no key's time is ever over.
+    all that there are: then no key's time is ever over. One that groups by nothing is answered in each batch, over no
+    rows too.
     """
 
     spec: AggregateSpec
@@ -52,8 +53,10 @@ class MergedGroups:
         due = None if self.mode == "complete" or self.spec.time is None else self.spec.time.column
         assert self.spec.routed == self.spec.keys, "sessions are another computation"
         mode: TimeMode = "None" if due is None else "EventTime"
-        whole = self.mode == "complete"
-        return Declared(buffers.schema, output, needed, per_key_group=False, time_mode=mode, due=due, whole=whole)
+        return Declared(
+            buffers.schema, output, needed, per_key_group=False, time_mode=mode, due=due, whole=self.mode == "complete",
+            keyless=self.spec.keyless,
+        )  # fmt: skip
 
     def __call__(self, batch: Batch) -> Update:
         """Merge the rows' buffers into what is kept of their keys. Keys without rows are answered as they are."""

@@ -74,12 +74,15 @@ class TimeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """An aggregate of one store, by its key columns and its functions. ``time`` is ``None`` where keys never leave."""
+    """An aggregate of one store, by its key columns and its functions. ``time`` is ``None`` where keys never leave.
+    ``keyless``: it groups by nothing, and has one key column, of whole numbers, that is 0 in all rows.
+    """
 
     store: str
     keys: pa.Schema
     functions: tuple[FunctionSpec, ...]
     time: TimeSpec | None
+    keyless: bool = False
 
     @property
     def rows(self) -> pa.Schema:

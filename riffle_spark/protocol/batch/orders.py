@@ -56,7 +56,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         late_watermark_ms=_shifted(tail.late_watermark_ms, operator.shift_ms), late=operator.late,
         last_pass_ms=incoming.last_pass_ms if by_event_time else None,
         initial=operator.initial if is_due(tail, operator) else None, shown=operator.shown,
-        whole=operator.declared.whole,
+        whole=operator.declared.whole, keyless=operator.declared.keyless,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     named = next((key.store for key in keys if key.store), None)
     told = [key.name for key in keys if key.attribute is not None]
     store = check_store_name(named) if named else store_name("aggregate", told, taken)
-    spec = AggregateSpec(store, key_schema, specs, time_of(keys))
+    spec = AggregateSpec(store, key_schema, specs, time_of(keys), keyless=not told)
     results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
     evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
     map_side = every.map_side(specs)

@@ -168,6 +168,22 @@ def test_complete_mode_answers_all_in_each_batch() -> None:
     assert answers == [["a1"], ["a2", "b1"], ["a2", "b1"], ["a2", "b1", "c1"]]
 
 
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_what_groups_by_nothing_is_answered_in_each_batch(mode: OutputMode) -> None:
+    """Over no rows too, from the first batch on, and after a loss."""
+    given = AggregateSpec("aggregate.all", pa.schema([("all_rows", pa.int32())]), spec().functions, None, keyless=True)
+    told = list[tuple[object, ...]]()
+    with Harness(operator(given, MergedGroups(given, mode), None), given.rows) as query:
+        for seconds in ([], [1, 4], [], [None]):
+            visits = [Visit(10, None, one, None) for one in seconds]
+            rows = rows_of(visits, spec()).drop_columns(["window_start", "window_end", "page"])
+            rows = rows.add_column(0, "all_rows", pa.array([0] * len(visits), pa.int32()))
+            (row,) = query.feed(rows)
+            told.append((row["visits"], row["seconds"], row["mean_sum"], row["seen"]))
+            query.crash(lose_copies=True)
+    assert told == [(0, None, 0.0, []), (2, 5, 5.0, []), (2, 5, 5.0, []), (3, 5, 5.0, [])]
+
+
 def test_it_is_a_plain_object() -> None:
     """It comes back from a pickle as it was."""
     compute = MergedGroups(spec(), "append")
