@@ -116,7 +116,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 
 
 @pytest.mark.parametrize("mode", ["append", "complete"])
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(_BATCH, max_size=8))
 def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Rows that begin, prolong and join sessions, late ones, nulls, batches without rows, restarts, lost executors."""
@@ -139,22 +139,23 @@ def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list
 
 
 def batch_of(visits: Sequence[Visit]) -> Batch:
-    """Return a call of rows of one new key."""
+    """Return a call of rows of new keys."""
     kept = SessionGroups(GIVEN, "append").declare(GIVEN.routed, GIVEN.rows).state
-    state = pa.table([pa.nulls(1, field.type) for field in kept], schema=kept)
-    codes, keys = np.zeros(len(visits), np.int64), pa.table({"page": ["a"]})
-    return Batch(rows_of(visits), codes, keys, state, np.zeros(1, np.bool_), 1, 0, None, None, "visits")
+    pages = sorted({str(visit.page) for visit in visits})
+    state = pa.table([pa.nulls(len(pages), field.type) for field in kept], schema=kept)
+    codes, found = np.array([pages.index(str(visit.page)) for visit in visits]), np.zeros(len(pages), np.bool_)
+    return Batch(rows_of(visits), codes, pa.table({"page": pages}), state, found, 1, 0, None, None, "visits")
 
 
 def test_times_far_apart_are_told_apart() -> None:
-    """Whole numbers of 64 bits hold no time of each of two keys; the same sessions come of their ranks."""
-    far = [Visit(-(2**61), 5, "a", 1, None), Visit(2**61, 5, "a", 2, None), Visit(2**61 + 5, 5, "a", 3, None)]
+    """The times of several keys side by side are more than 64 bits; the same sessions come of their ranks."""
+    far = [Visit(at, 5, page, 1, None) for page in "abcde" for at in (-(2**61), 2**61, 2**61 + 5)]
     update = SessionGroups(GIVEN, "append")(batch_of(far))
-    (starts,), (ends,) = (
+    starts, ends = (
         update.state.column(name).cast(pa.list_(pa.int64())).to_pylist() for name in ("window_start", "window_end")
     )
-    assert (starts, ends) == ([-(2**61), 2**61], [-(2**61) + 5, 2**61 + 10])
-    assert update.state.column("seconds").to_pylist() == [[1, 5]]
+    assert (starts, ends) == ([[-(2**61), 2**61]] * 5, [[-(2**61) + 5, 2**61 + 10]] * 5)
+    assert update.state.column("seconds").to_pylist() == [[1, 2]] * 5
 
 
 def test_a_column_that_is_new_begins_at_nothing() -> None:
