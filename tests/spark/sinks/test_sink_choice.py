@@ -139,12 +139,12 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     settings = told(str(tmp_path), format="noop", outputMode="complete", options={"riffle.delivery_id": "by"})
     given(spark, sink_of(rows(spark, 0), settings), 0, 1)
     assert settings.of_sink == {}
-    told_by = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")  # private: no such database is at hand
+    told_by = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")
     assert {row.by for row in told_by.collect()} == {"query/0/0"}
     header = F.expr("array(named_struct('key', 'a', 'value', cast('b' as binary))) as headers")
-    with_header = sink_choice._with_id(spark.range(1).select(header), "kafka", "by", "query/0/0")  # private: as above
+    with_header = sink_choice._with_id(spark.range(1).select(header), "kafka", "by", "query/0/0")
     assert with_header.head() == ([("a", b"b"), ("by", b"query/0/0")],)
-    assert sink_choice._with_id(spark.range(1), "kafka", "by", "query/0/0").columns == ["id", "headers"]  # private
+    assert sink_choice._with_id(spark.range(1), "kafka", "by", "query/0/0").columns == ["id", "headers"]
 
 
 def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:
