@@ -21,7 +21,7 @@ from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.state.copies.part_files import PartFiles
-from riffle_spark.state.copies.run import RunsOfKeyGroup, due_rows, first_due_ms
+from riffle_spark.state.copies.run import RunsOfKeyGroup, due_rows, first_due_ms, newest_by_group
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, due_times, in_milliseconds
@@ -182,6 +182,26 @@ def test_keys_whose_time_was_moved_hide_none_behind_them(tmp_path: Path) -> None
         member.feed(rows_of(*rows))
         model.batch(rows)
         assert timers_of(member) == model.timers()
+
+
+def test_a_time_that_was_moved_two_batches_ago_is_not_next(tmp_path: Path) -> None:
+    """A row counts only as its key's newest, be that one of this batch's or of one before it."""
+    keys = [f"k{number}" for number in range(100)]
+    groups = key_groups([pa.array(keys)], TOTAL).tolist()
+    first, other = (keys[at] for at in [at for at, group in enumerate(groups) if group == groups[0]][:2])
+    member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
+    for rows in ([(first, 1, 10), (other, 1, 5)], [(first, 1, 50)], [(other, 1, 60)]):
+        member.feed(rows_of(*rows))
+    assert timers_of(member) == {groups[0]: 50}
+
+
+def test_keys_are_laid_together_by_whole_hashes() -> None:
+    """Also where the higher bits, by which they are sorted, are alike; the first row of each key stays."""
+    hashes, of_row = np.array([3, 1, 3, 2, 1], np.uint64), np.array([7, 7, 7, 2, 2], np.int32)
+    keys = pa.table({"k": ["c", "a", "c", "b", "a"]})
+    assert newest_by_group(hashes, keys, of_row).tolist() == [4, 3, 1, 0]
+    alike = np.zeros(5, np.uint64)
+    assert newest_by_group(alike, keys, of_row).tolist() == [4, 3, 1, 0]
 
 
 def test_nothing_is_read_of_key_groups_that_are_not_due(tmp_path: Path) -> None:
