@@ -184,13 +184,15 @@ def test_keys_whose_time_was_moved_hide_none_behind_them(tmp_path: Path) -> None
         assert timers_of(member) == model.timers()
 
 
-def test_a_time_that_was_moved_two_batches_ago_is_not_next(tmp_path: Path) -> None:
-    """A row counts only as its key's newest, be that one of this batch's or of one before it."""
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_time_that_was_moved_two_batches_ago_is_not_next(tmp_path: Path, turned: bool) -> None:
+    """Two keys are due at one time; a batch moves one of them, the next batch the other."""
     keys = [f"k{number}" for number in range(100)]
     groups = key_groups([pa.array(keys)], TOTAL).tolist()
-    first, other = (keys[at] for at in [at for at, group in enumerate(groups) if group == groups[0]][:2])
+    same = [key for key, group in zip(keys, groups, strict=True) if group == groups[0]]
+    one, other = same[1::-1] if turned else same[:2]
     member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=1)
-    for rows in ([(first, 1, 10), (other, 1, 5)], [(first, 1, 50)], [(other, 1, 60)]):
+    for rows in ([(one, 1, 10), (other, 1, 10)], [(one, 1, 50)], [(other, 1, 60)]):
         member.feed(rows_of(*rows))
     assert timers_of(member) == {groups[0]: 50}
 
