@@ -15,10 +15,14 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from riffle_spark import Stateful
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.stages.session_groups import groups_of
 from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
+from riffle_spark.spark.plans.plan_cut import Input
 from riffle_spark.spark.plans.plan_nodes import Catalyst
+from riffle_spark.testing import Harness
 from tests.kit.stream_plans import by_hand, cut_of, merged, rdd_of, stream_of, with_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -196,6 +200,44 @@ def test_a_time_key_without_window_is_compared_with_the_watermark_itself(events:
     late = events.withWatermark("at", "3 seconds").groupBy("page", "at").count()
     assert spec_of(late).time == TimeSpec("at", 3000)
     assert spec_of(events.groupBy("page", "at").count()).time is None
+
+
+def in_sessions(frame: DataFrame) -> DataFrame:
+    """Sessions whose rows touch, or do not, as their gaps say."""
+    gap = F.expr("if(n % 5 = 0, '2 seconds', '3 seconds')")
+    return frame.groupBy(F.session_window("at", gap), "page").agg(F.count("*").alias("c"), F.sum("n").alias("t"))
+
+
+def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
+    """A row brings a session of its own; a slot makes of them what Spark does."""
+    query = in_sessions(events)
+    spark, stage = Catalyst(query.sparkSession), cut_of(query).stages[0]
+    plan, (below,) = read_aggregate(spark, stage.node), stage.below
+    assert isinstance(below, Input)
+    sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow().cast(plan.spec.rows)
+    operator = Stateful("sessions", plan.spec.routed.names, groups_of(plan.spec, "complete"))
+    with Harness(operator, plan.spec.rows) as slots:
+        found = [tuple(row.values()) for row in slots.feed(sent)]
+    told = in_sessions(rows).selectExpr("session_window.start", "session_window.end", "page", "c", "t").toArrow()
+    expected = told.rename_columns(plan.spec.answer.names).cast(plan.spec.answer).to_pylist()
+    assert sorted(found) == sorted(tuple(row.values()) for row in expected)
+    assert 3 < len(found) < sent.num_rows
+
+
+def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame) -> None:
+    """Where nothing says how late rows may be, no session ever leaves; its ends are no columns that rows go by."""
+    spec, timed = spec_of(in_sessions(events)), spec_of(in_sessions(events.withWatermark("at", "3 seconds")))
+    ends = "session_window_end", "session_window_start"
+    assert spec.time == TimeSpec(ends[0], None, "session", ends[1])
+    assert timed.time == TimeSpec(ends[0], 3000, "session", ends[1])
+    assert spec.routed.names == timed.routed.names == ["page"]
+
+
+def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
+    """Its one key is 0; a key that is called so is another one."""
+    spec = spec_of(events.groupBy().count())
+    assert (spec.keyless, spec.keys.names) == (True, ["all_rows"])
+    assert not spec_of(events.groupBy(F.lit(0).alias("all_rows")).count()).keyless
 
 
 @pytest.mark.parametrize(
