@@ -20,7 +20,8 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import BlockComputation
-from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
+from riffle_spark.process.stages.merged_groups import OutputMode
+from riffle_spark.process.stages.session_groups import groups_of
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, jvm, tick
@@ -91,11 +92,18 @@ def _aggregate(catalyst: plan_nodes.Catalyst, stage: Stage, taken: tuple[str, ..
     for function, buffers in kept:
         columns = ", ".join(f"{buffer.name} {buffer.type}" for buffer in buffers)
         said.append(f"{function.function}: {columns}; {buffers[0].meaning.rpartition(': ')[0] or buffers[0].meaning}")
+    if not len(spec.routed):
+        raise ConfigError(
+            "a session window alone is no key: as in Spark, sessions are those of another key",
+            remedy="group by another column, too; by lit(0) for sessions of all rows",
+            where=spec.store,
+        )
     if spec.time is not None:
         said.append(f"late and due by {spec.time.column}, {spec.time.delay_ms} ms behind the newest row")
     return PlannedStage(
-        stage, spec.store, spec.keys, lambda mode: MergedGroups(spec, mode), plan.map_side, plan.evaluation,
-        None if spec.time is None else LateRule(spec.time.column, "keys"),
+        stage, spec.store, spec.routed, lambda mode: groups_of(spec, mode), plan.map_side, plan.evaluation,
+        # A row's own session is late or not before it is one with any other.
+        None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),
         {buffer.name: buffer.meaning for _, buffers in kept for buffer in buffers}, tuple(said),
     )  # fmt: skip
 
