@@ -59,9 +59,11 @@ def merged_ways(
         kept = merge.fold(batch, kept, groups)
         partial.append(merge.fold(batch, nothing, groups))
     ways = [kept, merge.fold(columns, nothing, Groups(codes, SIZE))]
+    every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
+    of_groups = Groups(np.tile(np.arange(SIZE), len(partial)), SIZE)
+    ways.append(merge.united(every, of_groups))
     if list(state) == list(types):
-        every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
-        ways.append(merge.fold(every, nothing, Groups(np.tile(np.arange(SIZE), len(partial)), SIZE)))
+        ways.append(merge.fold(every, nothing, of_groups))
     ways.append(merge.fold([column.slice(0, 0) for column in columns], kept, Groups(codes[:0], SIZE)))
     for way in ways:
         assert [column.type for column in way] == list(state)

@@ -164,7 +164,7 @@ def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[time
             with pytest.raises(UserFunctionError, match="ARITHMETIC_OVERFLOW"):
                 list(merged_ways(merge, types, rows, buffer))
         else:
-            assert len(list(merged_ways(merge, types, rows, buffer))) == 4
+            assert len(list(merged_ways(merge, types, rows, buffer))) == 5
 
 
 @FEW
