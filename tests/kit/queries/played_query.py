@@ -1,0 +1,302 @@
+"""Plays a shape on Spark's own operators or on wrapped frames, and tells what came out, step by step. Knows files and
+queries. Does not know what is expected.
+
+A *step* is a batch with rows and the batches without rows behind it: Spark's own run those on its own account, ours
+where something is due.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming import StreamingQuery
+
+import riffle_spark
+from riffle_spark import Settings
+from tests.kit.queries.query_shape import Frames, Shape
+
+__all__ = ["CONF", "Played", "difference", "play", "play_ours"]
+
+CONF = {"spark.sql.streaming.noDataProgressEventInterval": "600000", "spark.executorEnv.TZ": "UTC"}
+"""What a session needs, beyond a master and the usual, to play shapes."""
+STORES = "spark.sql.streaming.stateStore.providerClass"
+QUICK = {
+    STORES: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""How Spark's own side is played: for a handful of rows compiling takes longer than all else, and so does RocksDB."""
+ROCKSDB = {STORES: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
+"""Spark's own processors run on nothing else."""
+FIRST_FILE_AGE = 1_700_000_000
+END_SECONDS = 120
+TOLERANCE = 1e-9
+KEY_GROUPS = 8
+
+Rows = list[list[Any]]
+Wrap = Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came out: the columns and their types, the rows of each step, sorted unless their order counts, and the
+    watermark that each step left; ``""`` where there is none, or where files were not played one by one.
+    """
+
+    columns: str
+    steps: list[Rows]
+    watermarks: list[str]
+
+
+def play(spark: SparkSession, shape: Shape, folder: Path) -> Played:
+    """Play a shape on Spark's own operators; where those cannot run it as a stream, as a batch over all rows so far."""
+    quick = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
+    with _configured(spark, {**quick, **shape.conf}):
+        if shape.oracle == "batch":
+            return _by_batches(spark, shape)
+        return _Player(spark, shape, folder, lambda frame: frame).play()
+
+
+def play_ours(spark: SparkSession, shape: Shape, folder: Path) -> Played:
+    """Play a shape on frames that are wrapped, with root and copies in the folder."""
+    settings = Settings(root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=KEY_GROUPS)
+
+    def wrap(frame: DataFrame) -> DataFrame:
+        return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
+
+    with _configured(spark, shape.conf):
+        return _Player(spark, shape, folder, wrap).play()
+
+
+@contextmanager
+def _configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+
+
+def _by_batches(spark: SparkSession, shape: Shape) -> Played:
+    """Ask Spark's batch query after each batch."""
+    steps = list[Rows]()
+    columns = ""
+    for number in range(1, len(shape.batches) + 1):
+        streams = {
+            name: spark.createDataFrame(
+                [row for table in tables for row in table.to_pylist()], from_arrow_schema(schema)
+            )
+            for name, schema in shape.schemas.items()
+            if (tables := [batch[name] for batch in shape.batches[:number] if name in batch])
+        }
+        found = shape.build(Frames(spark, streams, lambda frame: frame))
+        columns = found.schema.simpleString()
+        steps.append(_in_order(found, shape))
+    return Played(columns, steps, [""] * len(steps))
+
+
+class _Broken(Exception):
+    """How a sink fails once."""
+
+
+class _Player:
+    """One query of a shape: its files, its checkpoint, and what it put out, by batch."""
+
+    def __init__(self, spark: SparkSession, shape: Shape, folder: Path, wrap: Wrap) -> None:
+        self._spark, self._shape, self._folder, self._wrap = spark, shape, folder, wrap
+        self._query: StreamingQuery | None = None
+        self._out: dict[int, Rows] = {}
+        self._fed: set[int] = set()
+        """Batches that read a file."""
+        self._columns = self._watermark = ""
+        self._breaks = False
+        for name in shape.schemas:
+            (folder / name).mkdir(parents=True)
+
+    def play(self) -> Played:
+        """Play all batches."""
+        try:
+            steps = {"each": self._each, "together": self._together, "now": self._now}[self._shape.play]()
+        finally:
+            self._stop()
+        return Played(self._columns, [rows for rows, _ in steps], [watermark for _, watermark in steps])
+
+    def _each(self) -> list[tuple[Rows, str]]:
+        steps = []
+        for number in range(len(self._shape.batches)):
+            self._add(number)
+            self._breaks = number == self._shape.breaks_in
+            self._settle()
+            steps.append((self._taken(), self._watermark))
+            if number == self._shape.restart_after:
+                self._stop()
+        return steps
+
+    def _together(self) -> list[tuple[Rows, str]]:
+        for number in range(len(self._shape.batches)):
+            self._add(number)
+        self._settle()
+        steps: list[Rows] = []
+        for batch, rows in sorted(self._out.items()):
+            if batch in self._fed:
+                steps.append([])
+            steps[-1] += rows
+        return [(_sorted(rows, self._shape), "") for rows in steps]
+
+    def _now(self) -> list[tuple[Rows, str]]:
+        for number in range(len(self._shape.batches)):
+            self._add(number)
+        query = self._started(availableNow=True)
+        if not query.awaitTermination(END_SECONDS):
+            raise TimeoutError(f"{self._shape.name} did not end: {query.status}")
+        return [(self._taken(), "")]
+
+    def _add(self, number: int) -> None:
+        """Add a batch's files, whole at once."""
+        for name, table in self._shape.batches[number].items():
+            hidden = self._folder / f"{name}.parquet"
+            pq.write_table(table, hidden)
+            os.utime(hidden, (FIRST_FILE_AGE + number,) * 2)
+            hidden.replace(self._folder / name / f"{number:04d}.parquet")
+
+    def _settle(self) -> None:
+        """Run until nothing is left to do, started anew where it stands or where its sink broke."""
+        for _ in range(2):
+            query = self._query or self._started()
+            try:
+                query.processAllAvailable()
+            except StreamingQueryException as error:
+                if _Broken.__name__ not in str(error):
+                    raise
+                self._stop()
+                continue
+            self._look_at(query)
+            return
+        raise AssertionError(f"{self._shape.name} broke twice")
+
+    def _look_at(self, query: StreamingQuery) -> None:
+        """Keep what a query's reports say: which batches read files, and the newest watermark."""
+        for report in query.recentProgress:
+            if any(one["startOffset"] != one["endOffset"] for one in report["sources"] if _is_files(one)):
+                self._fed.add(report["batchId"])
+            self._watermark = report["eventTime"].get("watermark", "")
+
+    def _started(self, **trigger: Any) -> StreamingQuery:
+        streams = {
+            name: self._wrap(
+                self._spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", 1)
+                .parquet(str(self._folder / name))
+            )
+            for name, schema in self._shape.schemas.items()
+        }  # fmt: skip
+        frame = self._shape.build(Frames(self._spark, streams, self._wrap))
+        writer = frame.writeStream.outputMode(self._shape.mode).foreachBatch(self._keep)
+        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
+        self._query = (writer.trigger(**trigger) if trigger else writer).start()
+        return self._query
+
+    def _keep(self, frame: DataFrame, batch: int) -> None:
+        rows = _in_order(frame, self._shape)
+        if self._breaks:
+            self._breaks = False
+            raise _Broken
+        self._columns = frame.schema.simpleString()
+        self._out[batch] = rows
+
+    def _taken(self) -> Rows:
+        """Return what came since, as one step; of a complete answer the last one."""
+        found = [rows for _, rows in sorted(self._out.items())]
+        self._out.clear()
+        if self._shape.mode == "complete":
+            return found[-1] if found else []
+        return _sorted([row for rows in found for row in rows], self._shape)
+
+    def _stop(self) -> None:
+        if self._query is not None:
+            self._query.stop()
+        self._query = None
+
+
+def _is_files(source: dict[str, Any]) -> bool:
+    return "FileStreamSource" in source["description"]
+
+
+def _in_order(frame: DataFrame, shape: Shape) -> Rows:
+    return _sorted([[_encoded(value) for value in row] for row in frame.collect()], shape)
+
+
+def _sorted(rows: Rows, shape: Shape) -> Rows:
+    return rows if shape.ordered else sorted(rows, key=lambda row: json.dumps(_rough(row)))
+
+
+def _rough(value: Any) -> Any:
+    """Return a value by which rows are sorted: floats of two sides may differ in their last digits."""
+    if isinstance(value, list):
+        return [_rough(each) for each in value]
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _encoded(value: Any) -> Any:
+    """Return the JSON form of a value, a struct as the list of its fields."""
+    if isinstance(value, (list, tuple)):
+        return [_encoded(each) for each in value]
+    if isinstance(value, (datetime, date)):
+        return value.isoformat(" ") if isinstance(value, datetime) else value.isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return str(value) if isinstance(value, (Decimal, timedelta)) else value
+
+
+def difference(found: Played, expected: Played) -> str:
+    """Return in words what differs first, ``""`` if nothing does; numbers with fractions may by 1e-9 of their size."""
+    if found.columns != expected.columns:
+        return f"columns are {found.columns}, expected {expected.columns}"
+    if len(found.steps) != len(expected.steps):
+        return f"there are {len(found.steps)} steps, expected {len(expected.steps)}"
+    for number, (rows, wanted) in enumerate(zip(found.steps, expected.steps, strict=True)):
+        if not _same(rows, wanted):
+            return f"step {number}: {_apart(rows, wanted)}"
+    # Spark's own has a batch without rows wherever the watermark went on, ours where something is due: then ours stands
+    # where the batch with rows did.
+    before = ["", *expected.watermarks]
+    if not all(map(_between, before, found.watermarks, expected.watermarks)):
+        return f"watermarks are {found.watermarks}, expected {expected.watermarks}"
+    return ""
+
+
+def _between(before: str, mark: str, after: str) -> bool:
+    """Tell whether a watermark is that of a step's batch with rows, or that of the one behind it."""
+    return before <= mark <= after
+
+
+def _apart(rows: Rows, wanted: Rows) -> str:
+    told, due = Counter(map(json.dumps, rows)), Counter(map(json.dumps, wanted))
+    return f"too much {sorted((told - due).elements())}, missing {sorted((due - told).elements())}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return type(one) is type(other) and bool(one == other)

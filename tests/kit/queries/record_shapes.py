@@ -1,0 +1,99 @@
+"""Records what Spark makes of every shape: what later test runs compare with. Knows files and versions. Does not know
+the shapes.
+
+    .venv/bin/python -m tests.kit.queries.record_shapes            on the pinned Spark
+    .venv-4.3.0/bin/python -m tests.kit.queries.record_shapes      on another: after ./run setup --spark 4.3.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from tests.kit.folders import DATA
+from tests.kit.processors.record_cases import QUIET, environment
+from tests.kit.queries.all_shapes import SHAPES
+from tests.kit.queries.played_query import CONF, Played, play
+from tests.kit.queries.query_shape import Shape
+
+__all__ = ["FOLDER", "VERSIONS", "digest_of", "recorded"]
+
+FOLDER = DATA / "queries"
+VERSIONS = ("4.0.5", "4.3.0")
+SMALL = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
+
+
+def recorded(shape: Shape, version: str = pyspark.__version__) -> Played:
+    """Return what Spark of a version made of a shape."""
+    found = json.loads(_path(shape, version).read_text())
+    return Played(found["columns"], found["steps"], found["watermarks"])
+
+
+def digest_of(shape: Shape, version: str) -> str:
+    """Return the digest of what a recording was made of."""
+    return str(json.loads(_path(shape, version).read_text())["input"])
+
+
+def _path(shape: Shape, version: str) -> Path:
+    return FOLDER / f"{shape.name}.{version}.json"
+
+
+def _text(recording: Mapping[str, object]) -> str:
+    """Return JSON with a step a line."""
+    lines = [f'"{name}": {_told(value)}' for name, value in recording.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _told(value: object) -> str:
+    if not isinstance(value, list) or all(isinstance(each, str) for each in value):
+        return json.dumps(value, ensure_ascii=False)
+    return "[\n" + ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in value) + "\n]"
+
+
+def main() -> int:
+    """Record the shapes named, or all; return how many failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="shapes whose names begin with one of these, with commas between")
+    options = parser.parse_args()
+    environment()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    wanted = [shape for name, shape in SHAPES.items() if name.startswith(tuple(options.only.split(",")))]
+    # Spark looks after old checkpoints until it stops: they go when it has.
+    with tempfile.TemporaryDirectory(prefix="riffle-queries-") as folder:
+        spark = _session()
+        failed = [shape.name for shape in wanted if not _record(spark, shape, Path(folder))]
+        spark.stop()
+    print(f"{len(wanted) - len(failed)} recorded, {len(failed)} failed: {', '.join(failed)}", file=sys.stderr)
+    return len(failed)
+
+
+def _session() -> SparkSession:
+    builder = SparkSession.builder.master("local[2]").appName("record")
+    for name, value in {**CONF, **SMALL, **QUIET}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _record(spark: SparkSession, shape: Shape, folder: Path) -> bool:
+    """Write one recording; return whether there is one, and print why not."""
+    try:
+        found = play(spark, shape, folder / shape.name)
+    except Exception as error:  # noqa: BLE001 - the other shapes are recorded all the same
+        print(f"{shape.name}: {str(error)[-1500:]}", file=sys.stderr)
+        return False
+    about = {"spark": pyspark.__version__, "input": shape.digest}
+    _path(shape, pyspark.__version__).write_text(_text({**about, **asdict(found)}))
+    print(f"{shape.name}: {sum(map(len, found.steps))} rows", file=sys.stderr)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

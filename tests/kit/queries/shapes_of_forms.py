@@ -1,0 +1,198 @@
+"""Queries by the way they are written: SQL over views, unions, joins with frames that are no streams, functions of
+users' around an operator; and chains of several operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.kit.queries.query_shape import Batch, Frames, Shape, beside, events
+
+__all__ = ["SHAPES"]
+
+Build = Callable[[Frames], DataFrame]
+
+STORY = events("0a1 0b2 4a3 5a3 12b5", "9a1 13b4 21a2 21a2 22c7", "1a9 2b9 14a1 30b1 35c2", "", "3a1 50a1 41b2", "90z1")
+BOTH = beside(("0a1 5b2", "1a3"), ("12a1", "11b5 14c2"), ("30c1", None), (None, "31a1 2a1"), ("90z1", "95y1"))
+
+
+def _sql(name: str, text: str, batches: Sequence[Batch] = STORY, **told: Any) -> Shape:
+    return Shape(f"sql_{name}", "sql", lambda given: given.sql(text, rows=given.timed()), batches, **told)
+
+
+IN_TENS = "FROM rows GROUP BY window(at, '10 seconds') AS w, k"
+SQL = (
+    _sql("window", f"SELECT w.start, w.end, k, count(*) AS c, sum(n) AS s {IN_TENS}"),
+    _sql("window_in_update", f"SELECT w.end, k, avg(x) AS mean {IN_TENS}", mode="update", restart_after=1),
+    _sql("having", f"SELECT w.end, k, count(*) AS c {IN_TENS} HAVING count(*) > 1 AND max(n) < 9"),
+    _sql("sliding", "SELECT window.end, count(*) FROM rows GROUP BY window(at, '10 seconds', '5 seconds')"),
+    _sql("session", "SELECT session_window.end, k, count(*) FROM rows GROUP BY session_window(at, '5 seconds'), k",
+         owed="sessions are not built yet"),
+    _sql("keyless", "SELECT count(*) AS c, sum(n) AS s, max(x) AS most FROM rows WHERE n > 1", mode="update",
+         owed="an aggregate without keys says nothing yet in a batch none of whose rows it takes"),
+    _sql("with", "WITH named AS (SELECT at, k || '!' AS k FROM rows WHERE n > 1), counted AS (SELECT w, k, count(*) c "
+                 "FROM named GROUP BY window(at, '10 seconds') AS w, k) SELECT w.end, k, c * 10 AS tens FROM counted"),
+    _sql("complete", "SELECT k, count(*) AS c FROM rows GROUP BY k ORDER BY c DESC, k LIMIT 2", mode="complete",
+         ordered=True),
+    _sql("nested", f"SELECT upper(k) AS k, c FROM (SELECT w, k, count(*) AS c {IN_TENS}) WHERE c < 3",  # noqa: S608
+         mode="update"),
+    _sql("filters", "SELECT k, count(*) FILTER (WHERE n > 2) AS large, sum(n) / count(*) AS m FROM rows GROUP BY ALL",
+         mode="update", play="together"),
+    _sql("case", "SELECT CASE WHEN n > 2 THEN 'large' ELSE 'small' END AS size, count(k) > 2 AS several FROM rows "
+                 "GROUP BY 1", mode="update"),
+    _sql("now", f"SELECT w.end, k, count(*) AS c {IN_TENS}", play="now"),
+)  # fmt: skip
+
+
+def _form(name: str, build: Build, batches: Sequence[Batch] = STORY, **told: Any) -> Shape:
+    return Shape(f"form_{name}", "form", build, batches, **told)
+
+
+def _totals(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.window("at", "10 seconds"), "k").agg(F.count("*").alias("c"), F.sum("n").alias("s"))
+
+
+def doubled(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Double the numbers."""
+    for frame in frames:
+        yield frame[["at", "k"]].assign(n=frame["n"] * 2)
+
+
+def large(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Leave small sums out."""
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([row for row in batch.to_pylist() if row["s"] > 2], schema=batch.schema)
+
+
+def _union(given: Frames) -> DataFrame:
+    others = given.timed_others().selectExpr("bt AS at", "j AS k", "m AS n")
+    return _totals(given.timed().select("at", "k", "n").union(others))
+
+
+def _union_by_name(given: Frames) -> DataFrame:
+    others = given.others.selectExpr("m AS n", "j AS k", "bt AS at")
+    return _totals(given.events.select("at", "k", "n").unionByName(others).withWatermark("at", "5 seconds"))
+
+
+def _shorter(given: Frames) -> DataFrame:
+    """The key's first letter, by a user's function."""
+    first = F.udf(lambda k: None if k is None else k[:1] + "!", "string")
+    return _totals(given.timed().withColumn("k", first("k")))
+
+
+def _static_after(given: Frames) -> DataFrame:
+    return _totals(given.timed()).join(given.names(), F.expr("k = key"), "left_outer").select("window.end", "name", "s")
+
+
+FORMS = (
+    _form("static_before", lambda given: _totals(given.timed().join(given.names(), F.expr("k = key")).drop("key"))),
+    _form("static_after", _static_after),
+    _form("static_after_in_update", _static_after, mode="update", restart_after=1),
+    _form("union", _union, BOTH),
+    _form("union_by_name", _union_by_name, BOTH),
+    _form("transform", lambda given: given.timed().transform(_totals).transform(lambda frame: frame.where("c > 1"))),
+    _form("users_function", _shorter),
+    _form("map_in_pandas_before", lambda given: _totals(
+        given.events.mapInPandas(doubled, "at timestamp, k string, n long").withWatermark("at", "10 seconds"))),
+    _form("map_in_arrow_after", lambda given: _totals(given.timed()).select("k", "s").mapInArrow(
+        large, "k string, s long"), mode="update"),
+    _form("explode", lambda given: given.timed().select("at", F.explode(F.split(F.repeat("k", 2), "")).alias("k"), "n")
+          .where("k <> ''").transform(_totals)),
+    _form("columns_of_frames", lambda given: given.events.groupBy(given.events.k, given.events["n"]).count(),
+          mode="update"),
+    _form("renamed", lambda given: _totals(given.timed()).withColumnRenamed("c", "orders").withColumn(
+        "twice", F.col("s") * 2).drop("s"), breaks_in=1),
+    _form("json_in", lambda given: given.events.select(F.to_json(F.struct("at", "k", "n")).alias("value")).select(
+        F.from_json("value", "at timestamp, k string, n long").alias("v")).select("v.*").withWatermark(
+        "at", "10 seconds").transform(_totals)),
+    _form("aliased", lambda given: given.timed().alias("e").groupBy(F.window("e.at", "10 seconds"), "e.k").agg(
+        F.sum("e.n").alias("s")).select(F.col("window.end").alias("until"), F.col("k"), F.col("s"))),
+    _form("filled", lambda given: given.timed().na.fill({"k": "none"}).groupBy("k").agg(F.max("n")).na.drop(),
+          mode="update"),
+    _form("no_operator", lambda given: given.timed().where("n > 1").select("at", "k", F.expr("n * 2 AS twice"))),
+    _form("static_frame_of_ours", lambda given: given.again(
+        given.names().join(given.events, F.expr("k = key"))).groupBy("name").count(), mode="update"),
+)  # fmt: skip
+
+
+def _chain(name: str, build: Build, batches: Sequence[Batch] = STORY, **told: Any) -> Shape:
+    owed = "chains are not built yet"
+    return Shape(f"chain_{name}", "chain", build, batches, **{"owed": owed, **told})
+
+
+def _in_fives(given: Frames) -> DataFrame:
+    return given.timed().groupBy(F.window("at", "5 seconds"), "k").agg(F.count("*").alias("c"), F.sum("n").alias("s"))
+
+
+def _of_windows(given: Frames) -> DataFrame:
+    return _in_fives(given).groupBy(F.window("window", "10 seconds")).agg(F.sum("c").alias("c"), F.max("s").alias("m"))
+
+
+def _by_window_time(given: Frames) -> DataFrame:
+    fives = _in_fives(given).select(F.window_time("window").alias("at"), "k", "s")
+    return fives.groupBy(F.window("at", "20 seconds"), "k").agg(F.sum("s").alias("s"))
+
+
+def _three(given: Frames) -> DataFrame:
+    once = given.timed().dropDuplicates(["at", "k", "n"])
+    fives = once.groupBy(F.window("at", "5 seconds"), "k").agg(F.sum("n").alias("s"))
+    return fives.groupBy(F.window("window", "20 seconds")).agg(F.max("s").alias("most"), F.count("*").alias("keys"))
+
+
+def _joined_then_counted(given: Frames) -> DataFrame:
+    others = given.timed_others().select("bt", "j", "m")
+    bound = F.expr("k = j AND bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS")
+    joined = given.timed().select("at", "k", "n").join(others, bound)
+    return joined.groupBy(F.window("at", "10 seconds")).agg(F.count("*").alias("pairs"))
+
+
+def _counted_then_joined(given: Frames) -> DataFrame:
+    left = given.timed().groupBy(F.window("at", "10 seconds").alias("w"), "k").agg(F.sum("n").alias("s"))
+    others = given.timed_others().groupBy(F.window("bt", "10 seconds").alias("v"), "j").agg(F.sum("m").alias("t"))
+    return left.join(others, F.expr("w = v AND k = j")).select("w.end", "k", "s", "t")
+
+
+def _sessions_then_windows(given: Frames) -> DataFrame:
+    visits = given.timed().groupBy(F.session_window("at", "5 seconds"), "k").count()
+    return visits.select(F.window_time("session_window").alias("at"), "count").groupBy(
+        F.window("at", "20 seconds")).agg(F.max("count").alias("longest"), F.count("*").alias("visits"))  # fmt: skip
+
+
+def _once_then_sessions(given: Frames) -> DataFrame:
+    once = given.timed().select("at", "k", "n").dropDuplicatesWithinWatermark(["k", "n"])
+    return once.groupBy(F.session_window("at", "10 seconds"), "k").count()
+
+
+def _windows_then_once(given: Frames) -> DataFrame:
+    return _in_fives(given).select(F.window_time("window").alias("at"), "k").dropDuplicatesWithinWatermark(["k"])
+
+
+def _with_pieces_between(given: Frames) -> DataFrame:
+    fives = _in_fives(given).where("c > 0").join(given.names(), F.expr("k = key"), "left").drop("key")
+    named = fives.withColumn("name", F.coalesce("name", F.lit("nobody")))
+    return named.groupBy(F.window("window", "10 seconds"), "name").agg(F.sum("s").alias("s")).where("s > 1")
+
+
+CHAINS = (
+    _chain("of_windows", _of_windows),
+    _chain("of_windows_over_restart", _of_windows, restart_after=2),
+    _chain("of_windows_over_break", _of_windows, breaks_in=1),
+    _chain("of_windows_together", _of_windows, play="together"),
+    _chain("of_windows_now", _of_windows, play="now"),
+    _chain("by_window_time", _by_window_time),
+    _chain("three", _three, restart_after=1),
+    _chain("joined_then_counted", _joined_then_counted, BOTH),
+    _chain("counted_then_joined", _counted_then_joined, BOTH),
+    _chain("sessions_then_windows", _sessions_then_windows),
+    _chain("once_then_sessions", _once_then_sessions),
+    _chain("windows_then_once", _windows_then_once),
+    _chain("with_pieces_between", _with_pieces_between),
+)
+
+SHAPES = (*SQL, *FORMS, *CHAINS)

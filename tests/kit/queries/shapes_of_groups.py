@@ -1,0 +1,264 @@
+"""``applyInPandasWithState`` and processors by ``transformWithStateInPandas``, as users write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.kit.processors.both_forms import InPandas, Logic, Output, millis
+from tests.kit.queries.query_shape import Batch, Frames, Shape, events
+
+__all__ = ["SHAPES"]
+
+Given = Iterable[pd.DataFrame]
+Answer = Iterator[pd.DataFrame]
+Function = Callable[[Any, Given, Any], Answer]
+
+VISITS = events("0a1 1a2 2b3", "5a4 30c1", "31b2 31b2 60c5", "", "33b7 100a1 61c1", "200z1")
+NO_TIME = events("0a1 1a2 2b3 3_1", "4a5 5c1 6_2", "", "7b2 8b2 9a1")
+TOTALS = "k string, c long, s long"
+
+
+def counted(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+    """Count rows and add numbers."""
+    count, total = state.get if state.exists else (0, 0)
+    for frame in frames:
+        count, total = count + len(frame), total + int(frame["n"].sum())
+    state.update((count, total))
+    yield pd.DataFrame({"k": [key[0]], "c": [count], "s": [total]})
+
+
+def told_when_large(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+    """Say nothing before the sum is large, then forget."""
+    total = (state.get[0] if state.exists else 0) + sum(int(frame["n"].sum()) for frame in frames)
+    if total > 4:
+        state.remove()
+        yield pd.DataFrame({"k": [key[0]], "c": [1], "s": [total]})
+    else:
+        state.update((total,))
+
+
+def each_row(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+    """Answer each row with its number, in a frame of its own."""
+    number = state.get[0] if state.exists else 0
+    for frame in frames:
+        for n in sorted(frame["n"]):
+            number += 1
+            yield pd.DataFrame({"k": [key[0]], "c": [number], "s": [int(n)]})
+    state.update((number,))
+
+
+def until_quiet(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+    """Tell what a key came to when it was quiet for ten seconds."""
+    if state.hasTimedOut:
+        count, total, _ = state.get
+        state.remove()
+        yield pd.DataFrame({"k": [key[0]], "c": [count], "s": [total]})
+        return
+    count, total, newest = state.get if state.exists else (0, 0, 0)
+    for frame in frames:
+        count, total = count + len(frame), total + int(frame["n"].sum())
+        newest = max(newest, *(millis(at.to_pydatetime()) for at in frame["at"]))
+    state.update((count, total, newest))
+    state.setTimeoutTimestamp(max(newest + 10_000, state.getCurrentWatermarkMs() + 1))
+
+
+def never_in_time(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+    """Set a time-out that does not come while a test runs."""
+    state.setTimeoutDuration(86_400_000)
+    yield from counted(key, frames, state)
+
+
+def mixed_state(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
+    """Keep values of several types, nulls among them."""
+    last, mean, seen = state.get if state.exists else (None, None, False)
+    for frame in frames:
+        last, mean = str(frame["k"].iloc[-1]) + str(len(frame)), float(frame["x"].mean())
+    state.update((last if seen else None, mean, True))
+    yield pd.DataFrame({"k": [key[0]], "last": [last], "mean": [mean], "seen": [seen]})
+
+
+def _groups(
+    name: str, function: Function, *, key: Sequence[str] = ("k",), kept: str = "c long, s long",
+    time_out: str = "NoTimeout", batches: Sequence[Batch] = VISITS, mode: str = "update", **told: Any,
+) -> Shape:  # fmt: skip
+    out = told.pop("out", TOTALS)
+
+    def build(given: Frames) -> DataFrame:
+        rows = given.timed() if time_out == "EventTimeTimeout" else given.events
+        return rows.groupBy(*key).applyInPandasWithState(function, out, kept, mode, time_out)
+
+    owed = "applyInPandasWithState is not built yet"
+    return Shape(f"groups_{name}", "groups", build, batches, mode, **{"owed": owed, **told})
+
+
+QUIET: dict[str, Any] = {"kept": "c long, s long, newest long", "time_out": "EventTimeTimeout"}
+GROUPS = (
+    _groups("count", counted, restart_after=1),
+    _groups("count_over_break", counted, breaks_in=1),
+    _groups("count_in_append", counted, mode="append"),
+    _groups("count_together", counted, play="together"),
+    _groups("count_now", counted, play="now"),
+    _groups("null_key", counted, batches=NO_TIME),
+    _groups("two_keys", counted, key=("k", "n")),
+    _groups("forgetful", told_when_large, kept="s long"),
+    _groups("each_row", each_row, kept="number long", mode="append", restart_after=2),
+    _groups("mixed_state", mixed_state, kept="last string, mean double, seen boolean", batches=NO_TIME,
+            out="k string, last string, mean double, seen boolean"),
+    _groups("until_quiet", until_quiet, **QUIET),
+    _groups("until_quiet_in_append", until_quiet, mode="append", **QUIET),
+    _groups("until_quiet_over_restart", until_quiet, restart_after=2, **QUIET),
+    _groups("until_quiet_together", until_quiet, play="together", **QUIET),
+    _groups("until_quiet_now", until_quiet, play="now", **QUIET),
+    _groups("processing_time", never_in_time, time_out="ProcessingTimeTimeout"),
+)  # fmt: skip
+
+
+class Counted(Logic):
+    """A count in a value."""
+
+    def init(self, handle: Any) -> None:
+        """Declare it."""
+        self._count = handle.getValueState("count", "count long")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
+        """Count."""
+        before = self._count.get()
+        count = (before[0] if before is not None else 0) + sum(1 for _ in rows)
+        self._count.update((count,))
+        yield {"k": key[0], "c": count}
+
+
+class Listed(Logic):
+    """The numbers of a key in a list, and how often each came in a map."""
+
+    def init(self, handle: Any) -> None:
+        """Declare both."""
+        self._numbers = handle.getListState("numbers", "n long")
+        self._times = handle.getMapState("times", "n long", "times long")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
+        """Append and count."""
+        for row in rows:
+            self._numbers.appendValue((row.n,))
+            times = self._times.getValue((row.n,)) if self._times.containsKey((row.n,)) else (0,)
+            self._times.updateValue((row.n,), (times[0] + 1,))
+        most = max(times[0] for times in self._times.values())
+        yield {"k": key[0], "c": sum(1 for _ in self._numbers.get()) * 100 + most}
+
+
+class Quiet(Logic):
+    """Tell a key's count ten seconds after its last row."""
+
+    def init(self, handle: Any) -> None:
+        """Declare the count, and keep the handle for timers."""
+        self._handle = handle
+        self._count = handle.getValueState("count", "count long")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
+        """Count and set the timer anew."""
+        given = list(rows)
+        before = self._count.get()
+        self._count.update(((before[0] if before is not None else 0) + len(given),))
+        for due in list(self._handle.listTimers()):
+            self._handle.deleteTimer(due)
+        self._handle.registerTimer(max(millis(row.at) for row in given) + 10_000)
+        return iter(())
+
+    def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
+        """Tell it and forget."""
+        count = self._count.get()[0]
+        self._count.clear()
+        yield {"k": key[0], "c": count}
+
+
+class Forgetful(Counted):
+    """A count that begins anew after three rows."""
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:
+        """Count, and forget."""
+        for found in super().rows(key, rows, timers):
+            if found["c"] >= 3:
+                self._count.clear()
+                yield found
+
+
+class Smallest(Logic):
+    """The least number of a key so far, in a list of one."""
+
+    def init(self, handle: Any) -> None:
+        """Declare it."""
+        self._least = handle.getListState("least", "n long")
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
+        """Put the least in its place."""
+        known = [each[0] for each in self._least.get()] if self._least.exists() else []
+        least = min([*known, *(row.n for row in rows)])
+        self._least.put([(least,)])
+        yield {"k": key[0], "c": least}
+
+
+class Started(Counted):
+    """A count that begins with what is told at first."""
+
+    def initial(self, key: tuple[Any, ...], row: Any) -> None:  # noqa: ARG002
+        """Take it."""
+        self._count.update((row.count,))
+
+
+COUNTS = "k string, c long"
+
+
+def _processor(
+    name: str, logic: Callable[[], Logic], *, time: str = "None", batches: Sequence[Batch] = VISITS,
+    mode: str = "update", starts: bool = False, **told: Any,
+) -> Shape:  # fmt: skip
+    def build(given: Frames) -> DataFrame:
+        rows = given.timed() if time == "EventTime" else given.events
+        first = given.names().selectExpr("key AS k", "length(name) AS count").groupBy("k") if starts else None
+        return rows.groupBy("k").transformWithStateInPandas(InPandas(logic()), COUNTS, mode, time, first)
+
+    owed = "processors do not run through riffle_spark.on yet"
+    return Shape(f"processor_{name}", "processor", build, batches, mode, **{"owed": owed, **told})
+
+
+def _dated(given: Frames) -> DataFrame:
+    """A processor whose answer has an event time, and windows of that."""
+    out = "k string, c long, at timestamp"
+    rows = given.timed().groupBy("k")
+    told = rows.transformWithStateInPandas(InPandas(Dated()), out, "append", "EventTime", None, "at")
+    return told.groupBy(F.window("at", "10 seconds")).agg(F.sum("c").alias("c"))
+
+
+class Dated(Counted):
+    """A count, with the newest time that it is of."""
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:
+        """Count."""
+        given = list(rows)
+        for found in super().rows(key, iter(given), timers):
+            yield {**found, "at": max(row.at for row in given)}
+
+
+PROCESSORS = (
+    _processor("count", Counted, restart_after=1),
+    _processor("count_over_break", Counted, breaks_in=2),
+    _processor("count_in_append", Counted, mode="append"),
+    _processor("count_together", Counted, play="together"),
+    _processor("count_now", Counted, play="now"),
+    _processor("forgetful", Forgetful, restart_after=2),
+    _processor("smallest", Smallest),
+    _processor("lists_and_maps", Listed, restart_after=0),
+    _processor("quiet", Quiet, time="EventTime"),
+    _processor("quiet_in_append", Quiet, time="EventTime", mode="append", restart_after=2),
+    _processor("quiet_together", Quiet, time="EventTime", play="together"),
+    _processor("quiet_now", Quiet, time="EventTime", play="now"),
+    _processor("initial_state", Started, starts=True, restart_after=1),
+    Shape("processor_then_window", "processor", _dated, VISITS, owed="chains are not built yet"),
+)
+
+SHAPES = (*GROUPS, *PROCESSORS)

@@ -1,0 +1,134 @@
+"""Joins of two streams: inner, outer and semi, by equal keys, windows and bounds of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.kit.queries.query_shape import Batch, Frames, Shape, beside
+
+__all__ = ["SHAPES"]
+
+Build = Callable[[Frames], DataFrame]
+
+WITHIN = "j = k AND bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS"
+AFTER = "j = k AND bt >= at AND bt < at + INTERVAL 10 SECONDS"
+
+PAIRS = beside(
+    ("0a1 1b2 2c3", "1a1 4b1 20a2"),
+    ("10a1 12b1 30a4", "3c1 11a3 12b2 30a1"),
+    ("40a1 5c1", None),
+    (None, "41a1 45b1 33a2"),
+    ("60b1 60b2", "60b1 2a9"),
+    ("", "61_1 62c1"),
+    ("120z1 63c1 64_1", "120y1"),
+    ("200z1", "200y1"),
+)
+"""Pairs at once and across batches, many of one key, late rows on either side, null keys, files for one side alone."""
+FEW = beside(("0a1 1b2 2a3", "0a5 3b1"), ("4a1 30c1", "5a2 31c1 32d1"), ("60a1", "61b1"), ("120z1", "121z1"))
+
+
+def _join(kind: str, name: str, build: Build, batches: Sequence[Batch] = PAIRS, **told: Any) -> Shape:
+    owed = "joins of two streams are not built yet"
+    return Shape(f"{kind}_{name}", kind, build, batches, **{"owed": owed, **told})
+
+
+def _on(how: str, condition: str, *, timed: bool = True) -> Build:
+    """Return a query that joins events with others on a condition told in SQL."""
+
+    def build(given: Frames) -> DataFrame:
+        left = (given.timed() if timed else given.events).select("at", "k", "n")
+        return left.join(given.timed_others("5 seconds") if timed else given.others, F.expr(condition), how)
+
+    return build
+
+
+def _in_windows(how: str) -> Build:
+    """Return a query that joins by key and window."""
+
+    def build(given: Frames) -> DataFrame:
+        left = given.timed().select(F.window("at", "10 seconds").alias("w"), "k", "n")
+        right = given.timed_others().select(F.window("bt", "10 seconds").alias("v"), "j", "m")
+        return left.join(right, F.expr("w = v AND k = j"), how)
+
+    return build
+
+
+def _at_the_same_time(how: str) -> Build:
+    return _on(how, "k = j AND at = bt")
+
+
+def _renamed(given: Frames) -> DataFrame:
+    others = given.timed_others().selectExpr("bt AS at", "j AS k", "m")
+    return given.timed().select("at", "k", "n").join(others, ["k", "at"])
+
+
+def _by_alias(given: Frames) -> DataFrame:
+    left, right = given.timed().alias("a"), given.timed_others().alias("b")
+    joined = left.join(right, F.expr("a.k = b.j AND b.bt BETWEEN a.at AND a.at + INTERVAL 10 SECONDS"))
+    return joined.select(F.col("a.k"), F.col("a.n") + F.col("b.m"), F.expr("b.bt - a.at AS wait"))
+
+
+def _in_sql(given: Frames) -> DataFrame:
+    text = f"SELECT k, n, m, bt FROM clicks JOIN views ON {AFTER} WHERE n + m > 2"  # noqa: S608
+    return given.sql(text, clicks=given.timed(), views=given.timed_others())
+
+
+MAX_POLICY = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
+INNER = (
+    _join("inner", "by_key", _on("inner", "k = j", timed=False), FEW, restart_after=1),
+    _join("inner", "within", _on("inner", WITHIN)),
+    _join("inner", "after", _on("inner", AFTER), restart_after=2),
+    _join("inner", "over_break", _on("inner", WITHIN), breaks_in=1),
+    _join("inner", "together", _on("inner", WITHIN), play="together"),
+    _join("inner", "now", _on("inner", WITHIN), play="now"),
+    _join("inner", "in_windows", _in_windows("inner")),
+    _join("inner", "same_time", _at_the_same_time("inner")),
+    _join("inner", "using", _renamed),
+    _join("inner", "aliases", _by_alias),
+    _join("inner", "one_sided", _on("inner", f"{WITHIN} AND n > 1 AND m < 3")),
+    _join("inner", "both_sided", _on("inner", f"{WITHIN} AND n + m > 3")),
+    _join("inner", "compared", _on("inner", f"{AFTER} AND n < m")),
+    _join("inner", "two_keys", _on("inner", f"{WITHIN} AND n = m")),
+    _join("inner", "null_safe", _on("inner", WITHIN.replace("j = k", "j <=> k"))),
+    _join("inner", "sql", _in_sql),
+    _join("inner", "latest_watermark", _on("inner", AFTER), conf=MAX_POLICY),
+)
+
+OUTER = (
+    _join("outer", "left", _on("left_outer", WITHIN)),
+    _join("outer", "right", _on("right_outer", WITHIN)),
+    _join("outer", "full", _on("full_outer", WITHIN)),
+    _join("outer", "left_over_restart", _on("left_outer", AFTER), restart_after=3),
+    _join("outer", "right_over_break", _on("right_outer", AFTER), breaks_in=4),
+    _join("outer", "full_over_restart", _on("full_outer", AFTER), restart_after=1),
+    _join("outer", "left_one_sided", _on("left_outer", f"{WITHIN} AND n > 1")),
+    _join("outer", "right_one_sided", _on("right_outer", f"{WITHIN} AND n > 1 AND m < 3")),
+    _join("outer", "full_one_sided", _on("full_outer", f"{WITHIN} AND m < 3")),
+    _join("outer", "left_in_windows", _in_windows("left_outer")),
+    _join("outer", "full_in_windows", _in_windows("full_outer")),
+    _join("outer", "left_same_time", _at_the_same_time("left_outer")),
+    _join("outer", "left_together", _on("left_outer", WITHIN), play="together"),
+    _join("outer", "right_now", _on("right_outer", WITHIN), play="now"),
+    _join("outer", "left_compared", _on("left_outer", f"{AFTER} AND n < m")),
+)
+
+SEMI = (
+    _join("semi", "before", _on("left_semi", "k = j AND bt > at - INTERVAL 20 SECONDS AND bt < at")),
+    _join("semi", "within", _on("left_semi", WITHIN)),
+    _join("semi", "after", _on("left_semi", AFTER), restart_after=2),
+    _join("semi", "over_break", _on("left_semi", WITHIN), breaks_in=3),
+    _join("semi", "together", _on("left_semi", WITHIN), play="together"),
+    _join("semi", "now", _on("left_semi", AFTER), play="now"),
+    _join("semi", "in_windows", _in_windows("left_semi")),
+    _join("semi", "same_time", _at_the_same_time("left_semi")),
+    _join("semi", "one_sided", _on("left_semi", f"{WITHIN} AND n > 1 AND m < 3")),
+    _join("semi", "two_keys", _on("left_semi", f"{WITHIN} AND n = m")),
+    _join("semi", "null_safe", _on("left_semi", WITHIN.replace("j = k", "j <=> k"))),
+    _join("semi", "compared", _on("left_semi", f"{WITHIN} AND n < m")),
+)
+
+SHAPES = (*INNER, *OUTER, *SEMI)

@@ -1,0 +1,168 @@
+"""Windows of event time: tumbling, sliding and sessions, with late rows, equal times and batches without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import functions as F
+
+from tests.kit.queries.query_shape import Batch, Frames, Shape, events
+
+__all__ = ["SHAPES"]
+
+Build = Callable[[Frames], DataFrame]
+
+STORY = events("0a1 0b2 4a3 5a3 12b5", "9a1 13b4 21a2 21a2 22c7", "1a9 2b9 14a1 30b1 35c2", "", "3a1 50a1 41b2", "90z1")
+"""Rows that are on time, rows that are just on time, late ones, none, and a last one that closes nearly all."""
+LATE = events("0a1 40a1", "1a1 2a1 3b1 41a1", "50a1 40a3 39a5", "50a1 51a1 80b1")
+"""Rows for windows that the same batch closes, and rows that are late for good."""
+APART = events("0a1 1b2", "100a1", "99a1 200b1", "?a1 201_2", "300c1 300c1")
+"""Times far from each other, one that is not known, and a key that is not known."""
+
+
+def _tumbling(name: str, build: Build, batches: Sequence[Batch] = STORY, **told: Any) -> Shape:
+    return Shape(f"tumbling_{name}", "tumbling", build, batches, **told)
+
+
+def _in_tens(given: Frames, *keys: str, delay: str = "10 seconds") -> GroupedData:
+    return given.timed(delay).groupBy(F.window("at", "10 seconds"), *keys)
+
+
+def _count_and_sum(given: Frames) -> DataFrame:
+    return _in_tens(given, "k").agg(F.count("*").alias("c"), F.sum("n").alias("s"))
+
+
+def _told_as_json(given: Frames) -> DataFrame:
+    totals = _in_tens(given, "k").agg(F.count("*").alias("c"), F.avg("x").alias("mean")).where("c > 1")
+    return totals.select(F.to_json(F.struct("window.start", "k", "c", F.round("mean", 3).alias("mean"))).alias("value"))
+
+
+TUMBLING = (
+    _tumbling("append", _count_and_sum),
+    _tumbling("update", _count_and_sum, mode="update"),
+    _tumbling("append_over_restart", _count_and_sum, restart_after=1),
+    _tumbling("update_over_break", _count_and_sum, mode="update", breaks_in=2),
+    _tumbling("append_together", _count_and_sum, play="together"),
+    _tumbling("append_now", _count_and_sum, play="now"),
+    _tumbling("update_together", _count_and_sum, LATE, mode="update", play="together"),
+    _tumbling("no_key", lambda given: _in_tens(given).count()),
+    _tumbling("late_update", lambda given: _in_tens(given, "k").count(), LATE, mode="update"),
+    _tumbling("late_append", lambda given: _in_tens(given, "k").count(), LATE),
+    _tumbling("far_apart", lambda given: _in_tens(given, "k").agg(F.max("n"), F.min("at")), APART),
+    _tumbling("no_delay", lambda given: _in_tens(given, "k", delay="0 seconds").count(), LATE),
+    _tumbling("long_delay", lambda given: _in_tens(given, delay="1 minute").agg(F.sum("d").alias("s")), APART),
+    _tumbling("json", _told_as_json),
+    _tumbling("json_in_update", _told_as_json, mode="update", restart_after=2),
+    _tumbling(
+        "offset", lambda given: given.timed().groupBy(F.window("at", "10 seconds", "10 seconds", "3 seconds")).count()
+    ),
+    _tumbling(
+        "renamed",
+        lambda given: given.timed()
+        .groupBy(F.window("at", "10 seconds").alias("w"), "k")
+        .agg(F.expr("sum(x) / count(x) AS mean"))
+        .select("w.start", "w.end", "k", "mean"),
+    ),
+    _tumbling("no_watermark", lambda given: given.events.groupBy(F.window("at", "10 seconds")).count(), mode="update"),
+    _tumbling(
+        "of_event_time", lambda given: given.timed().groupBy("at", "k").agg(F.sum("n").alias("s")), LATE
+    ),
+    _tumbling(
+        "of_event_time_in_update",
+        lambda given: given.timed("2 seconds").groupBy("at").count(),
+        LATE,
+        mode="update",
+        differs="no batch without rows where nothing is due: what came between two watermarks is late in Spark alone",
+    ),
+    _tumbling(
+        "many_functions",
+        lambda given: _in_tens(given, "k").agg(
+            F.first("n"), F.last("n"), F.stddev("n"), F.max_by("n", "at"), F.count_if(F.col("n") > 1), F.max("at")
+        ),
+    ),
+    _tumbling("lists", lambda given: _in_tens(given, "k").agg(F.collect_list("n"), F.sort_array(F.collect_set("n")))),
+    _tumbling(
+        "having_of_filters",
+        lambda given: _in_tens(given, "k").agg(F.expr("count_if(n > 2) AS large")).where("large >= 1"),
+        mode="update",
+    ),
+    _tumbling("by_condition", lambda given: given.timed().groupBy(F.window("at", "2 seconds"), F.col("n") > 2).count()),
+)  # fmt: skip
+
+
+def _sliding(name: str, build: Build, batches: Sequence[Batch] = STORY, **told: Any) -> Shape:
+    return Shape(f"sliding_{name}", "sliding", build, batches, **told)
+
+
+def _slides(given: Frames, *keys: str, length: str = "10 seconds", slide: str = "5 seconds") -> GroupedData:
+    return given.timed().groupBy(F.window("at", length, slide), *keys)
+
+
+SLIDING = (
+    _sliding("append", lambda given: _slides(given, "k").agg(F.count("*").alias("c"), F.sum("n").alias("s"))),
+    _sliding("update", lambda given: _slides(given, "k").agg(F.avg("x")), mode="update"),
+    _sliding("no_key", lambda given: _slides(given).count(), restart_after=0),
+    _sliding("together", lambda given: _slides(given).count(), play="together"),
+    _sliding("now", lambda given: _slides(given, "k").agg(F.max("n"), F.min("n")), play="now"),
+    _sliding("uneven", lambda given: _slides(given, "k", length="10 seconds", slide="3 seconds").count(), LATE),
+    _sliding("small_steps", lambda given: _slides(given, length="8 seconds", slide="1 second").agg(F.sum("n"))),
+    _sliding("late_update", lambda given: _slides(given, "k").count(), LATE, mode="update", restart_after=1),
+    _sliding("decimals", lambda given: _slides(given).agg(F.sum("d").alias("s"), F.avg("d").alias("mean"))),
+    _sliding("having", lambda given: _slides(given, "k").count().where("count > 1").select("window.end", "k")),
+    _sliding(
+        "offset",
+        lambda given: given.timed().groupBy(F.window("at", "10 seconds", "5 seconds", "2 seconds")).count(),
+        APART,
+        breaks_in=1,
+    ),
+    _sliding("complete", lambda given: _slides(given, "k").count(), LATE, mode="complete"),
+)
+
+
+VISITS = events(
+    "0a1 3a2 20b1 26b2 1c5", "5a3 31b7 50a1 51c1", "4a9 30a1 36a2 90a1", "", "60b1 85a4 100c1 100c2", "200z1"
+)
+"""Sessions that grow at both ends, that meet, that touch, and that are over."""
+MEETING = events("0a1 8a2 20b1", "4a3 40b1 36b1", "38b2 12a1", "70a1 71b1", "120z1")
+"""A row between two sessions makes them one."""
+
+
+def _session(name: str, build: Build, batches: Sequence[Batch] = VISITS, **told: Any) -> Shape:
+    return Shape(f"session_{name}", "session", build, batches, **{"owed": "sessions are not built yet", **told})
+
+
+def _visits(given: Frames, *keys: str, gap: Any = "5 seconds", delay: str = "10 seconds") -> GroupedData:
+    return given.timed(delay).groupBy(F.session_window("at", gap), *(keys or ("k",)))
+
+
+def _gap_by_row(_: Frames) -> Any:
+    return F.expr("CASE WHEN n > 4 THEN '20 seconds' WHEN n > 1 THEN '5 seconds' ELSE '2 seconds' END")
+
+
+SESSIONS = (
+    _session("count", lambda given: _visits(given).count()),
+    _session("over_restart", lambda given: _visits(given).agg(F.sum("n"), F.min("at"), F.max("at")), restart_after=1),
+    _session("over_break", lambda given: _visits(given).count(), MEETING, breaks_in=1),
+    _session("meeting", lambda given: _visits(given).agg(F.count("*").alias("c"), F.sum("n")), MEETING),
+    _session("touching", lambda given: _visits(given).count(), events("0a1 5a1 20b1 26b1", "10a1 60c1", "90z1")),
+    _session("together", lambda given: _visits(given).count(), play="together"),
+    _session("now", lambda given: _visits(given).agg(F.max_by("n", "at")), play="now"),
+    _session("gap_by_row", lambda given: _visits(given, gap=_gap_by_row(given)).agg(F.count("*"), F.sum("n"))),
+    _session("no_gap", lambda given: _visits(given, gap=F.expr("if(n > 2, '0 seconds', '5 seconds')")).count()),
+    _session("two_keys", lambda given: _visits(given, "k", "n").count(), MEETING),
+    _session("complete", lambda given: _visits(given).agg(F.sum("n").alias("s")), MEETING, mode="complete"),
+    _session(
+        "selected",
+        lambda given: _visits(given)
+        .agg(F.first("n").alias("first"), F.last("n").alias("last"))
+        .where("first <> last")
+        .selectExpr("k", "session_window.start", "unix_seconds(session_window.end) AS end", "last - first AS more"),
+        MEETING,
+    ),
+    _session("no_delay", lambda given: _visits(given, delay="0 seconds").count()),
+    _session("lists", lambda given: _visits(given).agg(F.sort_array(F.collect_list("n")), F.avg("d")), MEETING),
+)  # fmt: skip
+
+SHAPES = (*TUMBLING, *SLIDING, *SESSIONS)

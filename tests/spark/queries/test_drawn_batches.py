@@ -1,0 +1,52 @@
+"""Batches that are drawn, with late and equal times, go through wrapped queries as through Spark's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from tests.kit.queries.all_shapes import SHAPES
+from tests.kit.queries.played_query import CONF as PLAYED
+from tests.kit.queries.played_query import difference, play, play_ours
+from tests.kit.queries.query_shape import beside
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+CONF = {**PLAYED, "spark.scheduler.mode": "FAIR"}
+DRAWN = (
+    "tumbling_append", "tumbling_update", "sliding_append", "session_count", "dedup_by_time_over_restart",
+    "within_by_key", "outer_left", "outer_full", "semi_within", "groups_until_quiet", "chain_of_windows",
+)  # fmt: skip
+OFTEN = ("tumbling_append",)
+EXAMPLES = 3
+
+WORDS = st.builds(
+    "{}{}{}".format, st.integers(0, 60) | st.sampled_from((9, 10, 20)), st.sampled_from("ab"), st.integers(1, 3)
+)
+"""Rows at the edges of windows, and anywhere; few keys and numbers, so that many rows are equal."""
+FILES = st.lists(WORDS, max_size=5).map(" ".join)
+BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.long) for n in DRAWN])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=BATCHES)
+def test_drawn_batches_are_answered_as_by_spark(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, drawn: list[tuple[str, str]]
+) -> None:
+    """Whatever comes late, at the same time or not at all."""
+    shape = SHAPES[name]
+    if shape.owed:
+        pytest.skip(shape.owed)
+    streams = shape.schemas
+    # The last rows are later than all others, and close what is open.
+    batches = [
+        {at: table for at, table in batch.items() if at in streams} for batch in beside(*drawn, ("99z1", "99y1"))
+    ]
+    fed = replace(shape, batches=batches)
+    theirs = play(spark, fed, tmp_path_factory.mktemp("theirs"))
+    assert difference(play_ours(spark, fed, tmp_path_factory.mktemp("ours")), theirs) == "", drawn

@@ -1,0 +1,64 @@
+"""Queries through ``riffle_spark.on`` do what Spark's own do: step by step, in every mode, over restarts and breaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.kit.queries.all_shapes import SHAPES
+from tests.kit.queries.played_query import CONF as PLAYED
+from tests.kit.queries.played_query import Played, difference, play, play_ours
+from tests.kit.queries.query_shape import Shape
+from tests.kit.queries.record_shapes import recorded
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+CONF = {**PLAYED, "spark.scheduler.mode": "FAIR"}
+OFTEN = (
+    "count_by_key", "sums", "over_results", "keyless", "struct_key", "complete_top", "tumbling_append",
+    "tumbling_update_over_break", "tumbling_append_over_restart", "tumbling_append_together", "tumbling_append_now",
+    "tumbling_late_update", "tumbling_late_append", "tumbling_json", "sliding_append", "session_meeting",
+    "dedup_by_time", "within_by_key", "inner_within", "outer_full", "semi_within", "groups_until_quiet",
+    "processor_quiet", "sql_having", "form_static_after", "form_union", "chain_of_windows", "chain_three",
+)  # fmt: skip
+"""Those that every run of the tests plays; all others are played by `--all`."""
+LIVE = ("sums", "tumbling_append", "tumbling_append_together", "session_meeting", "within_by_key", "outer_full")
+
+
+def of(names: tuple[str, ...]) -> list[object]:
+    """Return all shapes as arguments of a test; those that are not named take long."""
+    long = pytest.mark.long
+    return [pytest.param(shape, id=name, marks=() if name in names else long) for name, shape in SHAPES.items()]
+
+
+@pytest.mark.parametrize("shape", of(OFTEN))
+def test_a_wrapped_query_answers_what_sparks_own_did(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
+    """Against what is recorded of Spark; a query that is owed, or differs, and does the same, is neither any more."""
+    why = shape.owed or shape.differs
+    if why:
+        assert _owed(spark, shape, tmp_path), f"{shape.name} does what Spark does: take away what it says ({why})"
+        pytest.skip(why)
+    assert difference(play_ours(spark, shape, tmp_path), recorded(shape)) == ""
+
+
+def _owed(spark: SparkSession, shape: Shape, folder: Path) -> str:
+    """Return what is wrong with our answer, or that there is none."""
+    try:
+        return difference(play_ours(spark, shape, folder), recorded(shape))
+    except Exception as error:  # noqa: BLE001 - whatever says that it does not run
+        return str(error)
+
+
+@pytest.mark.parametrize("shape", of(LIVE))
+def test_spark_does_again_what_is_recorded(spark: SparkSession, shape: Shape, tmp_path: Path) -> None:
+    """What is compared with is what Spark does now, on this machine."""
+    assert difference(play(spark, shape, tmp_path), recorded(shape)) == ""
+
+
+def test_a_play_that_differs_is_seen(spark: SparkSession, tmp_path: Path) -> None:
+    """Another query over the same batches has another answer, and the comparison says so."""
+    one, other = SHAPES["tumbling_append"], SHAPES["tumbling_no_delay"]
+    found: Played = play(spark, other, tmp_path)
+    assert difference(found, recorded(one)) != ""
