@@ -1,0 +1,237 @@
+"""Queries as people write them, wrapped by ``riffle_spark.on``, with state committed to an S3 server, against the same
+ones on Spark's own operators.
+
+./run bench blocks [--json] [--only window,session,dedup,join,close,groups,chain,wrapper]
+                   [--against REVISION [--rounds 2]]
+
+Both sides build the same query on the same Parquet files, one a batch, on local[2] with two shuffle partitions, each
+side in a process of its own. Spark commits to RocksDB with changelog, to a checkpoint on local disk; riffle to an S3
+server process (versitygw, built with Go on first use). In each measured batch rows leave the state. With a revision
+riffle's sides run on its code too, in turn with ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+from benchmarks.blocks.block_play import NOT_PLAYED, Played, Side, play, play_here
+from benchmarks.blocks.block_queries import BLOCKS
+from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision
+from benchmarks.kit.streams import median
+from riffle_spark.errors import RiffleError
+
+OURS, THEIRS = 10, 5
+IN_TURN = 60
+WARM_UP = {"window": 8, "session": 12, "dedup": 10, "join": 9, "groups": 3, "chain": 14, "second_alone": 8, "count": 4}
+"""Batches before the state has its size and rows leave it with each."""
+ROWS = 100_000
+SPARK_PYTHON_ROWS = 20_000
+SLICES = 5
+WANTED = {
+    "window_ratio": ">= 4",
+    "session_ratio": ">= 3",
+    "dedup_ratio": ">= 3",
+    "join_ratio": ">= 2",
+    "close_ratio": "<= 1.3",
+    "groups_ratio": ">= 12",
+    "chain_ratio": "<= 0.8",
+    "wrapper_ratio": "<= 1.05",
+}
+Figures = dict[str, float]
+
+
+class Player:
+    """Plays sides of those engines that are wanted, at a scale, ours and the other revision's in so many rounds."""
+
+    def __init__(self, engines: Iterable[str], scale: float, before: Code | None, rounds: int) -> None:
+        self._codes = {"riffle": HERE, "spark": HERE, "stateful": HERE, **({"before": before} if before else {})}
+        self._engines = {*engines, "before", "stateful"} & self._codes.keys()
+        self._scale = scale
+        self.rounds = rounds
+
+    def __call__(self, side: Side) -> Played:
+        """Play one side; what is not wanted takes no number of seconds."""
+        wanted = side.engine in self._engines
+        return play(side.scaled(self._scale), self._codes[side.engine]) if wanted else NOT_PLAYED
+
+    def in_turn(self, side: Side, *engines: str) -> dict[str, list[Played]]:
+        """Play a side on engines alternately, in all rounds."""
+        return alternately(engines, self.rounds, lambda engine: self(replace(side, engine=engine)))
+
+
+def _median_s(played: Iterable[Played]) -> float:
+    return median(each.median_s() for each in played)
+
+
+def _side(block: str, measured: int = OURS, **sizes: int) -> Side:
+    batches = WARM_UP[block] + measured
+    return Side(block, "riffle", {"rows": ROWS, "batches": batches, **sizes}, measured)
+
+
+def _rates(name: str, run: Player, ours: Side, theirs: Side) -> Figures:
+    """Return how many times Spark's rows a second ours makes, and how many times as fast as the revision it is."""
+    found = run.in_turn(ours, "riffle", "before")
+    spark = run(replace(theirs, engine="spark"))
+    rows_per_s = found["riffle"][-1].rows / _median_s(found["riffle"])
+    both = zip(found["riffle"], found["before"], strict=True)
+    return {
+        f"{name}_ratio": rows_per_s / spark.rows_per_s,
+        f"{name}_ratio_vs_before": median(before.median_s() / now.median_s() for now, before in both),
+        f"{name}_rows_per_s": rows_per_s,
+        f"{name}_rows_per_s_spark": spark.rows_per_s,
+        f"{name}_batch_s": _median_s(found["riffle"]),
+        f"{name}_batch_s_spark": spark.median_s(),
+    }
+
+
+def window(run: Player) -> Figures:
+    """Tumbling windows in append mode: count and sum, 10 000 keys, six windows open, one of which each batch closes."""
+    return _rates("window", run, _side("window", keys=10_000), _side("window", THEIRS, keys=10_000))
+
+
+def session(run: Player) -> Figures:
+    """Session windows of 50 000 keys, a tenth of which end with each batch."""
+    return _rates("session", run, _side("session", keys=50_000), _side("session", THEIRS, keys=50_000))
+
+
+def dedup(run: Player) -> Figures:
+    """De-duplication within the watermark: nine ids in ten are new, and as many are forgotten."""
+    return _rates("dedup", run, _side("dedup"), _side("dedup", THEIRS))
+
+
+def join(run: Player) -> Figures:
+    """An inner join of two streams, half of whose rows have a partner within ten minutes."""
+    return _rates("join", run, _side("join"), _side("join", THEIRS))
+
+
+def close(run: Player) -> Figures:
+    """Close a hundredth of many windows, and of few: what one that is closed takes."""
+    many, few = (
+        run(Side("close", "riffle", {"keys": keys, "slices": SLICES}, 3 * SLICES, closes=False))
+        for keys in (5_000_000, 500_000)
+    )
+    return {
+        "close_ratio": many.closing_s / few.closing_s,
+        "close_us_a_window": many.closing_s * 1e6,
+        "close_us_a_window_of_a_tenth": few.closing_s * 1e6,
+    }
+
+
+def groups(run: Player) -> Figures:
+    """A running count in ``applyInPandasWithState``, 200 000 keys; Spark's batches are smaller."""
+    ours, theirs = _side("groups", keys=200_000), _side("groups", THEIRS, keys=200_000, rows=SPARK_PYTHON_ROWS)
+    return _rates("groups", run, replace(ours, closes=False), replace(theirs, closes=False))
+
+
+def chain(run: Player) -> Figures:
+    """Windows of windows in one query, against the two stages each in a query of its own."""
+    sides = (_side("chain", keys=10_000), _side("window", keys=10_000), _side("second_alone", keys=10_000))
+    # A window of a minute closes with every sixth batch.
+    both, first, second = (
+        _median_s(run.in_turn(replace(side, closes=False), "riffle")["riffle"]) for side in sides
+    )  # fmt: skip
+    return {
+        "chain_ratio": both / (first + second),
+        "chain_batch_s": both,
+        "chain_batch_s_first": first,
+        "chain_batch_s_second": second,
+    }
+
+
+def wrapper(run: Player) -> Figures:
+    """A running count through the wrapper and through ``Stateful``, in turn."""
+    side = replace(_side("count", IN_TURN, keys=200_000), closes=False)
+    found = run.in_turn(side, "riffle", "stateful")
+    taken = {engine: _median_s(played) for engine, played in found.items()}
+    return {
+        "wrapper_ratio": taken["riffle"] / taken["stateful"],
+        "wrapper_batch_s": taken["riffle"],
+        "wrapper_batch_s_stateful": taken["stateful"],
+    }
+
+
+CASES: dict[str, Callable[[Player], Figures]] = {
+    "window": window,
+    "session": session,
+    "dedup": dedup,
+    "join": join,
+    "close": close,
+    "groups": groups,
+    "chain": chain,
+    "wrapper": wrapper,
+}
+
+
+def owed(name: str) -> str:
+    """Return why a case cannot run yet, ``""`` if it can."""
+    return BLOCKS["count" if name == "wrapper" else name].owed
+
+
+def run(names: Sequence[str], player: Player) -> Figures:
+    """Run the cases in turn, those left out whose operator is owed, and return their figures together."""
+    found: Figures = {}
+    for name in names:
+        if owed(name):
+            print(f"{name} is left out: {owed(name)}", file=sys.stderr)
+            continue
+        started = time.monotonic()
+        found |= CASES[name](player)
+        found[f"{name}_case_s"] = time.monotonic() - started
+    return {name: round(value, 3) for name, value in found.items() if not math.isnan(value)}
+
+
+def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
+    """Return of how many of our batches, or of Spark's, figures are the medians."""
+    medians = [name for name in names if not name.endswith("_case_s")]
+    batches = {name: rounds * (IN_TURN if name.startswith("wrapper") else OURS) for name in medians}
+    batches |= {name: SLICES for name in medians if name.startswith("close")}
+    return batches | {name: THEIRS for name in medians if name.endswith("_spark")}
+
+
+def main() -> int:
+    """Parse the command line and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
+    parser.add_argument("--engines", default="riffle,spark", help="leave a side out (%(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="of keys and rows (%(default)s)")
+    parser.add_argument("--against", metavar="REVISION", help="the commit whose code runs beside ours")
+    parser.add_argument("--rounds", type=int, default=0, help="of ours and the revision's (1, with --against 2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        answer(play_here(json.loads(options.side)))
+        return 0
+    names = options.only.split(",")
+    unknown = sorted(set(names) - set(CASES))
+    if unknown:
+        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    return _told(names, options)
+
+
+def _told(names: Sequence[str], options: argparse.Namespace) -> int:
+    rounds = options.rounds or (2 if options.against else 1)
+    try:
+        with at_revision(options.against) if options.against else nullcontext() as before:
+            result = run(names, Player(options.engines.split(","), options.scale, before, rounds))
+        told: dict[str, object] = {**result, **({"against": before.revision} if before else {})}
+    except RiffleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps({**told, "repetitions": repetitions(result, rounds)}))
+        return 0
+    for name, value in told.items():
+        print(f"{name:36} {value!s:>16}  {WANTED.get(name, '')}".rstrip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Runs one side of a block in a process of its own: Spark's own operators, the same query wrapped, or ``Stateful``.
+Knows servers, sessions and what queries report. Does not know what is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StreamingQuery
+
+import riffle_spark as riffle
+from apps.demo.servers import DiskS3Server
+from benchmarks.blocks.block_feeds import write
+from benchmarks.blocks.block_queries import BLOCKS, Block
+from benchmarks.kit.side import HERE, Code, in_process
+from benchmarks.kit.streams import median, session
+
+__all__ = ["NOT_PLAYED", "Played", "Side", "play", "play_here"]
+
+START_SECONDS = 120.0
+POLL_SECONDS = 0.1
+TEXT = 3_000
+SCALED = ("keys", "rows")
+ENGINES = ("riffle", "before", "spark", "stateful")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A block on an engine: its sizes, how many of its last batches are measured, and how long it may take.
+
+    Engines: ``riffle`` wraps the query's frames, ``before`` does so on another revision, ``spark`` does not, and
+    ``stateful`` is the running count as ``riffle_spark.Stateful``.
+    """
+
+    block: str
+    engine: str
+    sizes: dict[str, int]
+    measured: int
+    closes: bool = True
+    """Whether rows leave the state in every measured batch."""
+    limit_s: float = 1200.0
+
+    def scaled(self, scale: float) -> Side:
+        """Return it with so many times its keys and rows."""
+        sizes = {name: round(size * scale) if name in SCALED else size for name, size in self.sizes.items()}
+        return replace(self, sizes=sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a side took: seconds of every batch with rows, how many rows left the state in each, and rows a batch."""
+
+    seconds: list[float]
+    removed: list[int]
+    rows: int
+    measured: int
+
+    def median_s(self) -> float:
+        """Return the median of the last measured batches."""
+        return median(self.seconds[-self.measured :])
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows of a batch over the median time."""
+        return self.rows / self.median_s()
+
+    @property
+    def closing_s(self) -> float:
+        """Return what a row that leaves takes: batches where some do, less those where none does, of the measured."""
+        taken = list(zip(self.seconds[-self.measured :], self.removed[-self.measured :], strict=True))
+        with_some = [seconds for seconds, removed in taken if removed]
+        without = [seconds for seconds, removed in taken if not removed]
+        if not with_some or not without:
+            return math.nan
+        return (median(with_some) - median(without)) / median(removed for _, removed in taken if removed)
+
+
+NOT_PLAYED = Played([math.nan], [0], rows=0, measured=1)
+
+
+def play(side: Side, code: Code = HERE) -> Played:
+    """Run a side on a product in a process, with a folder and an S3 server of its own."""
+    print(f"{side.block} on {side.engine}{code.revision and f' ({code.revision})'}, {side.sizes} ...", file=sys.stderr)
+    with (
+        tempfile.TemporaryDirectory(prefix="riffle-blocks-", ignore_cleanup_errors=True) as base,
+        DiskS3Server(Path(base) / "s3") as server,
+    ):
+        spec = asdict(side) | {"folder": f"{base}/side"}
+        spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
+        found = in_process("benchmarks.blocks", spec, side.limit_s + START_SECONDS, server.environment, code)
+    return Played(found["seconds"], found["removed"], found["rows"], side.measured)
+
+
+def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Run what a side's process was told; return its figures."""
+    block, folder = BLOCKS[spec["block"]], Path(spec["folder"])
+    try:
+        files = write(folder / "in", block.feed(spec["sizes"]))
+        query = _stateful(block, spec) if spec["engine"] == "stateful" else _written(block, spec)
+        return _measured(query, spec, files)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _streams(block: Block, spec: Mapping[str, Any], **conf: str) -> dict[str, DataFrame]:
+    """Return the streams of the files, one a batch, in a session started with ``conf``."""
+    reader = session(**conf).readStream.schema(block.schema).option("maxFilesPerTrigger", 1)
+    return {stream: reader.parquet(f"{spec['folder']}/in/{stream}") for stream in block.streams}
+
+
+def _settings(spec: Mapping[str, Any]) -> riffle.Settings:
+    return riffle.Settings(
+        root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1",
+        local_dir=f"{spec['folder']}/copies",
+    )  # fmt: skip
+
+
+def _written(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:
+    """Start the query, on Spark's own frames or wrapped, into a sink that reads all and keeps nothing."""
+    if spec["engine"] == "spark":
+        streams = _streams(block, spec)
+    else:
+        settings = _settings(spec)
+        streams = {
+            name: riffle.on(stream, settings=settings)
+            for name, stream in _streams(block, spec, **{"spark.scheduler.mode": "FAIR"}).items()
+        }
+    writer = block.build(streams).writeStream.outputMode(block.mode).format("noop")
+    return writer.option("checkpointLocation", f"{spec['folder']}/checkpoint").start()
+
+
+def _stateful(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:
+    """Start the running count as an operator in ``foreachBatch``."""
+    (stream,) = _streams(block, spec, **{"spark.scheduler.mode": "FAIR"}).values()
+    operator = riffle.Stateful("measured", "key", riffle.aggregate(rows=riffle.count()), settings=_settings(spec))
+    job = operator.into(lambda rows, _: rows.write.format("noop").mode("append").save())
+    writer = stream.writeStream.foreachBatch(job)
+    return writer.option("checkpointLocation", f"{spec['folder']}/checkpoint").start()
+
+
+def _measured(query: StreamingQuery, spec: Mapping[str, Any], files: int) -> dict[str, Any]:
+    """Wait for all files and return what each batch that had rows took, trigger to trigger."""
+    try:
+        _wait(query, files, spec["limit_s"])
+        progress = [each for each in query.recentProgress if each["numInputRows"] > 0]
+        removed = [sum(one["numRowsRemoved"] for one in each["stateOperators"]) for each in progress]
+        if spec["closes"] and spec["engine"] != "stateful" and not all(removed[-spec["measured"] :]):
+            raise RuntimeError(f"rows left the state in {removed}, not in each of the last {spec['measured']} batches")
+        return {
+            "seconds": [each["durationMs"]["triggerExecution"] / 1000 for each in progress],
+            "removed": removed,
+            "rows": progress[-1]["numInputRows"],
+        }
+    finally:
+        query.stop()
+
+
+def _wait(query: StreamingQuery, files: int, seconds: float) -> None:
+    """Wait for so many batches with rows: Spark's own has others between them, when it has caught up."""
+    deadline = time.monotonic() + seconds
+    while query.isActive and time.monotonic() < deadline:
+        if sum(each["numInputRows"] > 0 for each in query.recentProgress) >= files:
+            return
+        time.sleep(POLL_SECONDS)
+    failure = query.exception()
+    # What failed stands first; below it are hundreds of lines of Spark's own.
+    raise RuntimeError(str(failure)[:TEXT] if failure is not None else f"no {files} batches in {seconds:g} s")
