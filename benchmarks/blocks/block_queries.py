@@ -91,9 +91,7 @@ def _count(streams: Mapping[str, DataFrame]) -> DataFrame:
 
 BLOCKS: Mapping[str, Block] = {
     "window": Block(TIMED, lambda n: feeds.windowed(n["keys"], n["rows"], n["batches"]), _window),
-    "session": Block(
-        KEYED, lambda n: feeds.visits(n["keys"], n["rows"], n["batches"]), _session, owed="sessions are not built yet"
-    ),
+    "session": Block(KEYED, lambda n: feeds.visits(n["keys"], n["rows"], n["batches"]), _session),
     "dedup": Block(
         KEYED, lambda n: feeds.once(n["rows"], n["batches"]), _dedup, owed="de-duplication is not built yet"
     ),

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ import riffle_spark
 from riffle_spark import Settings
 from tests.kit.queries.query_shape import Frames, Shape
 
-__all__ = ["CONF", "Played", "difference", "play", "play_ours"]
+__all__ = ["Played", "difference", "play", "play_ours"]
 
-CONF = {"spark.sql.streaming.noDataProgressEventInterval": "600000", "spark.executorEnv.TZ": "UTC"}
-"""What a session needs, beyond a master and the usual, to play shapes."""
+ALWAYS = {"spark.sql.streaming.noDataProgressEventInterval": "600000"}
+"""No reports but those of batches: what a query tells while it waits has no watermark."""
 STORES = "spark.sql.streaming.stateStore.providerClass"
 QUICK = {
     STORES: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
@@ -65,7 +65,7 @@ class Played:
 
 def play(spark: SparkSession, shape: Shape, folder: Path) -> Played:
     """Play a shape on Spark's own operators; where those cannot run it as a stream, as a batch over all rows so far."""
-    quick = {**QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
+    quick = {**ALWAYS, **QUICK, **(ROCKSDB if shape.kind == "processor" else {})}
     with _configured(spark, {**quick, **shape.conf}):
         if shape.oracle == "batch":
             return _by_batches(spark, shape)
@@ -79,7 +79,7 @@ def play_ours(spark: SparkSession, shape: Shape, folder: Path) -> Played:
     def wrap(frame: DataFrame) -> DataFrame:
         return riffle_spark.on(frame, settings=settings) if frame.isStreaming else frame
 
-    with _configured(spark, shape.conf):
+    with _configured(spark, {**ALWAYS, **shape.conf}):
         return _Player(spark, shape, folder, wrap).play()
 
 
@@ -258,8 +258,11 @@ def _encoded(value: Any) -> Any:
     """Return the JSON form of a value, a struct as the list of its fields."""
     if isinstance(value, (list, tuple)):
         return [_encoded(each) for each in value]
-    if isinstance(value, (datetime, date)):
-        return value.isoformat(" ") if isinstance(value, datetime) else value.isoformat()
+    if isinstance(value, datetime):
+        # Spark gives times of this machine's zone.
+        return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
+    if isinstance(value, date):
+        return value.isoformat()
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from tests.kit.folders import DATA
 from tests.kit.processors.record_cases import QUIET, environment
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import CONF, Played, play
+from tests.kit.queries.played_query import Played, play
 from tests.kit.queries.query_shape import Shape
 
 __all__ = ["FOLDER", "VERSIONS", "digest_of", "recorded"]
@@ -77,7 +77,7 @@ def main() -> int:
 
 def _session() -> SparkSession:
     builder = SparkSession.builder.master("local[2]").appName("record")
-    for name, value in {**CONF, **SMALL, **QUIET}.items():
+    for name, value in {**SMALL, **QUIET}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

@@ -26,27 +26,26 @@ def _sql(name: str, text: str, batches: Sequence[Batch] = STORY, **told: Any) ->
     return Shape(f"sql_{name}", "sql", lambda given: given.sql(text, rows=given.timed()), batches, **told)
 
 
-IN_TENS = "FROM rows GROUP BY window(at, '10 seconds') AS w, k"
+IN_TENS = "FROM rows GROUP BY window(at, '10 seconds'), k"
 SQL = (
-    _sql("window", f"SELECT w.start, w.end, k, count(*) AS c, sum(n) AS s {IN_TENS}"),
-    _sql("window_in_update", f"SELECT w.end, k, avg(x) AS mean {IN_TENS}", mode="update", restart_after=1),
-    _sql("having", f"SELECT w.end, k, count(*) AS c {IN_TENS} HAVING count(*) > 1 AND max(n) < 9"),
+    _sql("window", f"SELECT window.start, window.end, k, count(*) AS c, sum(n) AS s {IN_TENS}"),
+    _sql("window_in_update", f"SELECT window.end, k, avg(x) AS mean {IN_TENS}", mode="update", restart_after=1),
+    _sql("having", f"SELECT window.end, k, count(*) AS c {IN_TENS} HAVING count(*) > 1 AND max(n) < 9"),
     _sql("sliding", "SELECT window.end, count(*) FROM rows GROUP BY window(at, '10 seconds', '5 seconds')"),
-    _sql("session", "SELECT session_window.end, k, count(*) FROM rows GROUP BY session_window(at, '5 seconds'), k",
-         owed="sessions are not built yet"),
+    _sql("session", "SELECT session_window.end, k, count(*) FROM rows GROUP BY session_window(at, '5 seconds'), k"),
     _sql("keyless", "SELECT count(*) AS c, sum(n) AS s, max(x) AS most FROM rows WHERE n > 1", mode="update",
-         owed="an aggregate without keys says nothing yet in a batch none of whose rows it takes"),
-    _sql("with", "WITH named AS (SELECT at, k || '!' AS k FROM rows WHERE n > 1), counted AS (SELECT w, k, count(*) c "
-                 "FROM named GROUP BY window(at, '10 seconds') AS w, k) SELECT w.end, k, c * 10 AS tens FROM counted"),
+         owed="without keys, but with a watermark, the first batch is not answered"),
+    _sql("with", "WITH named AS (SELECT at, k || '!' AS k FROM rows WHERE n > 1), counted AS (SELECT window, k, "
+                 "count(*) AS c FROM named GROUP BY window(at, '10 seconds'), k) SELECT window.end, k, c FROM counted"),
     _sql("complete", "SELECT k, count(*) AS c FROM rows GROUP BY k ORDER BY c DESC, k LIMIT 2", mode="complete",
          ordered=True),
-    _sql("nested", f"SELECT upper(k) AS k, c FROM (SELECT w, k, count(*) AS c {IN_TENS}) WHERE c < 3",  # noqa: S608
+    _sql("nested", f"SELECT upper(k) AS k, c FROM (SELECT window, k, count(*) AS c {IN_TENS}) WHERE c < 3",  # noqa: S608
          mode="update"),
     _sql("filters", "SELECT k, count(*) FILTER (WHERE n > 2) AS large, sum(n) / count(*) AS m FROM rows GROUP BY ALL",
          mode="update", play="together"),
     _sql("case", "SELECT CASE WHEN n > 2 THEN 'large' ELSE 'small' END AS size, count(k) > 2 AS several FROM rows "
                  "GROUP BY 1", mode="update"),
-    _sql("now", f"SELECT w.end, k, count(*) AS c {IN_TENS}", play="now"),
+    _sql("now", f"SELECT window.end, k, count(*) AS c {IN_TENS}", play="now"),
 )  # fmt: skip
 
 

@@ -67,12 +67,6 @@ def until_quiet(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
     state.setTimeoutTimestamp(max(newest + 10_000, state.getCurrentWatermarkMs() + 1))
 
 
-def never_in_time(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
-    """Set a time-out that does not come while a test runs."""
-    state.setTimeoutDuration(86_400_000)
-    yield from counted(key, frames, state)
-
-
 def mixed_state(key: tuple[Any, ...], frames: Given, state: Any) -> Answer:
     """Keep values of several types, nulls among them."""
     last, mean, seen = state.get if state.exists else (None, None, False)
@@ -114,7 +108,6 @@ GROUPS = (
     _groups("until_quiet_over_restart", until_quiet, restart_after=2, **QUIET),
     _groups("until_quiet_together", until_quiet, play="together", **QUIET),
     _groups("until_quiet_now", until_quiet, play="now", **QUIET),
-    _groups("processing_time", never_in_time, time_out="ProcessingTimeTimeout"),
 )  # fmt: skip
 
 
@@ -207,7 +200,7 @@ class Started(Counted):
 
     def initial(self, key: tuple[Any, ...], row: Any) -> None:  # noqa: ARG002
         """Take it."""
-        self._count.update((row.count,))
+        self._count.update((row.known,))
 
 
 COUNTS = "k string, c long"
@@ -219,7 +212,7 @@ def _processor(
 ) -> Shape:  # fmt: skip
     def build(given: Frames) -> DataFrame:
         rows = given.timed() if time == "EventTime" else given.events
-        first = given.names().selectExpr("key AS k", "length(name) AS count").groupBy("k") if starts else None
+        first = given.names().selectExpr("key AS k", "length(name) AS known").groupBy("k") if starts else None
         return rows.groupBy("k").transformWithStateInPandas(InPandas(logic()), COUNTS, mode, time, first)
 
     owed = "processors do not run through riffle_spark.on yet"

@@ -130,7 +130,7 @@ MEETING = events("0a1 8a2 20b1", "4a3 40b1 36b1", "38b2 12a1", "70a1 71b1", "120
 
 
 def _session(name: str, build: Build, batches: Sequence[Batch] = VISITS, **told: Any) -> Shape:
-    return Shape(f"session_{name}", "session", build, batches, **{"owed": "sessions are not built yet", **told})
+    return Shape(f"session_{name}", "session", build, batches, **told)
 
 
 def _visits(given: Frames, *keys: str, gap: Any = "5 seconds", delay: str = "10 seconds") -> GroupedData:

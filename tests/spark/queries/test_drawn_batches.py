@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import CONF as PLAYED
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import beside
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
-CONF = {**PLAYED, "spark.scheduler.mode": "FAIR"}
 DRAWN = (
     "tumbling_append", "tumbling_update", "sliding_append", "session_count", "dedup_by_time_over_restart",
     "within_by_key", "outer_left", "outer_full", "semi_within", "groups_until_quiet", "chain_of_windows",

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from tests.kit.queries.all_shapes import SHAPES
 from tests.kit.queries.played_query import Played, difference
-from tests.kit.queries.query_shape import Frames
+from tests.kit.queries.query_shape import Frames, Shape
 from tests.kit.queries.record_shapes import FOLDER, VERSIONS, digest_of, recorded
 
 pytestmark = pytest.mark.newer_spark
@@ -22,6 +22,8 @@ KINDS = (
 )  # fmt: skip
 BY_VERSION: dict[str, str] = {}
 """Shapes whose answers differ between versions of Spark, and why."""
+LATER: dict[str, tuple[str, ...]] = {}
+"""Shapes that are still to be recorded on a version."""
 
 
 def test_there_are_at_least_eight_queries_of_each_kind() -> None:
@@ -61,21 +63,26 @@ def test_every_kind_is_played_in_several_ways() -> None:
 
 
 def test_every_recording_is_of_a_shape() -> None:
-    """A shape that goes, or gets another name, takes its recordings along."""
-    expected = {f"{name}.{version}.json" for name in SHAPES for version in VERSIONS}
+    """A shape that goes, or gets another name, takes its recordings along; one that is owed a recording gets it."""
+    expected = {f"{shape.name}.{version}.json" for version in VERSIONS for shape in _recorded_on(version)}
     assert {path.name for path in FOLDER.iterdir()} == expected
+
+
+def _recorded_on(version: str) -> list[Shape]:
+    later = LATER.get(version, ())
+    return [shape for shape in SHAPES.values() if shape.name not in later]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_recordings_are_of_what_shapes_are_fed_now(version: str) -> None:
     """A shape that was changed is recorded anew: ``python -m tests.kit.queries.record_shapes --only NAME``."""
-    assert [name for name, shape in SHAPES.items() if digest_of(shape, version) != shape.digest] == []
+    assert [shape.name for shape in _recorded_on(version) if digest_of(shape, version) != shape.digest] == []
 
 
 def test_versions_of_spark_do_the_same() -> None:
     """What 4.0.5 and 4.3.0 gave differs in what is listed, and nothing else."""
     one, other = VERSIONS
-    found = {shape.name: difference(recorded(shape, other), recorded(shape, one)) for shape in SHAPES.values()}
+    found = {shape.name: difference(recorded(shape, other), recorded(shape, one)) for shape in _recorded_on(other)}
     assert {name: said for name, said in found.items() if said and name not in BY_VERSION} == {}
     assert [name for name in BY_VERSION if not found[name]] == []
 

@@ -8,14 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.kit.queries.all_shapes import SHAPES
-from tests.kit.queries.played_query import CONF as PLAYED
 from tests.kit.queries.played_query import Played, difference, play, play_ours
 from tests.kit.queries.query_shape import Shape
 from tests.kit.queries.record_shapes import recorded
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
-CONF = {**PLAYED, "spark.scheduler.mode": "FAIR"}
 OFTEN = (
     "count_by_key", "sums", "over_results", "keyless", "struct_key", "complete_top", "tumbling_append",
     "tumbling_update_over_break", "tumbling_append_over_restart", "tumbling_append_together", "tumbling_append_now",
