@@ -11,6 +11,7 @@ import pyarrow as pa
 __all__ = [
     "AggregateSpec",
     "Buffer",
+    "DistinctSpec",
     "FunctionSpec",
     "Literal",
     "TimeSpec",
@@ -104,6 +105,27 @@ class AggregateSpec:
     def answer(self) -> pa.Schema:
         """The columns of what Spark evaluates: keys and results."""
         return pa.schema([*self.keys, *self.results])
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctSpec:
+    """Rows of which the first of each key passes. ``told`` are the columns of rows that pass, those of keys first.
+
+    ``time`` says by which column rows are late, be it among those or one beside them; ``None``: they never are. ``due``
+    names the column by which keys leave: one of theirs, or else one that the state has of them, the first row's time
+    and the delay; ``None``: they never leave.
+    """
+
+    store: str
+    keys: pa.Schema
+    told: pa.Schema
+    time: TimeSpec | None
+    due: str | None
+
+    @property
+    def is_kept_for_a_while(self) -> bool:
+        """Whether keys are kept until the first row's time is over, and not by what they are."""
+        return self.due is not None and self.due not in self.keys.names
 
 
 def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:

@@ -13,24 +13,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, Literal, free_name, store_name
+from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, Literal, free_name
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
-from riffle_spark.spark.plans.grouping_keys import GroupingKey, read_keys, time_of
-from riffle_spark.spark.plans.plan_nodes import (
-    Catalyst,
-    Node,
-    analysed,
-    asks_time,
-    at,
-    children,
-    items,
-    kind,
-    placed,
-    replaced,
-)
+from riffle_spark.spark.plans.grouping_keys import GroupingKey, read_keys, stored_as, time_of
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, asks_time, at, items, kind, placed, replaced
 from riffle_spark.spark.plans.plan_rules import refusal
-from riffle_spark.state.log.paths import check_store_name
 
 __all__ = ["AggregatePlan", "read_aggregate"]
 
@@ -99,16 +87,14 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     path = next(path for path, one in placed(around) if kind(one) == "Aggregate")
     inner = at(around, path)
     parts = catalyst.module("planning.PhysicalAggregation").unapply(inner).get()
-    keys = read_keys(catalyst, items(parts._1()), items(parts._3()), children(node)[0])
+    keys = read_keys(catalyst, items(parts._1()), items(parts._3()), node.child())
     functions = _named(items(parts._2()), items(parts._3()), [column for key in keys for column in key.columns])
     for function in functions:
         _check_function(function)
     every = _Rows(catalyst, keys, functions, inner.child())
     specs, key_schema = every.specs()
-    named = next((key.store for key in keys if key.store), None)
-    told = [key.name for key in keys if key.attribute is not None]
-    store = check_store_name(named) if named else store_name("aggregate", told, taken)
-    spec = AggregateSpec(store, key_schema, specs, time_of(keys), keyless=not told)
+    is_keyless = all(key.attribute is None for key in keys)
+    spec = AggregateSpec(stored_as("aggregate", keys, taken), key_schema, specs, time_of(keys), keyless=is_keyless)
     results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
     evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
     map_side = every.map_side(specs)
@@ -141,7 +127,7 @@ def _prepared(catalyst: Catalyst, node: Node) -> Node:
 
     No more of the optimiser: it would keep sums of decimals otherwise, and what is stored must not depend on it.
     """
-    plan = node.withNewChildren(catalyst.seq([catalyst.no_rows(children(node)[0].output())]))
+    plan = node.withNewChildren(catalyst.seq([catalyst.no_rows(node.child().output())]))
     plan = catalyst.module("optimizer.ReplaceExpressions").apply(plan)
     return catalyst.module("optimizer.RewriteWithExpression").apply(plan)
 

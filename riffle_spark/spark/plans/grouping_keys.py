@@ -3,14 +3,15 @@ and put together again for results. Knows windows and watermarks by the metadata
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from riffle_spark.process.types.stage_specs import TimeSpec, free_name
+from riffle_spark.process.types.stage_specs import TimeSpec, free_name, store_name
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, kind, metadata
 from riffle_spark.spark.plans.plan_rules import check_key
+from riffle_spark.state.log.paths import check_store_name
 
-__all__ = ["GroupingKey", "read_keys", "time_of"]
+__all__ = ["GroupingKey", "delay_of", "read_keys", "stored_as", "time_of"]
 
 _DELAY = "spark.watermarkDelayMs"
 _WINDOWS = {"spark.timeWindow": "time", "spark.sessionWindow": "session"}
@@ -73,6 +74,22 @@ def read_keys(catalyst: Catalyst, grouping: list[Node], results: list[Node], bel
         found.append(_read(catalyst, one, results, below, taken))
         taken += found[-1].columns
     return found
+
+
+def delay_of(attribute: Node) -> int | None:
+    """Return how far the watermark is behind an attribute's newest time; ``None``: it is not of event time."""
+    found = json.loads(metadata(attribute)).get(_DELAY)
+    return found if isinstance(found, int) else None
+
+
+def stored_as(kind_of_stage: str, keys: list[GroupingKey], taken: Collection[str]) -> str:
+    """Return the name of a stage's store: what one of its keys says of it, or what it is and by which keys.
+
+    Raises ``ConfigError`` for what cannot be a name.
+    """
+    named = next((key.store for key in keys if key.store), None)
+    told = [key.name for key in keys if key.attribute is not None]
+    return check_store_name(named) if named else store_name(kind_of_stage, told, taken)
 
 
 def time_of(keys: list[GroupingKey]) -> TimeSpec | None:

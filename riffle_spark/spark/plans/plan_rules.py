@@ -71,9 +71,14 @@ REFUSED: Final = {
         "group by lower(column), or by collation_key(column)",
     ),
     "random_key": Refused(
-        "groupBy by an expression that is not deterministic",
+        "groupBy and dropDuplicates by an expression that is not deterministic",
         "a batch that runs again would send its rows to other keys",
         "group by what the rows themselves say, for example by a hash of them",
+    ),
+    "event_times": Refused(
+        "dropDuplicates of rows with more than one column of event time",
+        "Spark refuses it, since rows would be late by one of them and not by another",
+        "drop all but one of them, or copy a time as something else: cast(at AS STRING)",
     ),
     "distinct": Refused(
         "distinct aggregates (count(DISTINCT ...), sum(DISTINCT ...))",

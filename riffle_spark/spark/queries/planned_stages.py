@@ -1,0 +1,161 @@
+"""The stages of a wrapped query, whatever their kinds: what is read of their nodes, how their stores are called, and
+what an earlier start left in these. Knows the plan and the computation of each kind. Does not know jobs that run.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.stages import distinct_rows, merged_groups, session_groups
+from riffle_spark.spark.engine.spark_batch import DeliverySink
+from riffle_spark.spark.job import JobOperator
+from riffle_spark.spark.plans import aggregate_plan, batch_pieces, distinct_plan, plan_cut, plan_nodes
+from riffle_spark.state.log import paths
+from riffle_spark.state.schemas.store_schema import meanings_in
+
+__all__ = ["ACCEPT", "READERS", "PlannedStage", "check_stored", "planned_stages"]
+
+_logger = logging.getLogger("riffle_spark")
+
+ACCEPT: Final = "riffle.accept"
+"""The option with the columns that go on though they mean something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage, and what was read of its node, whatever kind it is: ``map_side`` makes what slots get of the rows below,
+    ``evaluation`` the node's result of what they answer, which is the leaf of its hole. ``meanings`` say what is kept
+    in each column of the state, ``late`` what is too late where the mode leaves that out, ``said`` more to people.
+    """
+
+    stage: plan_cut.Stage
+    store: str
+    keys: pa.Schema
+    compute: Callable[[merged_groups.OutputMode], Computation]
+    map_side: batch_pieces.Piece
+    evaluation: batch_pieces.Piece
+    late: LateRule | None
+    meanings: Mapping[str, str]
+    said: tuple[str, ...]
+
+    def input(self) -> DataFrame:
+        """Return the stream of rows that its slots get."""
+        (below,) = self.stage.below
+        assert isinstance(below, plan_cut.Input)
+        return self.map_side.catalyst.frame(self.map_side.on({0: below.plan}))
+
+    def operator(self, mode: str, sink: DeliverySink) -> JobOperator:
+        """Return what a job runs."""
+        late = None if mode == "complete" else self.late  # As in Spark: complete results have late rows, too.
+        keys, compute = tuple(self.keys.names), self.compute(cast(merged_groups.OutputMode, mode))
+        return JobOperator(self.store, keys, compute, (), True, sink, late=late, meanings=self.meanings)
+
+    def lines(self) -> Iterator[str]:
+        """Yield what is told of it to people."""
+        yield f"== Stage {self.stage.number}: {self.store} =="
+        yield f"keys: {', '.join(f'{one.name} {one.type}' for one in self.keys)}"
+        yield from self.said
+
+
+def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = aggregate_plan.read_aggregate(catalyst, stage.node, taken)
+    spec, said = plan.spec, list[str]()
+    kept = [(one, one.buffers if one.given is None else (one.given,)) for one in spec.functions]
+    for function, buffers in kept:
+        columns = ", ".join(f"{buffer.name} {buffer.type}" for buffer in buffers)
+        said.append(f"{function.function}: {columns}; {buffers[0].meaning.rpartition(': ')[0] or buffers[0].meaning}")
+    if not len(spec.routed):
+        raise ConfigError(
+            "a session window alone is no key: as in Spark, sessions are those of another key",
+            remedy="group by another column, too; by lit(0) for sessions of all rows",
+            where=spec.store,
+        )
+    if spec.time is not None:
+        said.append(f"late and due by {spec.time.column}, {spec.time.delay_ms} ms behind the newest row")
+    return PlannedStage(
+        stage, spec.store, spec.routed, lambda mode: session_groups.groups_of(spec, mode),
+        plan.map_side, plan.evaluation,
+        # A row's own session is late or not before it is one with any other.
+        None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),
+        {buffer.name: buffer.meaning for _, buffers in kept for buffer in buffers}, tuple(said),
+    )  # fmt: skip
+
+
+def _distinct(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = distinct_plan.read_distinct(catalyst, stage.node, taken)
+    spec = plan.spec
+    late = None if spec.time is None else LateRule(spec.time.column, "rows")
+    said = ["the first row of a key passes; nothing is kept but the key"]
+    if late is not None:
+        said.append(f"late by {late.column}; keys go by {spec.due}" if spec.due else f"late by {late.column}")
+    if spec.due is None:
+        said.append("keys are kept forever: no column of theirs has a watermark")
+    meanings = {spec.due: "until when a key is known"} if spec.due and spec.is_kept_for_a_while else {}
+    return PlannedStage(
+        stage, spec.store, spec.keys, lambda _mode: distinct_rows.DistinctRows(spec),
+        plan.map_side, plan.evaluation, late, meanings, tuple(said),
+    )  # fmt: skip
+
+
+READERS: Final[Mapping[str, Callable[[plan_nodes.Catalyst, plan_cut.Stage, tuple[str, ...]], PlannedStage]]] = {
+    "aggregate": _aggregate,
+    "distinct": _distinct,
+}
+"""What reads the node of a stage, by the stage's kind (``plan_cut.STATEFUL``); the names are those of stores that the
+query has already.
+"""
+
+
+def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names: str | None) -> list[PlannedStage]:
+    """Read the stages' nodes; ``names`` are those of their stores where the user lists them.
+
+    Raises ``ConfigError`` for what is not there in a wrapped query.
+    """
+    stages = list[PlannedStage]()
+    named = [name.strip() for name in (names or "").split(",") if name.strip()]
+    for stage in found.stages:
+        if stage.kind not in READERS or len(found.stages) > 1:
+            several = " together with another stateful operator" if len(found.stages) > 1 else ""
+            raise ConfigError(
+                f"{plan_nodes.kind(stage.node)}{several} is not there yet in a wrapped query",
+                remedy="start the query without riffle_spark.on",
+                where=plan_nodes.kind(stage.node),
+            )
+        planned = READERS[stage.kind](catalyst, stage, tuple(one.store for one in stages))
+        if stage.number < len(named):
+            planned = replace(planned, store=paths.check_store_name(named[stage.number]))
+        stages.append(planned)
+    return stages
+
+
+def check_stored(stages: Sequence[PlannedStage], before: Mapping[str, Mapping[str, str]], accepted: str | None) -> None:
+    """Compare the stages with the schemas that stores have of an earlier start: raise ``ConfigError`` where a column
+    has another meaning now that is not ``accepted`` by its name, and warn of what begins, and of what is not kept on.
+    """
+    names = (accepted or "").replace(" ", "").split(",")
+    for stage in stages:
+        _check_meanings(stage, meanings_in(before.get(stage.store, {})), names)
+    for store in before.keys() - {stage.store for stage in stages}:
+        _logger.warning("store %s is none of the query's any more; its state stays, and costs what it is", store)
+
+
+def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Sequence[str]) -> None:
+    for name, meaning in stage.meanings.items():
+        if before.get(name, meaning) != meaning and name not in accepted:
+            raise ConfigError(
+                f"the state has {before[name]} under {name!r}, and the query says {meaning}",
+                remedy=f"give the result another alias, so that it begins anew; or option({ACCEPT!r}, {name!r}), to "
+                "go on with what is kept",
+                where=stage.store,
+            )
+    for name in stage.meanings.keys() - before.keys() if before else ():
+        _logger.warning("store %s: %s begins now (%s)", stage.store, name, stage.meanings[name])
+    for name in before.keys() - stage.meanings.keys():
+        _logger.warning("store %s: %s is dropped (%s)", stage.store, name, before[name])
