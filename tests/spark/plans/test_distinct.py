@@ -1,0 +1,134 @@
+"""De-duplication is read from Spark's plan: its keys, what travels, by which column rows are late and keys leave; and
+rows that pass are put together as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.stage_specs import TimeSpec
+from riffle_spark.spark.engine.routing import spark_schema
+from riffle_spark.spark.plans.distinct_plan import DistinctPlan, read_distinct
+from riffle_spark.spark.plans.plan_nodes import Catalyst, at
+from tests.kit.stream_plans import cut_of, rdd_of, stream_of, with_rows
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+Query = Callable[[DataFrame], DataFrame]
+COLUMNS = (
+    "timestamp_seconds(1700000000 + id % 8) AS at", "if(id % 5 = 0, null, concat('p', id % 3)) AS page", "id AS n",
+    "if(id % 4 = 0, null, named_struct('a', id % 2, 'b', named_struct('c', if(id % 3 = 0, null, 'x')))) AS s",
+    "array(id) AS l", "if(id % 2 = 0, 0.0D, -0.0D) AS z",
+)  # fmt: skip
+
+
+class Read(NamedTuple):
+    """What is to be read of a query."""
+
+    query: Query
+    store: str
+    keys: list[str]
+    time: TimeSpec | None = None
+    due: str | None = None
+
+
+def timed(frame: DataFrame) -> DataFrame:
+    """With a watermark."""
+    return frame.withWatermark("at", "10 seconds")
+
+
+def windows(frame: DataFrame) -> DataFrame:
+    """Windows of rows, whose time is theirs."""
+    return timed(frame).select(F.window("at", "4 seconds").alias("w"), "page", "n")
+
+
+AT = TimeSpec("at", 10_000)
+ENDS = ["w_start", "w_end"]
+FORMS = {
+    "by_key": Read(lambda e: e.dropDuplicates(["page"]), "distinct.page", ["page"]),
+    "by_all": Read(lambda e: e.select("page", "s").distinct(), "distinct.page-s",
+                   ["page", "s_is_null", "s_a", "s_b_is_null", "s_b_c"]),
+    "in_the_rows_order": Read(lambda e: timed(e).dropDuplicates(["page", "at"]), "distinct.at-page", ["at", "page"],
+                              AT, "at"),
+    "late_alone": Read(lambda e: timed(e).dropDuplicates(["page"]), "distinct.page", ["page"], AT),
+    "within": Read(lambda e: timed(e).dropDuplicatesWithinWatermark(["page"]), "within.page", ["page"], AT,
+                   "known_until"),
+    "within_all": Read(lambda e: timed(e).selectExpr("at", "page AS known_until").dropDuplicatesWithinWatermark(),
+                       "within.at-known_until", ["at", "known_until"], AT, "known_until_2"),
+    "by_window": Read(lambda e: windows(e).dropDuplicates(["w"]), "distinct.w", ENDS,
+                      TimeSpec("w_end", 10_000, "time", "w_start"), "w_end"),
+    "beside_a_window": Read(lambda e: windows(e).dropDuplicates(["page"]), "distinct.page", ["page"],
+                            TimeSpec("event_time", 10_000)),
+    "a_column_twice": Read(lambda e: e.select("n", "page", "page", "l").dropDuplicates(["n"]), "distinct.n", ["n"]),
+    "a_name_twice": Read(lambda e: e.selectExpr("n", "s.b AS x", "page AS x", "z").dropDuplicates(["n"]), "distinct.n",
+                         ["n"]),
+    "by_zero": Read(lambda e: e.select("z", "n").dropDuplicates(["z"]), "distinct.z", ["z"]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession) -> DataFrame:
+    """Rows in one part: their order is theirs."""
+    return spark.range(0, 40, 1, 1).selectExpr(*COLUMNS).localCheckpoint()
+
+
+@pytest.fixture(scope="module")
+def events(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """A wrapped stream of such rows."""
+    return stream_of(rows, str(tmp_path_factory.mktemp("events")))
+
+
+def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
+    """Return what is read of a query's one stage, and what is below it."""
+    (stage,) = cut_of(query).stages
+    (below,) = stage.below
+    return read_distinct(Catalyst(query.sparkSession), stage.node), below
+
+
+def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
+    """Return the rows that pass if all come at once, with a dictionary in the slots' place."""
+    spark, (plan, below) = Catalyst(query.sparkSession), read(query)
+    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)}))
+    first = dict[tuple[object, ...], Row]()
+    for row in sent.collect():
+        first.setdefault(tuple(row[: len(plan.spec.keys)]), row)
+    told = [row[: len(plan.spec.told)] for row in first.values()]
+    state = sent.sparkSession.createDataFrame(told, spark_schema(plan.spec.told))
+    leaf = spark.rows(at(plan.evaluation.plan, plan.evaluation.holes[0].path).output(), rdd_of(state))
+    top = cut_of(query).top
+    return spark.frame(top.on({0: plan.evaluation.on({0: leaf})})).collect()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rows_pass_as_they_came(name: str, rows: DataFrame, events: DataFrame) -> None:
+    """The first of each key, as Spark's batch query has it, and what the slots are told of keys and times."""
+    form = FORMS[name]
+    spec = read(form.query(events))[0].spec
+    assert (spec.store, spec.keys.names, spec.time, spec.due) == (form.store, form.keys, form.time, form.due)
+    expected = form.query(rows.where("true")) if spec.due is None or "within" not in name else None
+    found = passed(form.query(events), rows)
+    if expected is not None:
+        assert sorted(map(str, found)) == sorted(map(str, expected.collect()))
+    else:
+        assert len(found) == rows.select("at" if name == "within_all" else "page", "page").distinct().count()
+
+
+REFUSED: dict[str, tuple[Query, str]] = {
+    "array": (lambda e: e.select("l").distinct(), "arrays, maps and variants"),
+    "random": (lambda e: e.select("n", F.rand().alias("r")).distinct(), "not deterministic"),
+    "two_times": (lambda e: timed(e).selectExpr("at", "at AS then", "n").dropDuplicates(["n"]), "more than one column"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_a_key_is_refused(name: str, events: DataFrame) -> None:
+    """When the query is built, with Spark's term and the reason."""
+    query, told = REFUSED[name]
+    with pytest.raises(ConfigError, match=told):
+        read(query(events))
