@@ -18,14 +18,20 @@ TWICE = events(
     "0a1 0a1 1a1 2b2 40b1", "0a1 1a2 30c1 40b1 41b1", "30c1 29c1 60a1 2b2", "", "60a1 61a1 45_1 46_1", "99z1"
 )
 """Rows that come again at once, later, and when they are late."""
+NO_TIMES = events("0a1 1a1", "0a1 40a1 ?b1 ?c1", "?b1 50a1", "0a1 ?b1 90a1")
+"""Rows without a time, which Spark takes for ones of 1970 when it forgets keys, and never for late."""
 
 
 def _distinct(kind: str, name: str, build: Build, batches: Sequence[Batch] = TWICE, **told: Any) -> Shape:
-    return Shape(f"{kind}_{name}", kind, build, batches, **{"owed": "de-duplication is not built yet", **told})
+    return Shape(f"{kind}_{name}", kind, build, batches, **told)
 
 
 def _first_of(*columns: str) -> Build:
     return lambda given: given.timed().dropDuplicates([*columns])
+
+
+def _in_windows(given: Frames) -> DataFrame:
+    return given.timed().select(F.window("at", "10 seconds").alias("w"), "k", "n", "k")
 
 
 WITHOUT_WATERMARK = (
@@ -37,7 +43,6 @@ WITHOUT_WATERMARK = (
         "sql",
         lambda given: given.sql("SELECT DISTINCT k, n > 1 AS large FROM rows", rows=given.events),
         mode="update",
-        owed="",
     ),
     _distinct("dedup", "update", lambda given: given.events.select("k", "n").dropDuplicates(), mode="update"),
 )
@@ -47,7 +52,12 @@ WITH_WATERMARK = (
     _distinct("dedup", "by_time_over_restart", _first_of("at", "k", "n"), restart_after=1),
     _distinct("dedup", "by_time_together", _first_of("at", "k", "n"), play="together"),
     _distinct("dedup", "by_time_now", _first_of("at", "k", "n"), play="now"),
-    _distinct("dedup", "by_key_alone", lambda given: given.timed().select("at", "k").dropDuplicates(["k"])),
+    _distinct(
+        "dedup",
+        "by_key_alone",
+        lambda given: given.timed().select("at", "k").dropDuplicates(["k"]),
+        differs="no batch without rows where nothing is due: what came between two watermarks is late in Spark alone",
+    ),
     _distinct(
         "dedup",
         "then_selected",
@@ -55,6 +65,11 @@ WITH_WATERMARK = (
             given.timed().where("n < 3").dropDuplicates(["at", "n"]).selectExpr("upper(string(n)) AS n", "at")
         ),
     ),
+    _distinct(
+        "dedup", "by_time_or_none", lambda given: given.timed().select("at", "k").dropDuplicates(["k", "at"]), NO_TIMES
+    ),
+    _distinct("dedup", "by_window", lambda given: _in_windows(given).dropDuplicates(["w", "n"])),
+    _distinct("dedup", "beside_window", lambda given: _in_windows(given).dropDuplicates(["n"]), play="together"),
     _distinct("dedup", "by_struct", lambda given: given.timed().selectExpr("at", "struct(k, n) AS s").dropDuplicates()),
 )
 
@@ -71,6 +86,7 @@ AGAIN = events("0a1 40b1", "41a1 30c1", "60b1 50b1 54a1", "61b1 62a1", "100a1 10
 """Keys that come again when they are forgotten, and before."""
 WITHIN = (
     _within("rows", _once()),
+    _within("no_times", _once("k"), NO_TIMES),
     _within("by_key", _once("k"), AGAIN),
     _within("by_key_over_restart", _once("k"), AGAIN, restart_after=2),
     _within("by_key_over_break", _once("k"), AGAIN, breaks_in=2),
