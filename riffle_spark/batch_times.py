@@ -22,12 +22,15 @@ def time_mode_of(given: str) -> TimeMode:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What time it is: the batch's, the watermark, and that of a last pass of timers, if there is to be one."""
+    """What time it is: the batch's, the watermark, and that of a last pass of timers, if there is to be one. Rows are
+    late by the watermark ``late_ms``.
+    """
 
     mode: TimeMode
     now_ms: int
     watermark_ms: int | None = None
     last_pass_ms: int | None = None
+    late_ms: int | None = None
 
     @property
     def passes(self) -> list[tuple[int, int | None]]:

@@ -152,7 +152,7 @@ class Order:
     @property
     def times(self) -> Times:
         """The batch's times, as far as anything goes by them."""
-        return Times(self.time_mode, self.time_ms, self.watermark_ms, self.last_pass_ms)
+        return Times(self.time_mode, self.time_ms, self.watermark_ms, self.last_pass_ms, self.late_watermark_ms)
 
     def to_json(self) -> str:
         """Return the order as lines of JSON: what all slots are told, then the entries of each slot."""

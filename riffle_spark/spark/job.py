@@ -44,7 +44,8 @@ _PARTITION = "partition"
 @dataclass(frozen=True)
 class JobOperator:
     """One operator of a job as its user declared it, and where its rows go. ``late`` and ``shift_ms`` (``Operator``)
-    are for jobs that go by Spark's watermark, ``watermark`` for those that make their own.
+    are for jobs that go by Spark's watermark, ``watermark`` for those that make their own. ``shown`` are the columns
+    that a processor sees, by those of the input, where these are not simply all.
     """
 
     store: str
@@ -59,6 +60,7 @@ class JobOperator:
     late: LateRule | None = None
     shift_ms: int = 0
     meanings: Mapping[str, str] | None = None
+    shown: Mapping[str, str] | None = None
 
 
 class RunningJob:
@@ -185,7 +187,8 @@ def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema, source: Wat
     """Return an operator on a batch. Where timers go by event time and none is named, the watermark is the batch's."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(given.store, given.key, given.compute, given.order_by, rows, case_sensitive=case_sensitive)
-    operator = replace(operator, durable=given.durable, meanings=given.meanings or {})
+    shown = operator.shown if given.shown is None else given.shown
+    operator = replace(operator, durable=given.durable, meanings=given.meanings or {}, shown=shown)
     watermark = given.watermark
     if watermark is None and operator.declared.time_mode == "EventTime" and source == "rows":
         watermark = routing.watermark_in(batch.schema, given.store)

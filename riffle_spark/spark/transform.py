@@ -21,7 +21,7 @@ from riffle_spark.process.processors.processor import Form
 from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
 from riffle_spark.settings import Settings
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
-from riffle_spark.spark.processors.row_form import RowForm
+from riffle_spark.spark.processors.row_form import RowForm, TimedForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stateful import Stateful
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -39,13 +39,15 @@ _METHODS: Final = ("init", "handleInputRows", "close")
 class TransformWithState:
     """A ``ProcessorComputation`` of a user's ``StatefulProcessor``; made by ``transform_with_state``.
 
-    ``pandas`` is what Spark's configuration says of conversions, and ``None`` for the form of rows.
+    ``pandas`` is what Spark's configuration says of conversions, and ``None`` for the form of rows. ``event_time`` is
+    the column of output that is the event time of what follows: it has to be ahead of the watermark.
     """
 
     processor: StatefulProcessor
     output: pa.Schema
     time_mode: TimeMode
     pandas: Mapping[str, object] | None = None
+    event_time: str | None = None
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - a processor may read any column
         """Run ``init`` as Spark does on its driver, and declare the variables that it asks for."""
@@ -57,18 +59,18 @@ class TransformWithState:
     def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
         """See ``ProcessorComputation``."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
-        return Processing(schema, declared_with_rows(schema), processor, self._form(), times, where=where)
+        return Processing(schema, declared_with_rows(schema), processor, self._form(times), times, where=where)
 
     def with_conf(self, conf: Mapping[str, str]) -> "TransformWithState":
         """Return the same under other settings of Spark's; those that are not given are as Spark has them."""
         return self if self.pandas is None else replace(self, pandas=pandas_options(conf))
 
-    def _form(self) -> Form:
-        if self.pandas is None:
-            return RowForm(self.output)
-        forms = import_module("riffle_spark.spark.processors.pandas_form")  # pandas is for those who use it
-        form: Form = forms.PandasForm(self.output, forms.PandasOptions(**self.pandas))
-        return form
+    def _form(self, times: Times) -> Form:
+        form: Form = RowForm(self.output)
+        if self.pandas is not None:
+            forms = import_module("riffle_spark.spark.processors.pandas_form")  # pandas is for those who use it
+            form = forms.PandasForm(self.output, forms.PandasOptions(**self.pandas))
+        return form if self.event_time is None else TimedForm(form, self.event_time, times.late_ms or 0)
 
 
 @checks_keywords

@@ -13,6 +13,7 @@ __all__ = [
     "Buffer",
     "DistinctSpec",
     "FunctionSpec",
+    "GroupsSpec",
     "Literal",
     "TimeSpec",
     "free_name",
@@ -126,6 +127,21 @@ class DistinctSpec:
     def is_kept_for_a_while(self) -> bool:
         """Whether keys are kept until the first row's time is over, and not by what they are."""
         return self.due is not None and self.due not in self.keys.names
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsSpec:
+    """A stage in which a user's own function gets the rows of each key. ``shown`` are the columns that it sees, by
+    their names and by those that they have in ``rows``; ``event_time`` is the column there that is compared with the
+    watermark, where the query has one.
+    """
+
+    store: str
+    keys: pa.Schema
+    rows: pa.Schema
+    shown: tuple[tuple[str, str], ...]
+    output: pa.Schema
+    event_time: str | None = None
 
 
 def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:

@@ -16,6 +16,7 @@ from riffle_spark.spark.plans.plan_nodes import (
     at,
     children,
     expressions,
+    items,
     kind,
     placed,
     replaced,
@@ -28,6 +29,7 @@ _SAID = (
     "riffle: these rows come from a frame that riffle_spark runs, and Spark was about to run it alone, with its own "
     "state. What to do: wrap the frame that is started by riffle_spark.on(that_frame), and start it from there."
 )
+_EVENT_TIME = "UpdateEventTimeWatermarkColumn"
 _MARK = re.compile(re.escape(_SAID) + r" \[mark (\d+) of (.*)\]\Z", re.DOTALL)
 
 STATEFUL = {
@@ -114,10 +116,20 @@ def cut(catalyst: Catalyst, plan: Node) -> CutPlan:
     if "Distinct" in names:
         bare = catalyst.module("optimizer.ReplaceDistinctWithAggregate").apply(bare)
     cutter = _Cutter(catalyst)
-    top = cutter.part(bare)
+    top = cutter.part(_with_times(catalyst, bare))
     if isinstance(top, Input):
         return CutPlan(bare, marks, (), (), piece_of(catalyst, bare, ()))
     return CutPlan(bare, marks, tuple(cutter.inputs), tuple(cutter.stages), top)
+
+
+def _with_times(catalyst: Catalyst, plan: Node) -> Node:
+    """Return a plan in which columns say themselves that they are event times, where Spark has a node for it above a
+    user's function: no batch can run that node, which looks for the watermark of Spark's own stream.
+    """
+    for path in _deepest_first([path for path, node in placed(plan) if kind(node) == _EVENT_TIME]):
+        node = at(plan, path)
+        plan = replaced(catalyst, plan, {path: catalyst.project(items(node.output()), node.child())})
+    return plan
 
 
 @dataclass(slots=True)

@@ -93,6 +93,8 @@ def metadata(attribute: Node) -> str:
 
 def function_id(node: Node) -> int | None:
     """Return the id of the Python function that a node of a plan calls for each group; ``None``: it calls none."""
+    if kind(node) == "UpdateEventTimeWatermarkColumn":  # it says what the function's event time is
+        node = node.child()
     return int(node.functionExpr().resultId().id()) if "InP" in kind(node) else None
 
 

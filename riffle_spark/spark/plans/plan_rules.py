@@ -70,6 +70,11 @@ REFUSED: Final = {
         "keys are compared by their bytes",
         "group by lower(column), or by collation_key(column)",
     ),
+    "struct_key": Refused(
+        "applyInPandasWithState and transformWithState by structs, as windows are",
+        "their keys are kept as columns, and a function would get others than it knows",
+        "group by the fields that you mean: window.start and window.end",
+    ),
     "random_key": Refused(
         "groupBy and dropDuplicates by an expression that is not deterministic",
         "a batch that runs again would send its rows to other keys",

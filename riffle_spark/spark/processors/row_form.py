@@ -1,4 +1,6 @@
-"""The form of ``transformWithState``: rows as ``Row`` objects. Knows rows in and rows out. Does not know processors."""
+"""The form of ``transformWithState``: rows as ``Row`` objects; and what holds output of any form against a watermark.
+Knows rows in and rows out. Does not know processors.
+"""
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -6,15 +8,18 @@ from functools import cache, partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Row
 
-from riffle_spark.process.processors.processor import Key, windows
+from riffle_spark.process.processors.processor import Form, Key, windows
 from riffle_spark.process.types.fields import rows_of
+from riffle_spark.spark.processors.spark_errors import emitted_late
 
-__all__ = ["RowForm", "RowMaker", "row_maker"]
+__all__ = ["RowForm", "RowMaker", "TimedForm", "row_maker"]
 
 ROWS_MAX: Final = 16_384
 """So many rows are Python objects at once."""
+_PER_MS: Final = 1_000
 RowMaker: TypeAlias = Callable[[Iterable[object]], Row]
 
 
@@ -72,6 +77,25 @@ class RowForm:
         """Return the columns as PySpark makes them: what a row does not have is null, what is not declared is lost."""
         found = [row.asDict(True) for row in rows]
         return [[row.get(name) for row in found] for name in self._output.names]
+
+
+class TimedForm:
+    """A ``Form`` whose output has an event time that is ahead of the watermark: what follows would not take it else."""
+
+    def __init__(self, form: Form, column: str, watermark_ms: int) -> None:
+        self._form = form
+        self._column = column
+        self._watermark_ms = watermark_ms
+        self.keys, self.rows, self.states, self.take = form.keys, form.rows, form.states, form.take
+
+    def output(self) -> pa.Table:
+        """See ``Form``. Raises Spark's error for a row that is not ahead of the watermark."""
+        table = self._form.output()
+        told = table.column(self._column).cast(pa.int64()) if table.num_rows else None
+        least_us = None if told is None else pc.min(told).as_py()
+        if least_us is not None and least_us <= self._watermark_ms * _PER_MS:
+            raise emitted_late(least_us, self._watermark_ms)
+        return table
 
 
 def _objects(rows: pa.Table) -> list[Row]:

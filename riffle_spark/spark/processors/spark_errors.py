@@ -16,6 +16,7 @@ __all__ = [
     "Kind",
     "OnDriver",
     "already_defined",
+    "emitted_late",
     "empty_list",
     "misfit",
     "no_key",
@@ -128,6 +129,16 @@ def empty_list(name: str) -> PySparkException:
         "Illegal value provided to the State Store "
         f"Cannot write empty list values to State Store for StateName {name}.",
         "42601",
+    )
+
+
+def emitted_late(time_us: int, watermark_ms: int) -> PySparkException:
+    """Return the error for a row of output whose event time is not ahead of the watermark."""
+    return PySparkRuntimeError(
+        f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] Previous node emitted a row with eventTime={time_us} which "
+        f"is older than current_watermark_value={watermark_ms}\nThis can lead to correctness issues in the stateful "
+        "operators downstream in the execution pipeline.\nPlease correct the operator logic to emit rows after "
+        "current global watermark value. SQLSTATE: 42815"
     )
 
 

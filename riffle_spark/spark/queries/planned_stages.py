@@ -16,7 +16,8 @@ from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.stages import distinct_rows, merged_groups, session_groups
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job import JobOperator
-from riffle_spark.spark.plans import aggregate_plan, batch_pieces, distinct_plan, plan_cut, plan_nodes
+from riffle_spark.spark.plans import aggregate_plan, batch_pieces, distinct_plan, groups_plan, plan_cut, plan_nodes
+from riffle_spark.spark.queries.group_stages import GroupsCompute
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import meanings_in
 
@@ -32,7 +33,8 @@ ACCEPT: Final = "riffle.accept"
 class PlannedStage:
     """A stage, and what was read of its node, whatever kind it is: ``map_side`` makes what slots get of the rows below,
     ``evaluation`` the node's result of what they answer, which is the leaf of its hole. ``meanings`` say what is kept
-    in each column of the state, ``late`` what is too late where the mode leaves that out, ``said`` more to people.
+    in each column of the state, ``late`` what is too late where the mode leaves that out, ``said`` more to people. With
+    ``by_clock`` something is due by processing time; ``initial`` and ``shown`` are a processor's (``JobOperator``).
     """
 
     stage: plan_cut.Stage
@@ -44,6 +46,9 @@ class PlannedStage:
     late: LateRule | None
     meanings: Mapping[str, str]
     said: tuple[str, ...]
+    by_clock: bool = False
+    initial: DataFrame | None = None
+    shown: Mapping[str, str] | None = None
 
     def input(self) -> DataFrame:
         """Return the stream of rows that its slots get."""
@@ -55,7 +60,10 @@ class PlannedStage:
         """Return what a job runs."""
         late = None if mode == "complete" else self.late  # As in Spark: complete results have late rows, too.
         keys, compute = tuple(self.keys.names), self.compute(cast(merged_groups.OutputMode, mode))
-        return JobOperator(self.store, keys, compute, (), True, sink, late=late, meanings=self.meanings)
+        return JobOperator(
+            self.store, keys, compute, (), True, sink, initial=self.initial, late=late, meanings=self.meanings,
+            shown=self.shown,
+        )  # fmt: skip
 
     def lines(self) -> Iterator[str]:
         """Yield what is told of it to people."""
@@ -104,9 +112,22 @@ def _distinct(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple
     )  # fmt: skip
 
 
+def _groups(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = groups_plan.read_groups(catalyst, stage.node, stage.kind, taken)
+    told = GroupsCompute.of(plan)
+    compute = told.of_frames() if stage.kind == "groups" else told.of_processor()
+    return PlannedStage(
+        stage, plan.spec.store, plan.spec.keys, lambda _mode: compute, plan.map_side, plan.evaluation, told.late, {},
+        tuple(told.said()), told.time_mode == "ProcessingTime", told.initial,
+        told.shown if stage.kind == "processor" else None,
+    )  # fmt: skip
+
+
 READERS: Final[Mapping[str, Callable[[plan_nodes.Catalyst, plan_cut.Stage, tuple[str, ...]], PlannedStage]]] = {
     "aggregate": _aggregate,
     "distinct": _distinct,
+    "groups": _groups,
+    "processor": _groups,
 }
 """What reads the node of a stage, by the stage's kind (``plan_cut.STATEFUL``); the names are those of stores that the
 query has already.

@@ -69,7 +69,7 @@ def started(frame: DataFrame, told: sink_choice.WriterSettings, options: StreamO
     settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
     planned_stages.check_stored([stage], _stored(spark, settings), told.option(planned_stages.ACCEPT))
     sink = PieceSink(stage.evaluation, found.top, sink_choice.sink_of(frame, told))
-    ticking = tick.Tick(spark, checkpoint)
+    ticking = tick.Tick(spark, checkpoint, by_clock=stage.by_clock)
     rows = ticking.beside(stage.input())
     job = stream_query.StreamJob([stage.operator(told.mode, sink)], settings, ticking)
     writer = told.on(DataStreamWriter(rows), "queryName", "trigger")

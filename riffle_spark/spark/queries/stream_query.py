@@ -20,7 +20,13 @@ from riffle_spark.spark.stateful import StatefulJob
 __all__ = ["StreamJob", "StreamQuery"]
 
 _MS = 1000
-_NAMES = {"aggregate": "stateStoreSave", "distinct": "dedupe", "within": "dedupeWithinWatermark"}
+_NAMES = {
+    "aggregate": "stateStoreSave",
+    "distinct": "dedupe",
+    "groups": "applyInPandasWithState",
+    "processor": "transformWithStateInPandasExec",
+    "within": "dedupeWithinWatermark",
+}
 """What Spark calls its own operators, by the kinds of stages."""
 
 

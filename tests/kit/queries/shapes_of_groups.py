@@ -86,8 +86,7 @@ def _groups(
         rows = given.timed() if time_out == "EventTimeTimeout" else given.events
         return rows.groupBy(*key).applyInPandasWithState(function, out, kept, mode, time_out)
 
-    owed = "applyInPandasWithState is not built yet"
-    return Shape(f"groups_{name}", "groups", build, batches, mode, **{"owed": owed, **told})
+    return Shape(f"groups_{name}", "groups", build, batches, mode, **told)
 
 
 QUIET: dict[str, Any] = {"kept": "c long, s long, newest long", "time_out": "EventTimeTimeout"}
@@ -215,8 +214,7 @@ def _processor(
         first = given.names().selectExpr("key AS k", "length(name) AS known").groupBy("k") if starts else None
         return rows.groupBy("k").transformWithStateInPandas(InPandas(logic()), COUNTS, mode, time, first)
 
-    owed = "processors do not run through riffle_spark.on yet"
-    return Shape(f"processor_{name}", "processor", build, batches, mode, **{"owed": owed, **told})
+    return Shape(f"processor_{name}", "processor", build, batches, mode, **told)
 
 
 def _dated(given: Frames) -> DataFrame:

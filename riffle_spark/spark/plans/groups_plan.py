@@ -1,0 +1,125 @@
+"""A user's own function of Spark's plan as a stage: ``applyInPandasWithState``, and both forms of
+``transformWithState``. What its rows bring, which of their columns it sees, and what comes out. Knows the nodes of
+these operators. Does not know the functions, which Python has.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from riffle_spark.process.types.stage_specs import GroupsSpec, free_name, store_name
+from riffle_spark.spark.engine.routing import arrow_of, arrow_schema
+from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
+from riffle_spark.spark.plans.grouping_keys import GroupingKey, read_keys
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind, metadata
+from riffle_spark.spark.plans.plan_rules import refusal
+from riffle_spark.state.log.paths import check_store_name
+
+__all__ = ["GroupsPlan", "read_groups"]
+
+_DELAY = "spark.watermarkDelayMs"
+_STRUCT = "struct"
+_EVENT_TIME = "event_time"
+_NO_WORD = re.compile(r"\W")
+"""What a column's name need not have that nobody sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsPlan:
+    """A stage with a function of the user's: its specification, and its two ends as pieces on the rows of each batch.
+
+    ``time`` is Spark's name of what its time-outs or timers go by.
+    """
+
+    catalyst: Catalyst
+    node: Node
+    spec: GroupsSpec
+    time: str
+    map_side: Piece
+    evaluation: Piece
+
+    def state(self) -> pa.Schema:
+        """Return the fields of a group's state, where there is one."""
+        return arrow_of(StructType.fromJson(json.loads(str(self.node.stateType().json()))))
+
+    def command(self) -> bytes:
+        """Return the function as PySpark pickled it."""
+        return bytes(self.node.functionExpr().func().command())
+
+
+def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, ...] = ()) -> GroupsPlan:
+    """Read such a node of an analysed plan. ``of_kind`` is what its stage is called, ``taken`` are names of stores that
+    the query has already.
+
+    Raises ``ConfigError`` for keys that cannot be had, and for a store's name that cannot be one.
+    """
+    below = node.child()
+    is_of_frames = kind(node) == "FlatMapGroupsInPandasWithState"
+    columns = items(below.output())
+    grouping = items(node.groupingAttributes()) if is_of_frames else columns[: node.groupingAttributesLen()]
+    keys = read_keys(catalyst, grouping, [], below)
+    for key in keys:
+        if str(key.expression.dataType().typeName()) == _STRUCT:
+            raise refusal("struct_key", f"{key.name}: {key.expression.dataType().catalogString()}")
+    seen = _Seen(catalyst, keys, children(node.functionExpr()))
+    event_time = seen.event_time(columns)
+    columns_of_rows = [catalyst.alias(one, name) for name, one in seen.parts.items()]
+    map_side = catalyst.project(columns_of_rows, catalyst.no_rows(below.output()))
+    rows = arrow_schema(catalyst.frame(map_side))
+    named = next((key.store for key in keys if key.store), None)
+    names = [key.name for key in keys]
+    store = check_store_name(named) if named else store_name(of_kind, names, taken)
+    leaf = catalyst.no_rows(node.output())
+    output = arrow_schema(catalyst.frame(leaf))
+    spec = GroupsSpec(store, pa.schema(list(rows)[: len(keys)]), rows, seen.shown, output, event_time)
+    time = str((node.timeout() if is_of_frames else node.timeMode()).toString())
+    ends = piece_of(catalyst, map_side, (Hole((0,), 0),)), piece_of(catalyst, leaf, (Hole((), 0),))
+    return GroupsPlan(catalyst, node, spec, time, *ends)
+
+
+class _Seen:
+    """The columns that rows bring, by their names: those of the key first, and what the function sees behind them. A
+    column that is the key's is brought once.
+    """
+
+    def __init__(self, catalyst: Catalyst, keys: list[GroupingKey], seen: list[Node]) -> None:
+        self._catalyst = catalyst
+        self.parts: dict[str, Node] = {}
+        self._shown: dict[str, str] = {}
+        for key in keys:
+            self.parts.update(key.taken_apart(catalyst))
+        self._columns = {self._id(one): name for name, one in self.parts.items() if kind(one) == "AttributeReference"}
+        for attribute in seen:
+            if self._columns.get(self._id(attribute)) in self._shown:  # it is there twice
+                del self._columns[self._id(attribute)]
+            self._shown[self._column(attribute)] = str(attribute.name())
+
+    @property
+    def shown(self) -> tuple[tuple[str, str], ...]:
+        """What the function sees: names, and columns."""
+        return tuple((name, column) for column, name in self._shown.items())
+
+    def event_time(self, columns: list[Node]) -> str | None:
+        """Return which of all columns is compared with the watermark, and bring it: of a window it is the end."""
+        told = next((one for one in columns if _DELAY in json.loads(metadata(one))), None)
+        if told is None:
+            return None
+        if str(told.dataType().typeName()) != _STRUCT:
+            return self._column(told)
+        column = free_name(_EVENT_TIME, self.parts)
+        self.parts[column] = self._catalyst.field(told, 1)
+        return column
+
+    def _column(self, attribute: Node) -> str:
+        """Return the column that an attribute is, and bring it, if it is not there yet."""
+        known = self._columns.get(self._id(attribute))
+        if known is None:
+            known = free_name(_NO_WORD.sub("_", str(attribute.name())) or "_", self.parts)
+            self._columns[self._id(attribute)], self.parts[known] = known, attribute
+        return known
+
+    def _id(self, attribute: Node) -> int:
+        return int(attribute.exprId().id())
