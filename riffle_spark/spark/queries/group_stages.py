@@ -1,5 +1,5 @@
 """Users' own functions in a wrapped query: what Python gave to ``applyInPandasWithState`` and ``transformWithState``,
-and what the plan says of them, as computations. Knows their arguments by PySpark's names. Does not know how a query starts.
+and what the plan says of them, as computations. Knows arguments by PySpark's names. Does not know how a query starts.
 """
 
 from collections.abc import Callable, Iterator, Mapping
