@@ -1,0 +1,297 @@
+"""``applyInPandasWithState`` on a harness: what a function gets, what becomes of its state, and when keys time out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from riffle_spark import Stateful
+from riffle_spark.errors import UserFunctionError
+from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
+from riffle_spark.process.types.stage_specs import GroupsSpec
+from riffle_spark.spark.processors.grouped_frames import GroupedFrames
+from riffle_spark.testing import Harness
+
+pytestmark = pytest.mark.newer_spark
+
+Function = Callable[[Any, Any, Any], Any]
+TIME = pa.timestamp("us", "UTC")
+ROWS = pa.schema([("user", pa.string()), ("part", pa.int32()), ("at", TIME), ("n", pa.int64()), ("ok", pa.bool_())])
+OUTPUT = schema_of_ddl("user string, told string")
+EVENT, CLOCK = "EventTimeTimeout", "ProcessingTimeTimeout"
+BEGIN = datetime(2024, 5, 1, tzinfo=timezone.utc)
+BEGIN_MS = int(BEGIN.timestamp()) * 1000
+
+
+def groups(
+    function: Function, state: str = "n long", timeout: str = "NoTimeout", keys: Sequence[str] = ("user",),
+    **pandas: object,
+) -> Harness:  # fmt: skip
+    """Return a harness of a function that gets all columns but those of the key's."""
+    of_key = pa.schema([ROWS.field(name) for name in keys])
+    shown = tuple((name, name) for name in ROWS.names)
+    spec = GroupsSpec("groups.user", of_key, ROWS, shown, OUTPUT, "at")
+    compute = GroupedFrames(spec, function, schema_of_ddl(state), timeout, pandas)
+    return Harness(Stateful("groups.user", list(keys), compute), ROWS, late=LateRule("at", "rows"), executors=1)
+
+
+def row(user: str | None, n: int | None = None, second: float = 0, **more: object) -> Mapping[str, object]:
+    """Return a row of a time."""
+    return {"user": user, "n": n, "at": BEGIN + timedelta(seconds=second), **more}
+
+
+def told(user: object, what: object) -> pd.DataFrame:
+    """Return a frame of one row of output."""
+    return pd.DataFrame({"user": [user], "told": [str(what)]})
+
+
+def answers(rows: Sequence[Mapping[str, object]]) -> list[tuple[object, ...]]:
+    """Return what was delivered, sorted."""
+    return sorted((tuple(one.values()) for one in rows), key=repr)
+
+
+def counted(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    """Count rows."""
+    count = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
+    state.update((count,))
+    yield told(key[0], count)
+
+
+def test_state_goes_on_from_batch_to_batch() -> None:
+    """A null key is one like others, and after a crash what was committed is there."""
+    with groups(counted) as query:
+        assert answers(query.feed([row("a"), row(None), row("a")])) == [("a", "2"), (None, "1")]
+        query.crash()
+        assert answers(query.feed([row("a"), row("b")])) == [("a", "3"), ("b", "1")]
+        assert query.state() == {("a",): {"n": 3}, ("b",): {"n": 1}, (None,): {"n": 1}}
+
+
+def test_frames_are_those_that_spark_makes_of_a_key_alone() -> None:
+    """Nulls of one key do not show in numbers and truth values of another, and each frame has an index from 0."""
+    seen = dict[object, tuple[object, ...]]()
+
+    def look(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        (frame,) = frames
+        kinds = [str(frame[name].dtype) for name in frame.columns]
+        seen[key] = list(frame.columns), kinds, list(frame.index), frame["n"].tolist()
+        return iter(())
+
+    with groups(look) as query:
+        query.feed([row("a", 1, ok=True), row("b", 2, part=3), row("a", 5, ok=False), row("b", ok=True)])
+    times = "datetime64[ns]"
+    assert seen["a",] == (ROWS.names, ["object", "float64", times, "int64", "bool"], [0, 1], [1, 5])
+    kinds = ["object", "float64", times, "float64", "object"]
+    assert seen["b",][:3] == (ROWS.names, kinds, [0, 1])
+
+
+def test_keys_have_the_scalars_of_pandas() -> None:
+    """Of whole numbers those of their width, and where one is null, what pandas has for that."""
+    seen = list[Any]()
+
+    def look(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        seen.append(key)
+        return iter(())
+
+    with groups(look, keys=("part", "ok")) as query:
+        query.feed([row("a", part=7, ok=True), row("a")])
+    (number, flag), (nothing, none) = sorted(seen, key=lambda key: key[1] is None)
+    assert (type(number), number, type(flag)) == (np.int32, 7, np.bool_)
+    assert np.isnan(nothing)
+    assert none is None
+
+
+def test_many_rows_of_a_key_come_in_several_frames() -> None:
+    """In their order, and no frame has more rows than Spark's setting says."""
+
+    def look(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        yield told(key[0], [frame["n"].tolist() for frame in frames])
+
+    with groups(look, rows_max=2) as query:
+        found = query.feed([row(user, n) for n in range(5) for user in "ab"[: 2 - n // 2]])
+    assert answers(found) == [("a", "[[0, 1], [2, 3]]"), ("b", "[[0, 1]]")]
+
+
+def quiet(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    """Tell of a key that was quiet for two seconds."""
+    if state.hasTimedOut:
+        (frame,) = frames
+        yield told(key[0], (state.get[0], len(frame), list(frame.columns) == ROWS.names))
+        state.remove()
+        return
+    rows = pd.concat(list(frames))
+    state.update(((state.getOption or (0,))[0] + len(rows),))
+    newest = int(rows["at"].max().timestamp() * 1000)
+    state.setTimeoutTimestamp(max(newest + 2_000, state.getCurrentWatermarkMs()))
+
+
+def test_keys_time_out_when_the_watermark_is_beyond() -> None:
+    """Not at it; after the batch's rows, which give a key more time; and then they are gone."""
+    with groups(quiet, timeout=EVENT) as query:
+        query.feed([row("a", second=1), row("b", second=1), row("a", second=2)])
+        query.advance_watermark(BEGIN_MS + 3_000)
+        assert query.feed([row("b", second=9)]) == []
+        query.advance_watermark(BEGIN_MS + 4_000)
+        assert query.feed([]) == []
+        query.advance_watermark(BEGIN_MS + 4_001)
+        assert answers(query.feed([])) == [("a", "(2, 0, True)")]
+        assert set(query.state()) == {("b",)}
+        query.advance_watermark(BEGIN_MS + 60_000)
+        assert answers(query.feed([])) == [("b", "(2, 0, True)")]
+        assert query.state() == {}
+
+
+def test_keys_time_out_by_the_time_of_the_batch() -> None:
+    """A duration counts from the batch that set it."""
+
+    def wait(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        if state.hasTimedOut:
+            yield told(key[0], state.getCurrentProcessingTimeMs())
+            state.remove()
+        else:
+            yield from counted(key, frames, state)
+            state.setTimeoutDuration(1_000)
+
+    with groups(wait, timeout=CLOCK) as query:
+        first = query.now_ms
+        assert answers(query.feed([row("a")])) == [("a", "1")]
+        query.advance(1)
+        assert query.feed([]) == []
+        query.advance(0.001)
+        assert answers(query.feed([])) == [("a", str(first + 1_001))]
+        assert query.state() == {}
+
+
+DOES: dict[str, Callable[[Any], object]] = {
+    "nothing": lambda _state: None,
+    "update": lambda state: state.update((2,)),
+    "remove": lambda state: state.remove(),
+    "time-out": lambda state: state.setTimeoutTimestamp(BEGIN_MS + 9_000),
+    "remove, time-out": lambda state: (state.remove(), state.setTimeoutTimestamp(BEGIN_MS + 9_000)),
+    "update, remove": lambda state: (state.update((2,)), state.remove()),
+    "remove, update": lambda state: (state.remove(), state.update((2,))),
+}
+"""What a call does with a state of 1 that is due in five seconds."""
+KEPT: dict[str, tuple[object, bool, int | None] | None] = {
+    "nothing": (1, True, 5_001),
+    "update": (2, True, None),
+    "remove": None,
+    "time-out": (1, True, 9_001),
+    "remove, time-out": (None, False, 9_001),
+    "update, remove": None,
+    "remove, update": (2, True, None),
+}
+"""The number, whether there is a state, and when it is due, as Spark has them then."""
+
+
+@pytest.mark.parametrize("has_timed_out", [False, True])
+@pytest.mark.parametrize("does", DOES)
+def test_what_a_call_does_is_kept_as_spark_keeps_it(does: str, *, has_timed_out: bool) -> None:
+    """Each call says anew when a key times out; one that changes nothing leaves what was, and one more call sees it."""
+
+    def call(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        if any(frame["n"].tolist() == [1] for frame in frames):
+            state.update((1,))
+            state.setTimeoutTimestamp(BEGIN_MS + 5_000)
+        else:
+            DOES[does](state)
+        yield told(key[0], state.hasTimedOut)
+
+    with groups(call, timeout=EVENT) as query:
+        query.feed([row("a", 1)])
+        if has_timed_out:
+            query.advance_watermark(BEGIN_MS + 6_000)
+        assert answers(query.feed([] if has_timed_out else [row("a", 2)])) == [("a", str(has_timed_out))]
+        wanted = KEPT[does]
+        kept = {
+            key: (one["n"], one["has_state"], one["due_ms"] and one["due_ms"] - BEGIN_MS)
+            for key, one in query.state().items()
+        }
+        assert kept == ({} if wanted is None else {("a",): wanted})
+
+
+def test_a_key_that_stays_due_is_called_with_each_batch() -> None:
+    """As Spark does where a function leaves a key that has timed out as it is."""
+
+    def stubborn(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        if not state.hasTimedOut:
+            state.update((1,))
+            state.setTimeoutTimestamp(BEGIN_MS)
+        else:
+            yield told(key[0], state.get)
+
+    with groups(stubborn, timeout=EVENT) as query:
+        query.feed([row("a")])
+        for second in (1, 2):
+            query.advance_watermark(BEGIN_MS + second)
+            assert answers(query.feed([])) == [("a", "(1,)")]
+
+
+def test_values_read_back_as_spark_gives_them() -> None:
+    """Times of the machine's zone without one, structs as rows, and NumPy's scalars as Python's."""
+    fields = (
+        "user string, due_ms int, at timestamp, day date, tags array<string>, by map<string, int>, one struct<x: int>"
+    )
+    given = ("x", np.int32(3), datetime(2024, 5, 1, 12), date(2024, 5, 1), ["p", None], {"k": 1}, (4,))
+    seen = list[Any]()
+
+    def keep(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        seen.append(state.getOption)
+        state.update(given)
+        state.setTimeoutDuration(5)
+        return iter(())
+
+    with groups(keep, state=fields, timeout=CLOCK) as query:
+        query.feed([row("a")])
+        query.feed([row("a")])
+    assert seen == [None, given]
+    assert type(seen[1][1]) is int
+    assert seen[1][-1].x == 4
+
+
+def test_all_output_of_a_call_is_taken() -> None:
+    """Several frames, by name or by place, those without rows left out; and a list is as good as a generator."""
+
+    def many(key: Any, frames: Any, state: Any) -> Any:
+        by_name = pd.DataFrame({"told": ["x", None], "user": [key[0], "other"]})
+        return [by_name, pd.DataFrame({"user": [], "told": []}), pd.DataFrame(), pd.DataFrame([["at", "place"]])]
+
+    with groups(many) as query:
+        assert answers(query.feed([row("a")])) == [("a", "x"), ("at", "place"), ("other", None)]
+
+
+WRONG: dict[str, Function] = {
+    "should be iterable of pandas.DataFrame, but is DataFrame": lambda key, _frames, _state: told(key[0], 1),
+    "should be iterable, but is int": lambda _key, _frames, _state: 1,
+    "should be iterator of pandas.DataFrame, but is iterator of int": lambda _key, _frames, _state: [1],
+    "Expected: 2 Actual: 1": lambda _key, _frames, _state: [pd.DataFrame({"user": ["a"]})],
+    "ZeroDivisionError, key ('a',)": lambda _key, _frames, _state: 1 / 0,
+    "Cannot convert the output value of the column 'user'": lambda _key, _frames, _state: [
+        pd.DataFrame({"user": [BEGIN], "told": ["x"]})
+    ],
+    "1 fields are required while 2 values are provided": lambda _key, _frames, state: [state.update((1, 2))],
+    "cannot be None": lambda _key, _frames, state: [state.update(None)],
+    "without enabling processing time timeout": lambda _key, _frames, state: [state.setTimeoutDuration(1)],
+    "State is either not defined or has already been removed": lambda _key, _frames, state: [state.get],
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_a_function_does_wrong_is_told_in_sparks_words(words: str) -> None:
+    """And nothing of its batch is committed."""
+
+    def wrong(key: Any, frames: Any, state: Any) -> Any:
+        found = WRONG[words](key, frames, state)
+        return [one for one in found if one is not None] if isinstance(found, list) else found
+
+    with groups(wrong) as query:
+        with pytest.raises(UserFunctionError) as raised:
+            query.feed([row("a")])
+        assert words in str(raised.value)
+        assert query.state() == {}
