@@ -21,7 +21,7 @@ from riffle_spark.process.processors.processor import Form
 from riffle_spark.process.types.spark_schemas import schema_of_ddl, schema_of_json
 from riffle_spark.settings import Settings
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
-from riffle_spark.spark.processors.row_form import RowForm, TimedForm
+from riffle_spark.spark.processors.row_form import EventTimeForm, RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stateful import Stateful
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -70,7 +70,7 @@ class TransformWithState:
         if self.pandas is not None:
             forms = import_module("riffle_spark.spark.processors.pandas_form")  # pandas is for those who use it
             form = forms.PandasForm(self.output, forms.PandasOptions(**self.pandas))
-        return form if self.event_time is None else TimedForm(form, self.event_time, times.late_ms or 0)
+        return form if self.event_time is None else EventTimeForm(form, self.event_time, times.late_ms or 0)
 
 
 @checks_keywords

@@ -18,8 +18,9 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
+from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explained, started
-from riffle_spark.spark.queries.stream_options import GroupsCall, StreamOptions, keep_call, marked, options_in
+from riffle_spark.spark.queries.stream_options import StreamOptions, marked, options_in
 from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings
 from riffle_spark.unknown_names import checks_keywords
 

@@ -47,7 +47,7 @@ class GroupsPlan:
 
     def command(self) -> bytes:
         """Return the function as PySpark pickled it."""
-        return bytes(self.node.functionExpr().func().command())
+        return bytes(self.node.functionExpr().func().command().unsafeArray())
 
 
 def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, ...] = ()) -> GroupsPlan:

@@ -23,13 +23,14 @@ from riffle_spark.process.types.stage_specs import free_name
 from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.spark.processors.spark_errors import misfit
 
-__all__ = ["GroupStates", "StateColumns"]
+__all__ = ["TIME_OUTS", "GroupStates", "StateColumns"]
 
-_MODES: Final[dict[str, TimeMode]] = {
+TIME_OUTS: Final[dict[str, TimeMode]] = {
     "NoTimeout": "None",
     "ProcessingTimeTimeout": "ProcessingTime",
     "EventTimeTimeout": "EventTime",
 }
+"""What time-outs go by, by Spark's names of them."""
 _NEVER: Final = GroupState.NO_TIMESTAMP
 _AFTER_MS: Final = 1
 """How long after its time-out a key is due."""
@@ -74,7 +75,7 @@ class StateColumns:
     @property
     def time_mode(self) -> TimeMode:
         """What time-outs go by."""
-        return _MODES[self.timeout]
+        return TIME_OUTS[self.timeout]
 
     def values(self, batch: Batch) -> Iterator[Values | None]:
         """Yield the state of each key of a batch as a user sees it."""

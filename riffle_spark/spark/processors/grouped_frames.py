@@ -15,8 +15,6 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import types
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 
 from riffle_spark.errors import UserFunctionError
@@ -161,14 +159,14 @@ def _nothing(names: Sequence[str]) -> pd.DataFrame:
 
 def _shows_nulls(column: pa.ChunkedArray) -> bool:
     """Tell whether a null changes what pandas makes of all values beside it."""
-    return bool(column.null_count) and (types.is_integer(column.type) or types.is_boolean(column.type))
+    return bool(column.null_count) and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
 
 
 def _without_nulls(rows: pa.Table) -> pa.Table:
     """Return rows with some value in place of nulls that would show in others; the same table, if there are none."""
     for at, column in enumerate(rows.columns):
         if _shows_nulls(column):
-            filled = pc.fill_null(column, pa.scalar(0).cast(column.type))
+            filled = column.fill_null(pa.scalar(0).cast(column.type))
             rows = rows.set_column(at, rows.field(at), filled)
     return rows
 
@@ -189,11 +187,11 @@ def _keys(keys: pa.Table, timezone: str) -> Iterator[Key]:
 
 
 def _scalars(column: pa.ChunkedArray, timezone: str) -> list[Any]:
-    filled = pc.fill_null(column, pa.scalar(0).cast(column.type)) if _shows_nulls(column) else column
+    filled = column.fill_null(pa.scalar(0).cast(column.type)) if _shows_nulls(column) else column
     series = series_of(filled, timezone)
     values = list(series.to_numpy()) if series.dtype.kind in "iufb" else list(series)
     if filled is not column:
-        null = None if types.is_boolean(column.type) else np.float64("nan")
+        null = None if pa.types.is_boolean(column.type) else np.float64("nan")
         for at in np.flatnonzero(column.is_null().to_numpy()).tolist():
             values[at] = null
     return values

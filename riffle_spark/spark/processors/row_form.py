@@ -15,7 +15,7 @@ from riffle_spark.process.processors.processor import Form, Key, windows
 from riffle_spark.process.types.fields import rows_of
 from riffle_spark.spark.processors.spark_errors import emitted_late
 
-__all__ = ["RowForm", "RowMaker", "TimedForm", "row_maker"]
+__all__ = ["EventTimeForm", "RowForm", "RowMaker", "row_maker"]
 
 ROWS_MAX: Final = 16_384
 """So many rows are Python objects at once."""
@@ -79,7 +79,7 @@ class RowForm:
         return [[row.get(name) for row in found] for name in self._output.names]
 
 
-class TimedForm:
+class EventTimeForm:
     """A ``Form`` whose output has an event time that is ahead of the watermark: what follows would not take it else."""
 
     def __init__(self, form: Form, column: str, watermark_ms: int) -> None:

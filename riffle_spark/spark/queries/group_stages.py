@@ -16,24 +16,42 @@ from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.spark.plans.groups_plan import GroupsPlan
 from riffle_spark.spark.plans.plan_nodes import function_id, kind
+from riffle_spark.spark.processors.group_state import TIME_OUTS
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
-from riffle_spark.spark.queries.stream_options import call_of
 from riffle_spark.spark.transform import TransformWithState
 
-__all__ = ["GroupsCompute"]
+__all__ = ["GroupsCall", "GroupsStage", "call_of", "keep_call"]
 
 _ROWS: Final = "transformWithState"
-_TIMES: Final[Mapping[str, TimeMode]] = {
-    "NoTimeout": "None",
-    "NoTime": "None",
-    "ProcessingTimeTimeout": "ProcessingTime",
-    "EventTimeTimeout": "EventTime",
-}
-"""Spark's names of what time-outs and timers go by, where they are others than ours."""
+_NO_TIMERS: Final = {"NoTime": "None"}
+"""Spark's name in plans of what timers go by, where it is another than users have for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsCompute:
+class GroupsCall:
+    """What Python gave to a method of groups: the plan has the function in a form of Spark's own."""
+
+    method: str
+    positional: tuple[object, ...]
+    named: Mapping[str, object]
+
+
+_calls: dict[int, GroupsCall] = {}
+"""By the ids of Python functions in plans."""
+
+
+def keep_call(function: int, call: GroupsCall) -> None:
+    """Remember what Python gave for the function of this id."""
+    _calls[function] = call
+
+
+def call_of(function: int | None) -> GroupsCall | None:
+    """Return what Python gave where a plan calls a function of this id; ``None`` if that was not through a wrapper."""
+    return None if function is None else _calls.get(function)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsStage:
     """What was read of the node of a user's function, and what its method was given, by the names of its parameters:
     nothing, where that was not through the wrapper.
     """
@@ -43,19 +61,21 @@ class GroupsCompute:
     given: Mapping[str, Any]
 
     @staticmethod
-    def of(plan: GroupsPlan) -> "GroupsCompute":
+    def of(plan: GroupsPlan) -> "GroupsStage":
         """Return it with what Python gave."""
         call = call_of(function_id(plan.node))
         if call is None:
-            return GroupsCompute(plan, "", {})
+            return GroupsStage(plan, "", {})
         bound = signature(getattr(GroupedData, call.method)).bind(None, *call.positional, **call.named)
         bound.apply_defaults()
-        return GroupsCompute(plan, call.method, bound.arguments)
+        return GroupsStage(plan, call.method, bound.arguments)
 
     @property
     def time_mode(self) -> TimeMode:
         """What its time-outs or timers go by."""
-        return time_mode_of(_TIMES.get(self.plan.time, self.plan.time))
+        if self.plan.time in TIME_OUTS:
+            return TIME_OUTS[self.plan.time]
+        return time_mode_of(_NO_TIMERS.get(self.plan.time, self.plan.time))
 
     @property
     def late(self) -> LateRule | None:

@@ -17,7 +17,7 @@ from riffle_spark.process.stages import distinct_rows, merged_groups, session_gr
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job import JobOperator
 from riffle_spark.spark.plans import aggregate_plan, batch_pieces, distinct_plan, groups_plan, plan_cut, plan_nodes
-from riffle_spark.spark.queries.group_stages import GroupsCompute
+from riffle_spark.spark.queries.group_stages import GroupsStage
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import meanings_in
 
@@ -114,7 +114,7 @@ def _distinct(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple
 
 def _groups(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
     plan = groups_plan.read_groups(catalyst, stage.node, stage.kind, taken)
-    told = GroupsCompute.of(plan)
+    told = GroupsStage.of(plan)
     compute = told.of_frames() if stage.kind == "groups" else told.of_processor()
     return PlannedStage(
         stage, plan.spec.store, plan.spec.keys, lambda _mode: compute, plan.map_side, plan.evaluation, told.late, {},

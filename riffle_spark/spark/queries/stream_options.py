@@ -1,9 +1,6 @@
-"""What ``riffle_spark.on`` and methods of groups were told, found again by a frame's plan. Knows marks. Does not know
-what becomes of any of it.
-"""
+"""What ``riffle_spark.on`` was told, found again by a frame's plan. Knows marks. Does not know what becomes of it."""
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -12,7 +9,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.plans.plan_cut import Mark, marks_in
 from riffle_spark.spark.plans.plan_nodes import analysed
 
-__all__ = ["GroupsCall", "StreamOptions", "call_of", "keep_call", "marked", "options_in"]
+__all__ = ["StreamOptions", "marked", "options_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +20,9 @@ class StreamOptions:
     settings: Settings | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsCall:
-    """What Python gave to a method of groups: the plan has the function in a form of Spark's own."""
-
-    method: str
-    positional: tuple[object, ...]
-    named: Mapping[str, object]
-
-
 _options: dict[int, StreamOptions] = {}
 """By the numbers of marks: what a plan cannot carry. A plan stays as long as its session may."""
 _numbers = itertools.count(1)
-_calls: dict[int, GroupsCall] = {}
-"""By the ids of Python functions in plans."""
 
 
 def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
@@ -52,13 +38,3 @@ def options_in(frame: DataFrame) -> StreamOptions:
     """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root."""
     told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in marks_in(analysed(frame))]
     return next((options for options in told if options.root), told[0] if told else StreamOptions())
-
-
-def keep_call(function: int, call: GroupsCall) -> None:
-    """Remember what Python gave for the function of this id."""
-    _calls[function] = call
-
-
-def call_of(function: int | None) -> GroupsCall | None:
-    """Return what Python gave where a plan calls a function of this id; ``None`` if that was not through a wrapper."""
-    return None if function is None else _calls.get(function)

@@ -19,7 +19,8 @@ from riffle_spark import Settings
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.frames.stream_frame import StreamFrame, StreamGroups
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
-from riffle_spark.spark.queries.stream_options import call_of, options_in
+from riffle_spark.spark.queries.group_stages import call_of
+from riffle_spark.spark.queries.stream_options import options_in
 from tests.kit.stream_plans import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

@@ -1,0 +1,174 @@
+"""Users' own functions in wrapped queries do what they do in Spark's own on the same files, batch by batch."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from tests.kit.processors.both_forms import InPandas, Logic, Output, millis
+from tests.kit.queries.played_query import CONF as PLAYED
+from tests.kit.queries.played_query import difference, play, play_ours
+from tests.kit.queries.query_shape import Frames, Shape, events
+from tests.kit.streams.streaming import Feed, settings_in, wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+CONF = PLAYED
+OUT = "k string, told string"
+
+
+def told(key: object, *what: object) -> pd.DataFrame:
+    """Return a frame of one row of output."""
+    return pd.DataFrame({"k": [key], "told": [repr(what)]})
+
+
+def whatever(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Do one thing or another that can be done with a state, as the rows and the watermark have it."""
+    watermark, known = state.getCurrentWatermarkMs(), state.getOption
+    if state.hasTimedOut:
+        (frame,) = frames
+        does = zlib.crc32(repr((key[0], watermark)).encode()) % 4
+        yield told(key[0], "out", does, known, len(frame), list(frame.columns))
+        if does == 0:
+            state.remove()
+        elif does == 1:
+            state.update((-1, None))
+        elif does == 2:
+            state.setTimeoutTimestamp(watermark + 5_000)
+        return
+    rows = pd.concat(list(frames))
+    total = int(rows["n"].fillna(0).sum())
+    yield told(key[0], "rows", total, known, [str(kind) for kind in rows.dtypes], list(rows.index))
+    does = total % 7
+    if does in {1, 2}:
+        state.remove()
+    if does in {2, 3, 4}:
+        state.setTimeoutTimestamp(watermark + 1_000 * does)
+    if does > 3:
+        state.update(((known or (0, ""))[0] + total, f"{does}"))
+
+
+def drawn(batches: int) -> tuple[str, ...]:
+    """Return batches of rows around a time that moves on, with null keys and null numbers."""
+    chance = random.Random(5)
+
+    def row(batch: int) -> str:
+        second = max(0.0, 4 * batch + chance.uniform(-14, 5))
+        return f"{second:.3f}{chance.choice('abcdefg_')}{chance.choice('?123456789')}"
+
+    return tuple(" ".join(row(batch) for _ in range(12)) for batch in range(batches))
+
+
+def same(
+    spark: SparkSession,
+    folder: Path,
+    build: Callable[[Frames], DataFrame],
+    *texts: str,
+    kind: str = "groups",
+    **more: Any,
+) -> int:
+    """Hold a query through the wrapper against Spark's own; return how many rows there were."""
+    shape = Shape("function", kind, build, events(*texts), **more)
+    expected = play(spark, shape, folder / "spark")
+    assert difference(play_ours(spark, shape, folder / "ours"), expected) == ""
+    return sum(map(len, expected.steps))
+
+
+def test_states_and_time_outs_are_those_of_spark_whatever_a_function_does(spark: SparkSession, tmp_path: Path) -> None:
+    """It leaves a state as it is, changes it, removes it, with a time-out or without one, also when it timed out."""
+
+    def build(given: Frames) -> DataFrame:
+        groups = given.timed("20 seconds").groupBy("k")  # no row is late
+        return groups.applyInPandasWithState(whatever, OUT, "n long, text string", "append", "EventTimeTimeout")
+
+    assert same(spark, tmp_path, build, *drawn(7), restart_after=3) > 50
+
+
+def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path: Path) -> None:
+    """It is wrapped behind it; the function sees all columns in their order, and a projection follows."""
+
+    def count(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        rows = pd.concat(list(frames))
+        state.update(((state.getOption or (0,))[0] + len(rows),))
+        yield told(key[1], key[0], type(key[0]).__name__, state.get, list(rows.columns), sorted(rows["n"]))
+
+    def build(given: Frames) -> DataFrame:
+        plain = DataFrame(given.events._jdf, given.spark).withColumn("odd one", F.expr("int(n % 2)"))
+        groups = plain.groupBy("odd one", "k")
+        return given.again(groups.applyInPandasWithState(count, OUT, "n long", "update", "NoTimeout")).where(
+            "told < 'C'"
+        )
+
+    assert same(spark, tmp_path, build, "0a1 1b2 2c3 3a3", "4a2 5b4", mode="update") == 5
+
+
+class Newest(Logic):
+    """A key's rows so far, at the time of the newest."""
+
+    def init(self, handle: Any) -> None:
+        """Declare a count and a timer's handle."""
+        self._count = handle.getValueState("count", "count long")
+        self._handle = handle
+
+    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
+        """Count, and set a timer."""
+        given = list(rows)
+        self._count.update(((self._count.get() or (0,))[0] + len(given),))
+        at = max(row.at for row in given)
+        self._handle.registerTimer(millis(at) + 3_000)
+        yield {"k": key[0], "c": self._count.get()[0], "at": at}
+
+    def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
+        """Tell the count a while after the watermark."""
+        at = pd.Timestamp(timers.getCurrentWatermarkInMs() + 1_000, unit="ms")
+        yield {"k": key[0], "c": -self._count.get()[0], "at": at}
+
+
+def test_a_processors_output_may_have_an_event_time(spark: SparkSession, tmp_path: Path) -> None:
+    """Its timers go by Spark's watermark, and what follows is a plain projection."""
+
+    def build(given: Frames) -> DataFrame:
+        groups = given.timed("5 seconds").select("k", "at").groupBy("k")
+        out = "k string, c long, at timestamp"
+        frame = groups.transformWithStateInPandas(InPandas(Newest()), out, "append", "EventTime", None, "AT")
+        return frame.select("k", "c", F.date_format("at", "ss").alias("at"))
+
+    assert same(spark, tmp_path, build, "0a1 1b2 2a3", "9a2 9c1", "11b4 30a1", kind="processor") > 6
+
+
+def test_keys_time_out_by_the_clock_when_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:
+    """As in Spark, a batch runs for them alone."""
+    feed = Feed(tmp_path / "in", "k string")
+    feed.add([{"k": "a"}, {"k": "b"}, {"k": "a"}])
+
+    def wait(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        if state.hasTimedOut:
+            yield told(key[0], "out", state.get)
+            state.remove()
+        else:
+            state.update((sum(map(len, frames)),))
+            state.setTimeoutDuration(20)
+
+    def waited(frame: DataFrame, checkpoint: Path) -> list[Row]:
+        found = list[Row]()
+        groups = frame.groupBy("k").applyInPandasWithState(wait, OUT, "n long", "update", "ProcessingTimeTimeout")
+        writer = groups.writeStream.outputMode("update").foreachBatch(lambda rows, _batch: found.extend(rows.collect()))
+        query = writer.option("checkpointLocation", str(checkpoint)).start()
+        try:
+            wait_for(lambda: len(found) > 1 or not query.isActive, "both keys have timed out")
+        finally:
+            query.stop()
+        return sorted(found)
+
+    expected = waited(feed.stream(spark), tmp_path / "spark")
+    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    assert waited(wrapped, tmp_path / "ours") == expected == [Row("a", "('out', (2,))"), Row("b", "('out', (1,))")]
