@@ -83,6 +83,7 @@ def same(
     return sum(map(len, expected.steps))
 
 
+@pytest.mark.long
 def test_states_and_time_outs_are_those_of_spark_whatever_a_function_does(spark: SparkSession, tmp_path: Path) -> None:
     """It leaves a state as it is, changes it, removes it, with a time-out or without one, also when it timed out."""
 
@@ -133,6 +134,7 @@ class Newest(Logic):
         yield {"k": key[0], "c": -self._count.get()[0], "at": at}
 
 
+@pytest.mark.long
 def test_a_processors_output_may_have_an_event_time(spark: SparkSession, tmp_path: Path) -> None:
     """Its timers go by Spark's watermark, and what follows is a plain projection."""
 
