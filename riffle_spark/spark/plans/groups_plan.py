@@ -8,14 +8,12 @@ import re
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
+from riffle_spark.process.types.spark_schemas import schema_of_json
 from riffle_spark.process.types.stage_specs import GroupsSpec, free_name, store_name
-from riffle_spark.spark.engine.routing import arrow_of, arrow_schema
-from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
-from riffle_spark.spark.plans.grouping_keys import GroupingKey, read_keys
+from riffle_spark.spark.engine.routing import arrow_schema
+from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind, metadata
-from riffle_spark.spark.plans.plan_rules import refusal
 from riffle_spark.state.log.paths import check_store_name
 
 __all__ = ["GroupsPlan", "read_groups"]
@@ -38,12 +36,12 @@ class GroupsPlan:
     node: Node
     spec: GroupsSpec
     time: str
-    map_side: Piece
-    evaluation: Piece
+    map_side: batch_pieces.Piece
+    evaluation: batch_pieces.Piece
 
     def state(self) -> pa.Schema:
         """Return the fields of a group's state, where there is one."""
-        return arrow_of(StructType.fromJson(json.loads(str(self.node.stateType().json()))))
+        return schema_of_json(str(self.node.stateType().json()))
 
     def command(self) -> bytes:
         """Return the function as PySpark pickled it."""
@@ -60,10 +58,10 @@ def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, 
     is_of_frames = kind(node) == "FlatMapGroupsInPandasWithState"
     columns = items(below.output())
     grouping = items(node.groupingAttributes()) if is_of_frames else columns[: node.groupingAttributesLen()]
-    keys = read_keys(catalyst, grouping, [], below)
+    keys = grouping_keys.read_keys(catalyst, grouping, [], below)
     for key in keys:
         if str(key.expression.dataType().typeName()) == _STRUCT:
-            raise refusal("struct_key", f"{key.name}: {key.expression.dataType().catalogString()}")
+            raise plan_rules.refusal("struct_key", f"{key.name}: {key.expression.dataType().catalogString()}")
     seen = _Seen(catalyst, keys, children(node.functionExpr()))
     event_time = seen.event_time(columns)
     columns_of_rows = [catalyst.alias(one, name) for name, one in seen.parts.items()]
@@ -76,8 +74,9 @@ def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, 
     output = arrow_schema(catalyst.frame(leaf))
     spec = GroupsSpec(store, pa.schema(list(rows)[: len(keys)]), rows, seen.shown, output, event_time)
     time = str((node.timeout() if is_of_frames else node.timeMode()).toString())
-    ends = piece_of(catalyst, map_side, (Hole((0,), 0),)), piece_of(catalyst, leaf, (Hole((), 0),))
-    return GroupsPlan(catalyst, node, spec, time, *ends)
+    rows_end = batch_pieces.piece_of(catalyst, map_side, (batch_pieces.Hole((0,), 0),))
+    result_end = batch_pieces.piece_of(catalyst, leaf, (batch_pieces.Hole((), 0),))
+    return GroupsPlan(catalyst, node, spec, time, rows_end, result_end)
 
 
 class _Seen:
@@ -85,7 +84,7 @@ class _Seen:
     column that is the key's is brought once.
     """
 
-    def __init__(self, catalyst: Catalyst, keys: list[GroupingKey], seen: list[Node]) -> None:
+    def __init__(self, catalyst: Catalyst, keys: list[grouping_keys.GroupingKey], seen: list[Node]) -> None:
         self._catalyst = catalyst
         self.parts: dict[str, Node] = {}
         self._shown: dict[str, str] = {}

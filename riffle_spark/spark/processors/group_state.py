@@ -9,7 +9,6 @@ due column says when it is reached: one millisecond later.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,14 +24,14 @@ from riffle_spark.spark.processors.spark_errors import misfit
 
 __all__ = ["TIME_OUTS", "GroupStates", "StateColumns"]
 
-TIME_OUTS: Final[dict[str, TimeMode]] = {
+TIME_OUTS: dict[str, TimeMode] = {
     "NoTimeout": "None",
     "ProcessingTimeTimeout": "ProcessingTime",
     "EventTimeTimeout": "EventTime",
 }
 """What time-outs go by, by Spark's names of them."""
-_NEVER: Final = GroupState.NO_TIMESTAMP
-_AFTER_MS: Final = 1
+_NEVER = GroupState.NO_TIMESTAMP
+_AFTER_MS = 1
 """How long after its time-out a key is due."""
 
 

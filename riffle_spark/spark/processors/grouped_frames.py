@@ -9,7 +9,6 @@ numbers and truth values where there are nulls: those keys get frames of their o
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -22,9 +21,8 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.processors.processing import seldom_collected
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.types.stage_specs import GroupsSpec
+from riffle_spark.spark.processors import pandas_form, pandas_output
 from riffle_spark.spark.processors.group_state import GroupStates, StateColumns
-from riffle_spark.spark.processors.pandas_form import PandasOptions, Slices, series_of
-from riffle_spark.spark.processors.pandas_output import PandasOutput
 
 __all__ = ["GroupedFrames"]
 
@@ -75,7 +73,7 @@ class GroupedFrames:
         states = GroupStates(
             self._kept(), batch, has_timed_out=has_timed_out, has_watermark=self.spec.event_time is not None
         )
-        taken = PandasOutput(
+        taken = pandas_output.PandasOutput(
             self.spec.output, timezone=options.timezone, by_name=options.by_name, safe=options.safe,
             int_to_decimal=options.int_to_decimal,
         )  # fmt: skip
@@ -96,8 +94,8 @@ class GroupedFrames:
     def _kept(self) -> StateColumns:
         return StateColumns.of(self.spec.keys.names, self.state, self.timeout)
 
-    def _options(self) -> PandasOptions:
-        return PandasOptions(**self.pandas)  # type: ignore[arg-type] # their names are those of the settings
+    def _options(self) -> pandas_form.PandasOptions:
+        return pandas_form.PandasOptions(**self.pandas)  # type: ignore[arg-type] # their names are those of the settings
 
     @property
     def _names(self) -> list[str]:
@@ -111,7 +109,7 @@ class GroupedFrames:
 class FramesByKey:
     """Goes through the rows of each key as frames, of so many rows at most: one for most keys."""
 
-    def __init__(self, grouped: InputByKey, options: PandasOptions) -> None:
+    def __init__(self, grouped: InputByKey, options: pandas_form.PandasOptions) -> None:
         self._rows, self._positions = grouped.rows, grouped.positions
         self._timezone = options.timezone
         self._rows_max = options.rows_max if options.rows_max > 0 else _NO_LIMIT
@@ -134,16 +132,17 @@ class FramesByKey:
     def _slices(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[pd.DataFrame]]:
         """Yield the frames of keys that have few rows: slices of one frame, but where nulls would show in it."""
         rows, nulls = _without_nulls(rows), rows
-        slices = Slices(self._frame(rows))
+        slices = pandas_form.Slices(self._frame(rows))
         own = _are_there(nulls, positions) if nulls is not rows else ()
-        for at, (start, stop) in enumerate(pairwise(positions)):
+        for at in range(len(positions) - 1):
+            start, stop = positions[at], positions[at + 1]
             if own and own[at]:
                 yield iter((self._frame(nulls.slice(start, stop - start)),))
             else:
                 yield iter((slices[start, stop],))
 
     def _frame(self, rows: pa.Table) -> pd.DataFrame:
-        return _frame_of([series_of(column, self._timezone) for column in rows.columns], rows)
+        return _frame_of([pandas_form.series_of(column, self._timezone) for column in rows.columns], rows)
 
 
 def _frame_of(series: Sequence[pd.Series], rows: pa.Table) -> pd.DataFrame:
@@ -188,7 +187,7 @@ def _keys(keys: pa.Table, timezone: str) -> Iterator[Key]:
 
 def _scalars(column: pa.ChunkedArray, timezone: str) -> list[Any]:
     filled = column.fill_null(pa.scalar(0).cast(column.type)) if _shows_nulls(column) else column
-    series = series_of(filled, timezone)
+    series = pandas_form.series_of(filled, timezone)
     values = list(series.to_numpy()) if series.dtype.kind in "iufb" else list(series)
     if filled is not column:
         null = None if pa.types.is_boolean(column.type) else np.float64("nan")

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from riffle_spark.process.processors.processor import Form, Key, windows
@@ -91,10 +90,9 @@ class EventTimeForm:
     def output(self) -> pa.Table:
         """See ``Form``. Raises Spark's error for a row that is not ahead of the watermark."""
         table = self._form.output()
-        told = table.column(self._column).cast(pa.int64()) if table.num_rows else None
-        least_us = None if told is None else pc.min(told).as_py()
-        if least_us is not None and least_us <= self._watermark_ms * _PER_MS:
-            raise emitted_late(least_us, self._watermark_ms)
+        told = table.column(self._column).drop_null().cast(pa.int64()).to_numpy()
+        if len(told) and told.min() <= self._watermark_ms * _PER_MS:
+            raise emitted_late(int(told.min()), self._watermark_ms)
         return table
 
 

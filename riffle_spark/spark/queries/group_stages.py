@@ -14,8 +14,7 @@ from riffle_spark.batch_times import TimeMode, time_mode_of
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
-from riffle_spark.spark.plans.groups_plan import GroupsPlan
-from riffle_spark.spark.plans.plan_nodes import function_id, kind
+from riffle_spark.spark.plans import groups_plan, plan_nodes
 from riffle_spark.spark.processors.group_state import TIME_OUTS
 from riffle_spark.spark.processors.pandas_conf import SETTINGS, pandas_options
 from riffle_spark.spark.transform import TransformWithState
@@ -56,14 +55,14 @@ class GroupsStage:
     nothing, where that was not through the wrapper.
     """
 
-    plan: GroupsPlan
+    plan: groups_plan.GroupsPlan
     method: str
     given: Mapping[str, Any]
 
     @staticmethod
-    def of(plan: GroupsPlan) -> "GroupsStage":
+    def of(plan: groups_plan.GroupsPlan) -> "GroupsStage":
         """Return it with what Python gave."""
-        call = call_of(function_id(plan.node))
+        call = call_of(plan_nodes.function_id(plan.node))
         if call is None:
             return GroupsStage(plan, "", {})
         bound = signature(getattr(GroupedData, call.method)).bind(None, *call.positional, **call.named)
@@ -106,9 +105,9 @@ class GroupsStage:
         """Return what a processor computes. Raises ``ConfigError`` for one that was given past the wrapper."""
         if not self.given:
             raise ConfigError(
-                f"the processor of {kind(self.plan.node)} was given to a frame that was not wrapped yet",
+                f"the processor of {plan_nodes.kind(self.plan.node)} was given to a frame that was not wrapped yet",
                 remedy="wrap the frame by riffle_spark.on before groupBy(...).transformWithState...",
-                where=kind(self.plan.node),
+                where=plan_nodes.kind(self.plan.node),
             )
         output, named = self.plan.spec.output, str(self.given["eventTimeColumnName"]).lower()
         return TransformWithState(
@@ -119,7 +118,8 @@ class GroupsStage:
 
     def said(self) -> Iterator[str]:
         """Yield what is told of it to people."""
-        yield f"{kind(self.plan.node)}: {', '.join(f'{one.name} {one.type}' for one in self.plan.spec.output)}"
+        output = ", ".join(f"{one.name} {one.type}" for one in self.plan.spec.output)
+        yield f"{plan_nodes.kind(self.plan.node)}: {output}"
         if self.time_mode != "None":
             yield f"due by {'event' if self.time_mode == 'EventTime' else 'processing'} time"
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.spark.processors import row_form
-from riffle_spark.spark.processors.row_form import RowForm
+from riffle_spark.spark.processors.row_form import EventTimeForm, RowForm
 
 pytestmark = pytest.mark.newer_spark
 
@@ -140,3 +141,14 @@ def test_a_call_that_returns_nothing_iterable_is_refused() -> None:
     """A processor must return an iterator, though an empty one."""
     with pytest.raises(TypeError):
         returned(None)  # type: ignore[arg-type]
+
+
+def test_output_with_an_event_time_is_ahead_of_the_watermark() -> None:
+    """Else Spark's error tells both; a null is no time."""
+    form = EventTimeForm(RowForm(OUTPUT), "t", 1_000)
+    ahead = datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=timezone.utc)
+    form.take([Row(id="a", n=1, t=ahead), Row(id="b", n=1, t=None)])
+    assert form.output().num_rows == 2
+    form.take([Row(id="a", n=1, t=ahead.replace(microsecond=0))])
+    with pytest.raises(PySparkRuntimeError, match="eventTime=1000000 which is older than current_watermark_value=1000"):
+        form.output()
