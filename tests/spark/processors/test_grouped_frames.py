@@ -209,9 +209,9 @@ def test_what_a_call_does_is_kept_as_spark_keeps_it(does: str, *, has_timed_out:
             query.advance_watermark(BEGIN_MS + 6_000)
         assert answers(query.feed([] if has_timed_out else [row("a", 2)])) == [("a", str(has_timed_out))]
         wanted = KEPT[does]
+        state: dict[Any, Any] = dict(query.state())
         kept = {
-            key: (one["n"], one["has_state"], one["due_ms"] and one["due_ms"] - BEGIN_MS)
-            for key, one in query.state().items()
+            key: (one["n"], one["has_state"], one["due_ms"] and one["due_ms"] - BEGIN_MS) for key, one in state.items()
         }
         assert kept == ({} if wanted is None else {("a",): wanted})
 

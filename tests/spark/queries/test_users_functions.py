@@ -15,14 +15,12 @@ from pyspark.sql import functions as F
 
 import riffle_spark
 from tests.kit.processors.both_forms import InPandas, Logic, Output, millis
-from tests.kit.queries.played_query import CONF as PLAYED
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import Frames, Shape, events
 from tests.kit.streams.streaming import Feed, settings_in, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
-CONF = PLAYED
 OUT = "k string, told string"
 
 
