@@ -24,6 +24,7 @@ from riffle_spark.process.blocks.block import BlockComputation, Computation
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.copies import disk
+from riffle_spark.state.formats.key_codec import with_one_zero
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.state.restore.reader import Reader
@@ -96,7 +97,7 @@ class _Attempt:
         order, received = self.order, rows.num_rows
         with self.step("touch"):
             rows, timed = on_time(order, run_computation.as_declared(order, rows))
-            rows = run_computation.in_declared_order(order, rows)
+            rows = with_one_zero(run_computation.in_declared_order(order, rows), order.key)
             touched = touch(order, slot, rows)
         self.facts.update(timed)
         if order.read_by is not None:

@@ -21,7 +21,7 @@ from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.state.copies.part_files import PartFiles
-from riffle_spark.state.copies.run import RunsOfKeyGroup, due_rows, first_due_ms, newest_by_group
+from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, due_rows, first_due_ms, newest_by_group
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, due_times, in_milliseconds
@@ -363,3 +363,11 @@ def test_a_store_keeps_its_due_column(tmp_path: Path) -> None:
     assert not by_clock.can_read(due.to_text())
     assert "due: until by EventTime" in due.to_text()["text"]
     assert schema_of_text("totals", due.to_text()) == due
+
+
+def test_a_key_that_was_kept_with_another_zero_ends_as_zero() -> None:
+    """Parts of old have -0.0 where the key's first row had it."""
+    schema = PlainColumns("s", pa.schema([("k", pa.float64())]), pa.schema([("until", pa.int64())]), "until")
+    rows = pa.table([[-0.0], [3]], schema=schema.row_schema)
+    run = Run(schema.hashes(rows), rows.to_batches()[0], None, due_times(rows["until"].chunk(0), None))
+    assert str(due_rows(schema, [RunsOfKeyGroup(0, (run,), 0)], 4).rows["k"].to_pylist()) == "[0.0]"

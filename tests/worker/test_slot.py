@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -250,3 +251,27 @@ def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
         2: 30,
     }
     assert Member(tmp_path / "other", kept_last()).answer(rows)[1].read == ()
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+@pytest.mark.parametrize("is_function", [False, True])
+def test_zeros_are_one_key_in_what_is_given_out_and_kept(tmp_path: Path, kind: pa.DataType, is_function: bool) -> None:
+    """-0.0 is 0.0 wherever it is met first, as Spark groups: a sink that goes by the key has one of it, not two."""
+    rows, state = pa.schema([("k", kind), ("v", pa.int64())]), pa.schema([("n", pa.int64())])
+
+    def last(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        table = rows.select(["k"]).append_column("n", pa.repeat(1, rows.num_rows))
+        return table, table
+
+    usual, own = aggregate(n=count()), arrow_function(last, state=state, output=pa.schema([("k", kind), *state]))
+    member = Member(tmp_path, own if is_function else usual, rows)
+    for key in (-0.0, 0.0, None):
+        output, receipt = member.answer(rows_of((key, 1), schema=rows))
+        assert str([row["k"] for row in output.to_pylist()]) == ("[None]" if key is None else "[0.0]")
+        assert str({row["k"] for row in member.changes_sealed(receipt)}) == ("{None}" if key is None else "{0.0}")
+        member.commit(receipt)
+    odd = pa.array([float("nan"), -float("nan")], kind)
+    assert odd.buffers()[1].to_pybytes() != pa.array([float("nan")] * 2, kind).buffers()[1].to_pybytes()
+    nans = pa.Table.from_arrays([odd, pa.array([1, 1])], schema=rows)
+    (key,) = {row["k"] for row in member.feed(nans.slice(1))}
+    assert math.copysign(1, key) == 1  # type: ignore[call-overload]

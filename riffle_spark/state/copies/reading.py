@@ -16,6 +16,7 @@ from riffle_spark.columns import Mask, Offsets, fixed_values
 from riffle_spark.state.copies.elements import ElementRows, ElementRun, Ranges, located, ranges_of, structs_of
 from riffle_spark.state.copies.run import Hashes, Indices, Run
 from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes
+from riffle_spark.state.formats.key_codec import with_one_zero
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, NO_ELEMENT, TIMER, Ids, Variable, encoded_keys, id_of_key
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -199,7 +200,7 @@ def _found_due(name: str, run: ElementRun, places: Indices) -> FoundDue:
     assert run.due is not None, "what was found is due"
     at = pa.array(places)
     structs = None if run.structs is None else run.structs.take(at)
-    keys = pa.Table.from_batches([run.rows.take(at)])
+    keys = with_one_zero(pa.Table.from_batches([run.rows.take(at)]), run.rows.schema.names)
     return FoundDue(name, run.due.values[places], keys, run.hashes[places], run.ids[places], structs)
 
 

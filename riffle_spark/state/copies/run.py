@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.columns import one_array
 from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes, in_milliseconds
-from riffle_spark.state.formats.key_codec import differing, encode_keys
+from riffle_spark.state.formats.key_codec import differing, encode_keys, with_one_zero
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
@@ -275,7 +275,7 @@ def _newest_rows(
     starts = np.searchsorted(of_row, [one.key_group for one in groups])
     wanted = [WantedKeys(int(start), int(end), one.runs) for one, start, end in zip(groups, starts, ends, strict=True)]
     rows, is_there = look_up(wanted, hashes, keys, schema.row_schema)
-    rows = rows.filter(pa.array(is_there))
+    rows = with_one_zero(rows.filter(pa.array(is_there)), names)  # parts of old may have others
     column = one_array(rows.column(str(schema.due)))
     due_ms = np.where(column.is_valid().to_numpy(zero_copy_only=False), in_milliseconds(column), NEVER_MS)
     return DueRows(rows, hashes[is_there], of_row[is_there], due_ms)

@@ -18,7 +18,7 @@ from riffle_spark import columns as arrow
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
-__all__ = ["differing", "encode_keys"]
+__all__ = ["differing", "encode_keys", "with_one_zero"]
 
 _NULL, _PRESENT = b"\x00", b"\x01"
 _END: Final = b"\x00\x00"
@@ -60,6 +60,18 @@ def differing(one: pa.Table, other: pa.Table) -> npt.NDArray[np.int64]:
             equal = pc.if_else(equal.is_valid(), equal, pc.and_(left.is_null(), right.is_null()))
         same &= equal.to_numpy(zero_copy_only=False)
     return np.flatnonzero(~same)
+
+
+def with_one_zero(table: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the rows with 0.0 for -0.0 and one NaN in the key's columns: what is one key reads as one."""
+    for name in key:
+        at = table.schema.get_field_index(name)
+        field = table.schema.field(at)
+        if pa.types.is_floating(field.type):
+            column, nan = table.column(at), pa.scalar(np.nan, field.type)
+            one_zero = pc.add(column, pa.scalar(0.0, field.type))
+            table = table.set_column(at, field, pc.if_else(pc.is_nan(column), nan, one_zero))
+    return table
 
 
 def _scalar(data: bytes) -> pa.Scalar:

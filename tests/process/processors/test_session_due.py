@@ -284,6 +284,17 @@ def test_expiry_reads_what_expires_and_no_more() -> None:
     assert set(store.reading.asked) <= {"due", "due_by"}
 
 
+def test_a_key_that_was_kept_with_another_zero_fires_as_zero() -> None:
+    """Parts of old have -0.0 where the key's first row had it."""
+    store = Store(indexed=True, key=pa.schema([("k", pa.float64())]))
+    store.batch(-0.0)
+    store.session.timers.register(5)
+    store.commit()
+    store.batch(1.0)
+    assert str(store.session.fire(5)) == "[(5, 1)]"
+    assert str(store.session.keys(1)["k"].to_pylist()) == "[0.0]"
+
+
 def test_a_delta_of_timers_has_the_schema_of_its_store() -> None:
     """A store without variables keeps timers alone."""
     store = Store(indexed=True)
