@@ -2,7 +2,7 @@
 of a slot. Does not know how a slot answers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -17,9 +17,13 @@ from riffle_spark.state.formats.due_times import DUE_ORDER, can_be_due
 from riffle_spark.state.formats.part_codec import DELETED, HASH
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
-from riffle_spark.state.schemas.variables import VariableColumns
+from riffle_spark.state.schemas.variables import OURS, VariableColumns
 
-__all__ = ["SlotState", "StoreComputation", "on_store"]
+__all__ = ["SlotState", "StoreComputation", "check_names", "on_store"]
+
+_IN_PARTS = frozenset({HASH, DELETED, DUE_ORDER})
+_WITH_ROWS = "__riffle_"
+"""So begin the names of all columns that go with rows, to slots, to sinks and into another dispatch."""
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -62,7 +66,7 @@ class _Block:
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
-        _check_names(store, [*key.names, *declared.state.names])
+        check_names(store, [*key.names, *declared.state.names], _IN_PARTS)
         if declared.due is None:
             return PlainColumns(store, key, declared.state)
         _check_due(store, key, declared, declared.due)
@@ -72,12 +76,14 @@ class _Block:
         return slot.over_tables(PlainColumns.of_text(store, schema), self.given)
 
 
-def _check_names(store: str, names: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for names that parts have for columns of ours: what was sealed could not be read again."""
+def check_names(store: str, names: Iterable[str], taken: Collection[str] = ()) -> None:
+    """Raise ``ConfigError`` for names that columns of ours have: those that go with rows, and in parts those ``taken``,
+    since what was sealed could not be read again.
+    """
     for name in names:
-        if name in {HASH, DELETED, DUE_ORDER}:
+        if name in taken or name.lower().startswith(_WITH_ROWS):
             raise ConfigError(
-                f"a column of key or state is named {name!r}, as one is that stored state has besides",
+                f"a column is named {name!r}, as one is that goes with rows or with stored state",
                 remedy="rename it",
                 where=store,
             )
@@ -107,7 +113,9 @@ class _Processor:
     takes_initial: bool = True
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        return VariableColumns(store, key, declared.variables or (), indexed=declared.time_mode != "None")
+        variables = declared.variables or ()
+        check_names(store, key.names, {*OURS, *(variable.column for variable in variables)})
+        return VariableColumns(store, key, variables, indexed=declared.time_mode != "None")
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         columns = VariableColumns.of_text(store, schema)

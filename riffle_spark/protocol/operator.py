@@ -9,7 +9,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
-from riffle_spark.process.store_computation import on_store
+from riffle_spark.process.store_computation import check_names, on_store
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
@@ -85,8 +85,10 @@ def operator_of(
     of_key = pa.schema([pa.field(column.name, given.rows.field(column.name).type) for column in keys])
     for one in of_key:
         check_key_type(one.name, one.type)
+    check_names(store, given.rows.names)
     declared = compute.declare(of_key, given.rows)
-    _check_names(store, declared, rows)
+    check_names(store, [*declared.state.names, *declared.output.names])
+    _check_repeated(store, declared, rows)
     schema = on_store(compute, store).schema(store, of_key, declared)
     return Operator(
         schema, compute, declared, tuple(column.name for column in orders), given.rows, fields=given.fields,
@@ -105,7 +107,7 @@ def _on_columns(
     return compute.on({name: column.name for name, column in columns.items()}), list(columns.values())
 
 
-def _check_names(store: str, declared: Declared, rows: pa.Schema) -> None:
+def _check_repeated(store: str, declared: Declared, rows: pa.Schema) -> None:
     """Raise ``ConfigError`` where a function on Arrow would get two columns of one name: it could not tell them."""
     twice = sorted({name for name in rows.names if rows.names.count(name) > 1})
     if twice and declared.columns is None and declared.variables is None:

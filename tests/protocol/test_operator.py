@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
+from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.enter import check_schemas
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -82,3 +84,19 @@ def test_the_same_schema_in_other_bytes_fits() -> None:
         stored[part] = base64.b64encode(of_part.with_metadata({"release": "other"}).serialize()).decode()
     assert stored != schema.to_text()
     check_schemas({"totals": stored}, [operator()])
+
+
+WIRE = (ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, "__riffle_ours", "__RIFFLE_SLOT")
+
+
+@pytest.mark.parametrize("name", WIRE)
+@pytest.mark.parametrize("place", ["key", "input", "result", "output"])
+def test_names_of_columns_that_go_with_rows_are_refused(name: str, place: str) -> None:
+    """A slot would take the user's column for its own, or the other way round, and fail in words of Arrow's."""
+    rows = ROWS.append(pa.field(name, pa.int64())) if place in ("key", "input") else ROWS
+    one, output = pa.schema([("n", pa.int64())]), pa.schema([("n", pa.int64()), (name, pa.int64())])
+    function = arrow_function(lambda rows, state: (rows, state), state=one, output=output)
+    compute = {"key": aggregate(n=count()), "input": aggregate(n=sum_(name)), "result": aggregate(**{name: count()})}
+    with pytest.raises(ConfigError, match=f"is named '{name}'") as caught:
+        operator_of("totals", (name if place == "key" else "k",), compute.get(place, function), (), rows)
+    assert caught.value.remedy == "rename it"

@@ -39,11 +39,13 @@ from riffle_spark.state.schemas.variable_kinds import (
     ids_of_keys,
 )  # fmt: skip
 
-__all__ = ["NAMES", "VariableColumns", "numbers_of"]
+__all__ = ["NAMES", "OURS", "VariableColumns", "numbers_of"]
 
 Result = TypeVar("Result")
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
+OURS: Final = (VARIABLE, INDEX, DUE, DELETED, HASH, ELEMENT, DUE_ORDER)
+"""The names of columns that rows have beside those of the key and the variables."""
 NAMES = pa.dictionary(pa.int8(), pa.string())
 """The type of the column that names each row's variable."""
 VARIABLES_MAX: Final = 126
@@ -68,17 +70,7 @@ class VariableColumns:
     history: History = NEVER_CHANGED
 
     def __post_init__(self) -> None:
-        names = [
-            *self.key.names,
-            VARIABLE,
-            INDEX,
-            DUE,
-            DELETED,
-            HASH,
-            ELEMENT,
-            DUE_ORDER,
-            *(variable.column for variable in self.variables),
-        ]
+        names = [*self.key.names, *OURS, *(variable.column for variable in self.variables)]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(

@@ -19,6 +19,7 @@ from riffle_spark.spark.processors.spark_processor import declare
 from riffle_spark.testing import Harness
 from tests.kit.processors.columns import Columns
 from tests.kit.processors.odd_inputs import Tells
+from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams.processor_runs import Run, Told, see, seen
 
 pytestmark = pytest.mark.newer_spark
@@ -137,3 +138,12 @@ def test_a_watermark_is_found_on_its_column_alone() -> None:
     """A query whose events were selected without it is refused, with what to do."""
     with pytest.raises(ConfigError, match="no timestamp column of the input has a watermark"):
         watermark_in(StructType().add("id", StringType()), "store")
+
+
+@pytest.mark.parametrize("name", ["__hash", "__deleted", "__due_order", "__due", "__variable", "__state_totals"])
+def test_names_that_a_processors_state_has_besides_are_refused_as_keys(name: str) -> None:
+    """The user has one column of that name, and is told of it."""
+    rows = pa.schema([(name, pa.string())])
+    visits = transform_with_state(Visits(), key=name, output="user string, visits long, total long")
+    with pytest.raises(ConfigError, match=f"is named '{name}'"):
+        Harness(visits, rows)
