@@ -12,8 +12,10 @@ import pytest
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import Delivery, StaleRows
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.testing import Attempt
-from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.elastic_world import Elastic, warnings
+from tests.kit.simulated.world import totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -133,6 +135,39 @@ def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: 
     world.settle()
     world.check_state()
     assert len(world.ownership.members.live) == 3
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_an_owner_that_stays_owner_without_its_copy_fetches_it_in_the_next_run(tmp_path: Path, forgets: bool) -> None:
+    """So little state is no reason for a move: one run finds that the copy is gone, none where a census told it, and
+    the report says why the batch was run again.
+    """
+    world = Elastic(tmp_path, executors=THREE, num_standbys=1, acceptable_recovery_lag=10_000)
+    world.feed(4)
+    lost = min(world.owned("1"))
+    Folder(world.folder_of("1"), "").drop("totals", lost)
+    if forgets:
+        world.start()
+    report = world.feed()
+    assert (report.runs, report.misplaced_runs, report.restores) == ((1, 0, 1) if forgets else (2, 1, 1))
+    told = warnings([report], "of at most 4 was given up: 1 key-groups have no copy here and one on a standby")
+    assert len(told) == report.runs - 1
+    assert world.feed().runs == 1
+    world.check_state()
+
+
+def test_two_stores_whose_copies_are_apart_are_not_sent_to_and_fro(tmp_path: Path) -> None:
+    """The owner lost one store's copy and the standby the other's: each is found out once, then one is fetched."""
+    world = Elastic(tmp_path, executors=THREE, operators=[totals(), totals("other")], num_standbys=1)
+    world.feed(4)
+    lost = min(world.owned("1"))
+    keeper = next(executor for executor in ("2", "3") if lost in world.holds(executor)[1])
+    Folder(world.folder_of("1"), "").drop("totals", lost)
+    Folder(world.folder_of(keeper), "").drop("other", lost)
+    report = world.feed()
+    assert (report.runs, report.restores) == (3, 1)
+    assert len(warnings([report], "was given up: 1 key-groups")) == 2
+    world.check_state()
 
 
 def test_a_live_members_lost_disk_without_standbys_is_restored(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
+from riffle_spark.errors import LocalDiskError, Misplaced
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Clock, IncomingBatch, SlotLayout
@@ -150,6 +151,7 @@ class BatchMeasures:
         self.runs = 0
         self.misplaced = 0
         self.snapshots = 0
+        self._given_up: list[str] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -159,6 +161,17 @@ class BatchMeasures:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
+
+    def gave_up(self, version: int, error: Exception, most: int) -> None:
+        """Note why a run was given up, of at most so many. Of a disk that refuses another warning tells."""
+        self.misplaced += isinstance(error, Misplaced)
+        if not isinstance(error, LocalDiskError):
+            why = str(error).partition("\n")[0]
+            self._given_up.append(
+                f"batch {version} was run again, run {self.runs} of at most {most} was given up: {why}\n"
+                "  What to do: nothing; if it comes often, look at why executors or copies are lost, or tasks run "
+                "elsewhere"
+            )
 
     def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
         """Return the report of a batch that was skipped."""
@@ -187,7 +200,7 @@ class BatchMeasures:
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
         facts = where.facts()
-        facts["warnings"] = (*facts["warnings"], *upkeep.warnings)  # type: ignore[misc]
+        facts["warnings"] = (*self._given_up, *facts["warnings"], *upkeep.warnings)  # type: ignore[misc]
         beside: dict[str, object] = {f"upkeep_{name}": count for name, count in upkeep.done.items()}
         return BatchReport(
             incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),

@@ -223,7 +223,7 @@ class Driver:
                 return self._run_once(incoming, operators, work, batch)
             except (StaleRows, Misplaced, OutOfDate, LocalDiskError) as error:
                 work.release()
-                batch.misplaced += isinstance(error, Misplaced)
+                batch.gave_up(incoming.version, error, self._settings.batch_attempts)
                 self.ownership.forget_layout()
                 self._check_not_fenced()
                 ran_on |= {executor.id for executor in self.ownership.executors}

@@ -73,19 +73,24 @@ def _of_role(
 
 
 def standing_by(situation: Situation, acceptable: int) -> dict[int, tuple[MemberId, ...]]:
-    """Return, by key-group, the live standbys whose copies could take over at once: a pointer could not."""
+    """Return, by key-group, the live standbys whose copies could take over at once: a pointer could not. None where the
+    owner is known to have no copy: it was assigned for all that, so it is to fetch one, and not to stop time and again.
+    """
     able: dict[int, tuple[MemberId, ...]] = {}
     for task, members in situation.present.standbys.items():
         held = tuple(member for member in members if _could_take_over(situation, member, task.key_group, acceptable))
-        if held:
+        if held and _has(situation, situation.present.owners.get(task, ""), task.key_group):
             able[task.key_group] = held
     return able
 
 
 def _could_take_over(situation: Situation, member: MemberId, key_group: int, acceptable: int) -> bool:
+    return _has(situation, member, key_group) and situation.lag(member, key_group) <= acceptable
+
+
+def _has(situation: Situation, member: MemberId, key_group: int) -> bool:
     copies = situation.copies.of(member)
-    has = member in situation.members.live and any((store, key_group) in copies for store in situation.stores)
-    return has and situation.lag(member, key_group) <= acceptable
+    return member in situation.members.live and any((store, key_group) in copies for store in situation.stores)
 
 
 def _behind(situation: Situation, member: MemberId, key_group: int) -> CopyLag:
