@@ -12,6 +12,7 @@ from riffle_spark.process.types.converters import RecordMaker
 from riffle_spark.process.types.fields import Fields, plain_records
 from riffle_spark.state.copies.elements import ElementRows
 from riffle_spark.state.copies.reading import Found, Reading
+from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -57,8 +58,10 @@ class Scope:
     at: int = -1
 
     def due_ms(self, ttl_ms: int | None) -> int | None:
-        """Return when what is written now expires."""
-        return None if ttl_ms is None else self.now_ms + ttl_ms
+        """Return when what is written now expires: never, where no time is as late as that."""
+        if ttl_ms is None or self.now_ms + ttl_ms >= NEVER_MS:
+            return None
+        return self.now_ms + ttl_ms
 
 
 class DeltaRows(NamedTuple):

@@ -129,7 +129,7 @@ class Handle(StatefulProcessorHandle):
             return None
         if self._time_mode != "ProcessingTime" or ttl_ms < 0:
             raise spark_errors.no_ttl(kind, name, self._time_mode)
-        return index(ttl_ms)
+        return _time(ttl_ms)
 
     def _added(self, state: _State) -> _State:
         _unbind(state, spark_errors.OnDriver if self.phase == "PRE_INIT" else spark_errors.Keyless)

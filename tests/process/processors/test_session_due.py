@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from tests.kit.process.sessions import Store, list_of, map_of, value
 
@@ -282,6 +283,18 @@ def test_expiry_reads_what_expires_and_no_more() -> None:
     assert store.session.next_due_ms() == 100
     assert store.session.keys(0).num_rows == 100
     assert set(store.reading.asked) <= {"due", "due_by"}
+
+
+@pytest.mark.parametrize("ttl_ms", [2**63 - 1, 2**63 - 1 - 10, 2**63 - 1 - 11])
+def test_a_time_to_live_beyond_all_times_is_for_ever(ttl_ms: int) -> None:
+    """``sys.maxsize`` is what is written for never; a moment less is a time like any other."""
+    store = Store(value("v", "n long", ttl_ms), indexed=True)
+    for now_ms in (10, 20):
+        store.batch("a", now_ms=now_ms)
+        assert store.value("v").get() == ((1,) if now_ms > 10 else None)
+        store.value("v").update((1,))
+        assert (store.session.next_due_ms() is None) is (ttl_ms + now_ms >= 2**63 - 1)
+        store.commit()
 
 
 def test_a_key_that_was_kept_with_another_zero_fires_as_zero() -> None:

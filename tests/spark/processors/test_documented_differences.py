@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -147,3 +148,28 @@ def test_names_that_a_processors_state_has_besides_are_refused_as_keys(name: str
     visits = transform_with_state(Visits(), key=name, output="user string, visits long, total long")
     with pytest.raises(ConfigError, match=f"is named '{name}'"):
         Harness(visits, rows)
+
+
+class Zeros(StatefulProcessor):
+    """Keeps both zeros in a map that lives for ever, and tells how many entries there are."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare a map by doubles."""
+        self.zeros = handle.getMapState("zeros", "d double", "n long", sys.maxsize)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Put each in."""
+        before = len(list(self.zeros.keys()))
+        for zero in (0.0, -0.0):
+            self.zeros.updateValue((zero,), (1,))
+        yield pd.DataFrame({"before": [before], "after": [len(list(self.zeros.keys()))]})
+
+
+def test_a_map_has_one_zero_and_sys_maxsize_is_for_ever() -> None:
+    """An entry for both zeros, found again by the next batch."""
+    operator = transform_with_state_in_pandas(
+        Zeros(), key="k", output="before long, after long", time_mode="ProcessingTime"
+    )
+    with Harness(operator, pa.schema([("k", pa.string())])) as query:
+        assert query.feed([{"k": "a"}]) == [{"before": 0, "after": 1}]
+        assert query.feed([{"k": "a"}]) == [{"before": 1, "after": 1}]
