@@ -157,7 +157,7 @@ PLANTS = [
 ]  # fmt: skip
 
 
-SOONEST: dict[Plant, int] = {take_exists_for_success: 41, take_a_foreign_head_for_the_base: 80}
+SOONEST: dict[Plant, int] = {take_exists_for_success: 41, take_a_foreign_head_for_the_base: 500}
 """The schedules that find what few find: they are tried first."""
 
 
