@@ -1,4 +1,4 @@
-"""The queries of the page that moves them answer the same with its one line as without."""
+"""Queries of the page that moves them answer the same with its one line as without; it names what is refused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kit.pages import CHECKOUT, Block, blocks
+from riffle_spark.spark.plans.plan_rules import REFUSED
+from tests.kit.pages import CHECKOUT, Block, blocks, table_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
-
-BLOCKS = [block for block in blocks(CHECKOUT / "docs" / "move-your-query.md") if block.info == "python moved"]
+PAGE = CHECKOUT / "docs" / "move-your-query.md"
+BLOCKS = [block for block in blocks(PAGE) if block.info == "python moved"]
 FOLDER = "/tmp/riffle-quickstart"
 WRAPS = "riffle_spark.on("
-QUERIES = 8
+QUERIES = 10
+
+
+def test_the_table_has_every_term_that_is_refused() -> None:
+    """Its reason and its way out stand beside it, as the list has them."""
+    told = {row[0]: row[1:] for row in table_rows(PAGE)}
+    wanted = {one.term: ["refused", f"{one.reason}; {one.way_out}"] for one in REFUSED.values()}
+    assert {term: told.get(term) for term in wanted} == wanted
 
 
 def _shown(block: Block, variables: dict[str, object], capfd: pytest.CaptureFixture[str]) -> str:
@@ -30,11 +37,14 @@ def _before(block: Block, folder: Path, *, wrapped: bool) -> Block:
     return Block(block.page, block.line, block.info, "\n".join(lines).replace(FOLDER, str(folder)))
 
 
+@pytest.mark.spark
+@pytest.mark.newer_spark
 def test_moved_queries_answer_what_they_did(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each block is run by Spark alone and then wrapped, in one session, and shows the same rows."""
     assert sum(WRAPS in block.code for block in BLOCKS) >= QUERIES
+    spark.conf.set("spark.riffle.key_groups", "8")
     shown = list[list[str]]()
     for wrapped in (False, True):
         variables: dict[str, object] = {"__name__": "__main__"}

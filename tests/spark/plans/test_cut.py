@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -71,6 +72,27 @@ def of_window(frames: Frames) -> DataFrame:
 def kept(key: object, frames: Iterable[pd.DataFrame], state: object) -> Iterator[pd.DataFrame]:
     """Answer nothing."""
     return iter(())
+
+
+class Called:
+    """A function for the JVM that no test lets it call."""
+
+    class Java:
+        """As Py4J asks for it."""
+
+        implements = (
+            "org.apache.spark.api.java.function.MapFunction",
+            "org.apache.spark.api.java.function.MapGroupsWithStateFunction",
+        )
+
+
+def scala_groups(events: DataFrame) -> DataFrame:
+    """Return what mapGroupsWithState makes of a stream, as Java has it."""
+    encoders = events.sparkSession._jvm.org.apache.spark.sql.Encoders
+    ensure_callback_server_started(events.sparkSession.sparkContext._gateway)
+    grouped = events._jdf.groupByKey(Called(), encoders.STRING())
+    made = grouped.mapGroupsWithState(Called(), encoders.LONG(), encoders.LONG()).toDF()
+    return riffle_spark.on(DataFrame(made, events.sparkSession))
 
 
 SHAPES: dict[str, tuple[Query, str]] = {
@@ -215,8 +237,20 @@ BY_US: dict[str, tuple[Query, str]] = {
     "limit": (lambda f: f.events.dropDuplicates(["at"]).limit(3), "append"),
     "watermark": (lambda f: f.bare.groupBy("at").count().withWatermark("at", "1 minute"), "update"),
     "set": (lambda f: f.events.dropDuplicates(["at"]).exceptAll(f.spark.createDataFrame([], SCHEMA)), "append"),
+    "unknown": (
+        lambda f: f.events.groupBy("page").cogroup(f.others.groupBy("other"))
+        .applyInPandas(lambda left, _: left, SCHEMA).dropDuplicates(["page"]), "update",
+    ),
+    "scala": (lambda f: scala_groups(f.events).dropDuplicates(["value"]), "update"),
     "join_keys": (lambda f: f.events.join(f.others, F.expr("seen >= at and seen <= at + interval 1 minute")), "append"),
 }  # fmt: skip
+
+
+BY_READERS = {
+    *("array_key", "collated_key", "random_key", "distinct", "own_buffer", "user_function", "ordered_texts"),
+    *("event_times", "struct_key", "several_stages"),
+}
+"""What ``test_aggregates.py`` and ``test_distinct.py`` ask for, and two of below."""
 
 
 @pytest.mark.parametrize("name", BY_US)
@@ -228,6 +262,20 @@ def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str
     one = REFUSED[name]
     assert refused.value.problem == f"{one.term} is refused: {one.reason}"
     assert (refused.value.remedy, bool(refused.value.where)) == (one.way_out, True)
+
+
+def test_every_term_of_the_list_is_met_by_a_query() -> None:
+    """Here, or with the keys and functions of aggregates and de-duplications."""
+    assert REFUSED.keys() == BY_US.keys() | BY_READERS
+    assert not BY_US.keys() & BY_READERS
+
+
+def test_a_key_of_users_functions_that_is_a_struct_is_refused(frames: Frames) -> None:
+    """Where the stage is read, for people too."""
+    groups = frames.events.withColumn("w", F.window("at", "1 minute")).groupBy("w")
+    with pytest.raises(ConfigError) as refused:
+        groups.applyInPandasWithState(kept, SCHEMA, "n long", "append", "NoTimeout").explain()
+    assert REFUSED["struct_key"].term in refused.value.problem
 
 
 def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(frames: Frames) -> None:
