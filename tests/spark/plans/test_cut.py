@@ -88,8 +88,10 @@ class Called:
 
 def scala_groups(events: DataFrame) -> DataFrame:
     """Return what mapGroupsWithState makes of a stream, as Java has it."""
-    encoders = events.sparkSession._jvm.org.apache.spark.sql.Encoders
-    ensure_callback_server_started(events.sparkSession.sparkContext._gateway)
+    context = events.sparkSession.sparkContext
+    assert context._gateway is not None
+    encoders = context._gateway.jvm.org.apache.spark.sql.Encoders
+    ensure_callback_server_started(context._gateway)
     grouped = events._jdf.groupByKey(Called(), encoders.STRING())
     made = grouped.mapGroupsWithState(Called(), encoders.LONG(), encoders.LONG()).toDF()
     return riffle_spark.on(DataFrame(made, events.sparkSession))
