@@ -92,17 +92,14 @@ def _count(streams: Mapping[str, DataFrame]) -> DataFrame:
 BLOCKS: Mapping[str, Block] = {
     "window": Block(TIMED, lambda n: feeds.windowed(n["keys"], n["rows"], n["batches"]), _window),
     "session": Block(KEYED, lambda n: feeds.visits(n["keys"], n["rows"], n["batches"]), _session),
-    "dedup": Block(
-        KEYED, lambda n: feeds.once(n["rows"], n["batches"]), _dedup, owed="de-duplication is not built yet"
-    ),
+    "dedup": Block(KEYED, lambda n: feeds.once(n["rows"], n["batches"]), _dedup),
     "join": Block(
         TIMED, lambda n: feeds.joined(n["rows"] // 2, n["batches"]), _join, streams=("rows", "others"),
         owed="joins of two streams are not built yet",
     ),
     "close": Block(TIMED, lambda n: feeds.closing(n["keys"], n["slices"]), _close),
     "groups": Block(
-        "key long, amount long", lambda n: feeds.drawn(n["keys"], n["rows"], n["batches"]), _groups, "update",
-        owed="applyInPandasWithState is not built yet",
+        "key long, amount long", lambda n: feeds.drawn(n["keys"], n["rows"], n["batches"]), _groups, "update"
     ),
     "chain": Block(
         TIMED, lambda n: feeds.windowed(n["keys"], n["rows"], n["batches"]), _of_windows,
