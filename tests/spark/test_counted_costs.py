@@ -24,6 +24,8 @@ SETTLED = 2
 ANALYSED = "org.apache.spark.sql.catalyst.analysis.UpdateOuterReferences"
 OPTIMISED = "org.apache.spark.sql.catalyst.optimizer.InferFiltersFromConstraints"
 """Rules that Spark runs once a plan that it analyses, and once a plan that it optimises."""
+# Limits on calls allow for four look-ups of classes an operator, which a batch in a process of its own does without:
+# where many sessions have run before, what was looked up does not stay known.
 Costs = dict[str, int]
 
 
@@ -75,8 +77,8 @@ def noop(rows: DataFrame, batch_id: int) -> None:
 @pytest.mark.parametrize(
     ("stores", "most"),
     [
-        (["totals"], {"calls": 89, "jobs": 2, "analysed": 4, "optimised": 2}),
-        (["a", "b"], {"calls": 166, "jobs": 4, "analysed": 8, "optimised": 4}),
+        (["totals"], {"calls": 93, "jobs": 2, "analysed": 4, "optimised": 2}),
+        (["a", "b"], {"calls": 174, "jobs": 4, "analysed": 8, "optimised": 4}),
     ],
     ids=["one operator", "two together"],
 )
@@ -120,4 +122,4 @@ def test_a_wrapped_query_costs_few_calls_more(
     writer = frame.writeStream.outputMode("update").foreachBatch(sink)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(120)
-    assert max(after - before for before, after in itertools.pairwise(seen[SETTLED - 1 :])) <= 107
+    assert max(after - before for before, after in itertools.pairwise(seen[SETTLED - 1 :])) <= 110
