@@ -12,20 +12,18 @@ riffle's sides run on its code too, in turn with ours.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 from benchmarks.blocks.block_play import NOT_PLAYED, Played, Side, play, play_here
 from benchmarks.blocks.block_queries import BLOCKS
-from benchmarks.kit.side import HERE, Code, alternately, answer, at_revision
+from benchmarks.kit import cases
+from benchmarks.kit.side import HERE, Code, alternately, answer
 from benchmarks.kit.streams import median
-from riffle_spark.errors import RiffleError
 
 OURS, THEIRS = 10, 5
 IN_TURN = 60
@@ -197,40 +195,15 @@ def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
 
 def main() -> int:
     """Parse the command line and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(CASES), help="these cases (%(default)s)")
-    parser.add_argument("--engines", default="riffle,spark", help="leave a side out (%(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="of keys and rows (%(default)s)")
-    parser.add_argument("--against", metavar="REVISION", help="the commit whose code runs beside ours")
-    parser.add_argument("--rounds", type=int, default=0, help="of ours and the revision's (1, with --against 2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = cases.asked(__doc__, CASES)
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-    names = options.only.split(",")
-    unknown = sorted(set(names) - set(CASES))
-    if unknown:
-        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
-    return _told(names, options)
 
+    def together(names: Sequence[str], before: Code | None) -> Figures:
+        return run(names, Player(options.engines.split(","), options.scale, before, options.rounds))
 
-def _told(names: Sequence[str], options: argparse.Namespace) -> int:
-    rounds = options.rounds or (2 if options.against else 1)
-    try:
-        with at_revision(options.against) if options.against else nullcontext() as before:
-            result = run(names, Player(options.engines.split(","), options.scale, before, rounds))
-        told: dict[str, object] = {**result, **({"against": before.revision} if before else {})}
-    except RiffleError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps({**told, "repetitions": repetitions(result, rounds)}))
-        return 0
-    for name, value in told.items():
-        print(f"{name:36} {value!s:>16}  {WANTED.get(name, '')}".rstrip())
-    return 0
+    return cases.tell(options, together, repetitions, WANTED)
 
 
 if __name__ == "__main__":
