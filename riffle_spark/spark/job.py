@@ -65,7 +65,7 @@ class JobOperator:
 
 class RunningJob:
     """One job's driver, and what is kept between its batches. ``watermark_source`` is ``spark`` where the query has
-    Spark's own ``withWatermark`` for it (``IncomingBatch``); then ``tick`` brings batches when something is due.
+    Spark's own ``withWatermark`` for it (``IncomingBatch``); then ``tick`` brings batches without rows.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class RunningJob:
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, work)
         if self._tick is not None:
-            dues = (self.driver.first_due_ms(operators, mode) for mode in ("EventTime", "ProcessingTime"))
-            self._tick.after(batch, incoming, *dues)
+            by_watermark = any(o.late is not None or o.declared.time_mode == "EventTime" for o in operators)
+            self._tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
         self._tell(report)
         return report
 

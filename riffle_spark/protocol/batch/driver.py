@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
@@ -91,14 +90,14 @@ class Driver:
             rows[store] += sum(link.rows for link in entry.chain) + (entry.snapshot.rows if entry.snapshot else 0)
         return dict(rows)
 
-    def first_due_ms(self, operators: Sequence[Operator], mode: TimeMode) -> int | None:
-        """Return by which watermark, or at which time, the first is due of what these operators keep as of the last
-        commit, of those that go by such a time; ``None`` where nothing ever is.
+    def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
+        """Return at which processing time the first is due of what these operators keep as of the last commit;
+        ``None`` where nothing ever is.
         """
-        shifts = {o.store: o.shift_ms * (mode == "EventTime") for o in operators if o.declared.time_mode == mode}
-        every = [*self._log.manifest.entries.items(), *self._caches.entries.items()] if shifts else []
-        told = ((store, entry.timer_ms) for (store, _), entry in every if store in shifts)
-        return min((ms - shifts[store] for store, ms in told if ms is not None), default=None)
+        stores = {o.store for o in operators if o.declared.time_mode == "ProcessingTime"}
+        every = [*self._log.manifest.entries.items(), *self._caches.entries.items()] if stores else []
+        told = (entry.timer_ms for (store, _), entry in every if store in stores)
+        return min((ms for ms in told if ms is not None), default=None)
 
     def clean_up(self) -> None:
         """Remove all local copies of all live members. Only while no batch is under way.

@@ -1,10 +1,11 @@
-"""A stream without rows beside a query's input, which has Spark run a batch where nothing came and something is due.
+"""A stream without rows beside a query's input, which has Spark run a batch where nothing came and time has passed.
 Knows Spark's streams, its checkpoint and its watermark. Does not know what is due, nor what the batch then does.
 
-Spark's own stateful operators have a batch without data whenever the watermark moved. Spark plans such a batch for its
-own operators alone, so a wrapped query has one source more: a ``MemoryStream`` that never has a row. To add nothing to
-it is a new offset, and makes Spark plan one more batch, with its id, its offset entry and its watermark, also from
-inside ``foreachBatch`` and in the same run under ``availableNow``. Rows that come meanwhile are in the same batch.
+Spark's own stateful operators have a batch without data whenever the watermark moved: it closes what is over, and what
+comes after it is late by that watermark. Spark plans such a batch for its own operators alone, so a wrapped query has
+one source more: a ``MemoryStream`` that never has a row. To add nothing to it is a new offset, and makes Spark plan one
+more batch, with its id, its offset entry and its watermark, also from inside ``foreachBatch`` and in the same run under
+``availableNow``. Rows that come meanwhile are in the same batch.
 
 One is made for each start of a query, before it is started, and told of each batch by ``RunningJob``::
 
@@ -41,7 +42,6 @@ _STREAMS: Sequence[str] = (f"{_STREAMING}.MemoryStream", f"{_STREAMING}.runtime.
 _NUMBERS = (f"{_STREAMING}.LongOffset", f"{_STREAMING}.runtime.LongOffset")
 _OFFSETS = (f"{_STREAMING}.OffsetSeqLog", f"{_STREAMING}.checkpointing.OffsetSeqLog")
 _COMMITS = (f"{_STREAMING}.CommitLog", f"{_STREAMING}.checkpointing.CommitLog")
-_BEFORE_ALL = -(2**63)
 _NEVER = -1
 """The number of a stream to which nothing was ever added."""
 _NOTHING = "-"
@@ -91,16 +91,16 @@ class Tick:
         if self._stream is not None:
             self._stream.addData(handles.scala_seq(_jvm(self._spark), []))
 
-    def after(self, batch: DataFrame, incoming: IncomingBatch, event_ms: int | None, clock_ms: int | None) -> None:
-        """Look, at the end of a batch, whether another one has to come: if the watermark then is at ``event_ms``, by
-        which the first is due that goes by event time, or once it is ``clock_ms``, which is that of processing time.
+    def after(self, batch: DataFrame, incoming: IncomingBatch, clock_ms: int | None, *, by_watermark: bool) -> None:
+        """Look, at the end of a batch, whether another one has to come: if its rows moved the watermark and anything
+        goes ``by_watermark``, or once it is ``clock_ms``, when the first is due that goes by processing time.
 
         What fails here is a warning, once: the batch is committed, and rows bring the next one.
         """
         if self._stream is None:
             return
         try:
-            if self._is_due(batch, incoming, event_ms):
+            if by_watermark and self._without_rows and _moves(batch, incoming.watermark_ms or 0):
                 self.now()
             elif clock_ms is not None and not incoming.available_now:
                 self._alarm.set(max(clock_ms, incoming.time_ms + _AGAIN_MS if clock_ms <= incoming.time_ms else 0))
@@ -112,11 +112,6 @@ class Tick:
                     "what is due waits for the next rows: Spark does not tell its watermark", exc_info=error
                 )
             self._silent = True
-
-    def _is_due(self, batch: DataFrame, incoming: IncomingBatch, event_ms: int | None) -> bool:
-        if event_ms is None or not self._without_rows:
-            return False
-        return event_ms <= _moved(batch, incoming.watermark_ms or 0)
 
     def stop(self) -> None:
         """Make no batch by the clock any more. Idempotent."""
@@ -187,16 +182,14 @@ def _each_second(frame: DataFrame) -> DataFrame:
     return frame.sparkSession.readStream.format("rate").load().where(F.lit(False)).select(*columns)
 
 
-def _moved(batch: DataFrame, watermark_ms: int) -> int:
-    """Return the watermark that the next batch will have, by what this one's rows have told, if that is another one
-    than this batch has: what was due by that is gone. Spark does just this at the end of the batch, and to do it twice
-    changes nothing.
+def _moves(batch: DataFrame, watermark_ms: int) -> bool:
+    """Tell whether the next batch will have another watermark than this one, by what this one's rows have told. Spark
+    does just this at the end of the batch, and to do it twice changes nothing.
     """
     execution = inventory.running_query(batch)
     tracker = execution.watermarkTracker()
     tracker.updateWatermark(execution.lastExecution().executedPlan())
-    reached = int(tracker.currentWatermark())
-    return reached if reached > watermark_ms else _BEFORE_ALL
+    return int(tracker.currentWatermark()) > watermark_ms
 
 
 def _named(spark: SparkSession, names: Sequence[str]) -> Any:

@@ -56,7 +56,6 @@ WITH_WATERMARK = (
         "dedup",
         "by_key_alone",
         lambda given: given.timed().select("at", "k").dropDuplicates(["k"]),
-        differs="no batch without rows where nothing is due: what came between two watermarks is late in Spark alone",
     ),
     _distinct(
         "dedup",

@@ -74,7 +74,6 @@ TUMBLING = (
         lambda given: given.timed("2 seconds").groupBy("at").count(),
         LATE,
         mode="update",
-        differs="no batch without rows where nothing is due: what came between two watermarks is late in Spark alone",
     ),
     _tumbling(
         "many_functions",

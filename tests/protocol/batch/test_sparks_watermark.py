@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 
-from riffle_spark import Stateful
+from riffle_spark import Stateful, arrow_function
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule, Order
+from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.protocol.operator import Operator, operator_of, with_late
 from riffle_spark.testing import Attempt, Crashed, Harness
 from tests.kit.process.counted_windows import ENDS, KEY, CountedWindows, Mode, rows_of, told
@@ -131,14 +132,22 @@ def test_what_is_behind_a_join_has_an_earlier_watermark(tmp_path: Path) -> None:
 
 
 def test_the_driver_knows_when_the_first_is_due(tmp_path: Path) -> None:
-    """By which of Spark's watermarks, as of the last commit; a store that goes by another time is not asked."""
-    operator = counted(shift_ms=-5_000)
-    world = World(tmp_path, operators=[operator])
-    for number, ms in enumerate([0, 25_000]):
-        order_of(world, number, ms, rows_of((13, "a"), (40, "a"), (71, "b")))
-        first = world.driver.first_due_ms([operator], "EventTime")
-        assert first == [25_000, 55_000][number]
-        assert world.driver.first_due_ms([operator], "ProcessingTime") is None
+    """By processing time, as of the last commit; what goes by the watermark is not asked."""
+    output = pa.schema([("k", pa.string())])
+
+    def kept(rows: pa.Table, _state: pa.Table, _context: Context) -> tuple[pa.Table, pa.Table]:
+        return output.empty_table(), rows.select(["k", "end"])
+
+    compute = arrow_function(
+        kept, state=pa.schema([KEY.field("end")]), output=output, due="end", time_mode="ProcessingTime",
+        expired=lambda state: state.select(["k"]),
+    )  # fmt: skip
+    briefly, by_watermark = operator_of("briefly", ("k",), compute, (), KEY), counted()
+    world = World(tmp_path, operators=[briefly])
+    assert world.driver.first_due_ms([briefly, by_watermark]) is None
+    world.batch(0, rows_of((13, "a"), (40, "b")))
+    assert world.driver.first_due_ms([briefly, by_watermark]) == 20_000
+    assert world.driver.first_due_ms([by_watermark]) is None
 
 
 @pytest.mark.parametrize(

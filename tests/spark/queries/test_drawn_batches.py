@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -21,6 +21,8 @@ DRAWN = (
 )  # fmt: skip
 OFTEN = ("tumbling_append",)
 EXAMPLES = 3
+PHASES = (Phase.explicit, Phase.generate)
+"""Examples take seconds each, so one that fails is told as it was drawn."""
 
 WORDS = st.builds(
     "{}{}{}".format, st.integers(0, 60) | st.sampled_from((9, 10, 20)), st.sampled_from("ab"), st.integers(1, 3)
@@ -31,7 +33,7 @@ BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.long) for n in DRAWN])
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, phases=PHASES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=BATCHES)
 def test_drawn_batches_are_answered_as_by_spark(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, drawn: list[tuple[str, str]]
