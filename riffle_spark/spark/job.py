@@ -27,6 +27,7 @@ from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, SparkWork
+from riffle_spark.spark.engine.stage_frames import StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
@@ -45,7 +46,8 @@ _PARTITION = "partition"
 class JobOperator:
     """One operator of a job as its user declared it, and where its rows go. ``late`` and ``shift_ms`` (``Operator``)
     are for jobs that go by Spark's watermark, ``watermark`` for those that make their own. ``shown`` are the columns
-    that a processor sees, by those of the input, where these are not simply all.
+    that a processor sees, by those of the input, where these are not simply all. ``reads`` says where its rows come
+    from if that is another operator; where nobody but another operator reads its own results, it has no ``sink``.
     """
 
     store: str
@@ -53,7 +55,7 @@ class JobOperator:
     compute: Computation
     order_by: tuple[str, ...]
     durable: bool
-    sink: Sink | DeliverySink
+    sink: Sink | DeliverySink | None
     watermark: Watermark | None = None
     initial: DataFrame | None = None
     initial_name: str = USUAL_INITIAL
@@ -61,6 +63,11 @@ class JobOperator:
     shift_ms: int = 0
     meanings: Mapping[str, str] | None = None
     shown: Mapping[str, str] | None = None
+    reads: StageInput | None = None
+
+    def rows(self, batch: DataFrame) -> DataFrame:
+        """Return a frame of the columns that it reads: the batch, or one without rows."""
+        return batch if self.reads is None else self.reads.empty
 
 
 class RunningJob:
@@ -127,12 +134,12 @@ class RunningJob:
             self._begin(batch)
             self._seen = incoming.run_id
         operators = self._operators_for(batch)
-        sinks = {given.store: given.sink for given in self._declared}
+        sinks = {given.store: given.sink for given in self._declared if given.sink is not None}
+        reads = {given.store: given.reads for given in self._declared if given.reads is not None}
         initial = {given.store: given.initial for given in self._declared if given.initial is not None}
         initial = {o.store: _keyed_alike(initial[o.store], o) for o in operators if o.store in initial}
-        work = SparkWork(
-            routing.prepared(batch, operators), operators, sinks, self._frames, self._home, self._settings, initial
-        )
+        prepared = routing.prepared(batch, [operator for operator in operators if operator.store not in reads])
+        work = SparkWork(prepared, operators, sinks, self._frames, self._home, self._settings, initial, reads)
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, work)
         if self._tick is not None:
@@ -158,13 +165,17 @@ class RunningJob:
 
     def _operators_for(self, batch: DataFrame) -> list[Operator]:
         if self._operators is None or self._operators[0] != batch.schema:
-            rows = routing.arrow_schema(batch)
-            read_by = self._read_by(rows)
-            built = [replace(_operator(given, batch, rows, self._source), read_by=read_by) for given in self._declared]
-            names = [name for operator in built for name in operator.schema.key.names]
-            _check_collations(routing.prepared(batch, built), names)
+            built = [self._built(given, given.rows(batch)) for given in self._declared]
+            own = [operator for given, operator in zip(self._declared, built, strict=True) if given.reads is None]
+            names = [name for operator in own for name in operator.schema.key.names]
+            _check_collations(routing.prepared(batch, own), names)
             self._operators = (batch.schema, built)
         return self._operators[1]
+
+    def _built(self, given: JobOperator, frame: DataFrame) -> Operator:
+        rows = routing.arrow_schema(frame)
+        operator = _operator(given, frame, rows, self._source)
+        return replace(operator, read_by=self._read_by(rows), delivers=given.sink is not None)
 
     def _read_by(self, rows: pa.Schema) -> str | None:
         """Return the column by which slots count where rows came from, where that makes a difference."""

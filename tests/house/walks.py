@@ -52,10 +52,10 @@ BATCH = (
     Step("worker.run_computation:_join", ("updates", "output")),
     Step("worker.seal:seal", ("output",)),
     Step("worker.slot:_answer", ("rows", "answer")),
-    Step("spark.engine.spark_batch:SparkWork.run", ("result",)),
-    Step("spark.engine.spark_batch:KeptResult.__init__", ("result",)),
+    Step("spark.engine.spark_batch:SparkWork._run", ("result",)),
+    Step("spark.engine.stage_frames:KeptResult.__init__", ("result",)),
     Step("spark.engine.spark_batch:SparkWork.deliver", ("rows",)),
-    Step("spark.engine.spark_batch:_rows_of", ("result", "marked")),
+    Step("spark.engine.stage_frames:rows_of", ("result", "marked")),
     Step("spark.engine.spark_batch:SparkWork._give", ("rows",)),
 )
 """A batch of aggregates. What lies beside the rows (keys, state) has names of its own."""

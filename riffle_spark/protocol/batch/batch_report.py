@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from riffle_spark.errors import LocalDiskError, Misplaced
 from riffle_spark.messages.slot_orders import Receipt
@@ -16,7 +16,25 @@ from riffle_spark.protocol.upkeep.upkeep import UpkeepFacts
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore, sent_since
 
-__all__ = ["BatchMeasures", "BatchReport", "SlotPlacement", "add_up"]
+__all__ = ["BatchMeasures", "BatchReport", "SlotPlacement", "StoreFigures", "add_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """What the slots of one store did in a batch, as ``BatchReport`` has it of all stores together."""
+
+    rows: int = 0
+    keys: int = 0
+    output_rows: int = 0
+    late_rows: int = 0
+    timers_fired: int = 0
+    expired: int = 0
+    slots_that_wrote: int = 0
+    sealed_bytes: int = 0
+    fetched_bytes: int = 0
+    restores: int = 0
+    slot_seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_mb: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +52,8 @@ class BatchReport:
     rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out. ``timers_fired`` and
     ``expired`` count timers, and elements of state, whose time had come. ``watermark_ms`` is the watermark that the
     batch leads to; timers go by it from the next batch on. Where it is Spark's own, it is that of the batch itself.
+    ``by_store`` has the figures of each store's slots: where one operator reads another's results, ``rows`` and
+    ``output_rows`` count those of both.
     """
 
     version: int
@@ -43,6 +63,7 @@ class BatchReport:
     epoch: int
     seconds: Mapping[str, float] = field(default_factory=dict)
     slot_seconds: Mapping[str, float] = field(default_factory=dict)
+    by_store: Mapping[str, StoreFigures] = field(default_factory=dict)
     rows: int = 0
     keys: int = 0
     output_rows: int = 0
@@ -111,6 +132,18 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
         "ran_on": dict(Counter(r.executor for r in all_of)),
         "slot_seconds": add_up(r.seconds for r in all_of),
         "peak_memory_mb": max((r.peak_memory_mb for r in all_of), default=0.0),
+    }
+
+
+def _by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
+    names = [one.name for one in fields(StoreFigures)]
+    figures = {
+        store: of_receipts(receipt for receipt in receipts if receipt.store == store)
+        for store in dict.fromkeys(receipt.store for receipt in receipts)
+    }
+    return {
+        store: StoreFigures(**{name: told[name] for name in names})  # type: ignore[arg-type] # they are of these types
+        for store, told in figures.items()
     }
 
 
@@ -207,7 +240,7 @@ class BatchMeasures:
             slots=len(slots), runs=self.runs, misplaced_runs=self.misplaced, placed=where.by_name, owners=dict(owners),
             misses=sum(where.by_name and r.executor != wanted[r.slot] for r in receipts), snapshots=self.snapshots,
             requests=self._sent(receipts), upkeep_requests=upkeep.requests,
-            watermark_ms=record.watermark_ms,
+            watermark_ms=record.watermark_ms, by_store=_by_store(receipts),
             **beside, **facts, **of_receipts(receipts),  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -3,38 +3,37 @@ protocol's steps.
 """
 
 import inspect
-import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
-from pyspark import Accumulator, StorageLevel
+from pyspark import Accumulator
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, SLOT, Home, Order, Receipt, result_schema
+from riffle_spark.messages.slot_orders import SLOT, Home, Order, Receipt, result_schema
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
+from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout
 from riffle_spark.protocol.shards import Partition
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.kept_plan import PlacedSlots, PlanFrame
 from riffle_spark.spark.engine.placed import PlacedFrames
+from riffle_spark.spark.engine.stage_frames import KeptResult, StageInput, raising_stale_rows
 from riffle_spark.spark.engine.tagged_jobs import Losses
 from riffle_spark.spark.engine.task import RunReceipts, SlotFunction, Tell, slot_function
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import store_of
 
-__all__ = ["GONE", "DeliverySink", "KeptResult", "Sink", "SparkWork", "arity", "mentions", "sealed_rows"]
+__all__ = ["DeliverySink", "Sink", "SparkWork", "arity", "sealed_rows"]
 
 Batches = Iterable[pa.RecordBatch]
 Sink = Callable[..., object]
@@ -49,24 +48,16 @@ class DeliverySink(Protocol):
         """Take one delivery's rows."""
 
 
-_STALE = "riffle: a row of an attempt that was given up"
-# As Spark says it when it is raised: the bare text is in every plan of the frame, which Spark shows with other errors.
-GONE = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
-"""Spark's name for a part of a local checkpoint that is nowhere any more."""
-_STALE_SIGNS = {
-    f"[USER_RAISED_EXCEPTION] {_STALE}": "it has rows of an attempt that was given up",
-    GONE: "a part of it is gone",
-}
 _ROWS = "riffle_rows"
-_OURS = "__riffle_ours"
-_FAILS = f"raise_error('{_STALE}')"
-_IS_OURS = f"if({_OURS}, {RECEIPT} is null, {_FAILS})"
 _LINK = "version long, attempt string, start long, length long, checksum string, rows long"
-_logger = logging.getLogger("riffle_spark")
 
 
 class SparkWork:
-    """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``."""
+    """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``.
+
+    ``reads`` says of stores whose slots read another one's results where these come from; all others read the batch.
+    Only what ``sinks`` names is delivered.
+    """
 
     def __init__(
         self,
@@ -77,6 +68,7 @@ class SparkWork:
         home: Home,
         settings: Settings,
         initial: Mapping[str, DataFrame] = MappingProxyType({}),
+        reads: Mapping[str, StageInput] = MappingProxyType({}),
     ) -> None:
         self._batch = batch
         self._operators = {operator.store: operator for operator in operators}
@@ -85,6 +77,8 @@ class SparkWork:
         self._home = home
         self._settings = settings
         self._initial = initial
+        self._reads = reads
+        self._inputs: dict[str, DataFrame] = {}
         self._results: dict[str, KeptResult] = {}
         self._routing: dict[str, Callable[[], DataFrame]] = {}
         self._losses = Losses(batch.sparkSession, settings.batch_attempts)
@@ -106,19 +100,36 @@ class SparkWork:
         return routing.newest_event_times(self._batch, columns)
 
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
-        """Run every slot of every order, keep the result once, and return all receipts."""
+        """Run every slot of every order, keep the result once, and return all receipts.
+
+        What comes behind a slot that failed is not run: its receipts are missing.
+        """
         executors = {slot.executor for slot in layout.slots}
         receipts: list[Receipt] = []
         with self._losses.watched(executors):
             for order in orders:
-                tell = _tell(self._batch.sparkSession)
-                try:
-                    result = KeptResult(self._planned(layout, order, tell), several=len(executors) > 1)
-                finally:
-                    told = [] if tell is None else tell[1].value.pop(tell[0], [])
-                self._results[order.store] = result
-                receipts += [Receipt.from_json(text) for text in result.receipts(told, len(order.slots))]
+                if order.store not in self._reads:
+                    receipts += self._run(layout, order, several=len(executors) > 1)
+                elif not any(receipt.error for receipt in receipts):
+                    with raising_stale_rows():
+                        self._inputs[order.store] = self._input(order, receipts)
+                        receipts += self._run(layout, order, several=len(executors) > 1)
         return receipts
+
+    def _input(self, order: Order, receipts: Sequence[Receipt]) -> DataFrame:
+        """Return the rows of an order whose slots read what the receipts are of."""
+        reads = self._reads[order.store]
+        frame = reads.frame(self._rows(reads.after, receipts), order.time_ms)
+        return routing.prepared(frame, [self._operators[order.store]])
+
+    def _run(self, layout: SlotLayout, order: Order, *, several: bool) -> list[Receipt]:
+        tell = _tell(self._batch.sparkSession)
+        try:
+            result = KeptResult(self._planned(layout, order, tell), several=several)
+        finally:
+            told = [] if tell is None else tell[1].value.pop(tell[0], [])
+        self._results[order.store] = result
+        return [Receipt.from_json(text) for text in result.receipts(told, len(order.slots))]
 
     def _planned(self, layout: SlotLayout, order: Order, tell: Tell) -> PlanFrame:
         answer = routing.spark_schema(result_schema(order.output))
@@ -129,9 +140,9 @@ class SparkWork:
         if order.initial is not None or not self._frames.placeable:
             return plainly()
         slots = PlacedSlots(frame, len(layout.slots), partial(routing.slot_by_key_group, layout, order.total))
-        files = handles.sent_files(self._batch.sparkSession)
-        made_of = (layout.shards, order.key, order.total, order.rows, order.output, self._batch.schema, files)
-        return self._frames.plans.planned(order.store, made_of, slots, self._batch, function, answer, plainly)
+        files, rows = handles.sent_files(self._batch.sparkSession), self._inputs.get(order.store, self._batch)
+        made_of = (layout.shards, order.key, order.total, order.rows, order.output, rows.schema, files)
+        return self._frames.plans.planned(order.store, made_of, slots, rows, function, answer, plainly)
 
     def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, answer: StructType) -> PlanFrame:
         counted = handles.counted(self._route(layout, order), _ROWS, len(layout.slots), SLOT)
@@ -140,7 +151,7 @@ class SparkWork:
         return PlanFrame(result, lambda: handles.observed(result, _ROWS))
 
     def _route(self, layout: SlotLayout, order: Order) -> DataFrame:
-        batch = self._batch
+        batch = self._inputs.get(order.store, self._batch)
         if order.initial is not None:
             batch = routing.with_initial(batch, order, self._initial[order.store])
         return routing.routed(batch, order, layout, self._settings.dispatch_columns)
@@ -158,22 +169,22 @@ class SparkWork:
         """Give each operator's rows to its sink, once the check, which runs while their frames are made, has ended."""
         with ThreadPoolExecutor(1, "riffle-check") as beside:
             checking = beside.submit(check)
-            frames = {store: self._rows(store, receipts) for store in self._results}
+            frames = {store: self._rows(store, receipts) for store in self._results if store in self._sinks}
             checking.result()
         for store, rows in frames.items():
-            with _raising_stale_rows():
+            with raising_stale_rows():
                 self._give(store, rows, delivery)
 
     def _rows(self, store: str, receipts: Sequence[Receipt]) -> DataFrame:
         attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
         output = self._operators[store].declared.output
-        query = " ".join(["select", ", ".join(_columns(output)), "from r where", _IS_OURS])
-        return self._results[store].rows(attempts, output, self._frames.plans.sized(store, query, output))
+        return self._results[store].rows(attempts, output, lambda query: self._frames.plans.sized(store, query, output))
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""
         spark = self._batch.sparkSession
-        for store, operator in self._operators.items():
+        for store in self._sinks:
+            operator = self._operators[store]
             links = [link for owner, link in outputs if owner == store]
             self._give(store, sealed_rows(spark, self._home, links, operator.declared.output), delivery)
 
@@ -193,37 +204,7 @@ class SparkWork:
         for result in self._results.values():
             result.release()
         self._results.clear()
-
-
-@contextmanager
-def _raising_stale_rows() -> Iterator[None]:
-    """Raise ``StaleRows`` where a sink fails since rows are of another attempt, or since a part of them is gone."""
-    try:
-        yield
-    except Exception as error:
-        for sign, meant in _STALE_SIGNS.items():
-            if mentions(error, sign):
-                raise StaleRows(meant) from error
-        raise
-
-
-def _rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-    """Return the output rows; reading a row of any other attempt fails, so that a mixture is never delivered.
-
-    Each column fails, too: where a sink asks for ``total > 1``, Spark may first ask whether ``total`` is there, and the
-    filter never sees what that takes away.
-    """
-    marked = result.selectExpr("*", _mark(attempts))
-    return marked.where(_IS_OURS).selectExpr(*_columns(output))
-
-
-def _mark(attempts: Sequence[str]) -> str:
-    known = ", ".join(f"'{attempt}'" for attempt in attempts)
-    return f"{ATTEMPT} in ({known}) as {_OURS}"
-
-
-def _columns(output: pa.Schema) -> list[str]:
-    return [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in map(routing.quoted, output.names)]
+        self._inputs.clear()
 
 
 def arity(sink: Sink) -> int:
@@ -284,67 +265,3 @@ def _tell(spark: SparkSession) -> Tell:
     if not _accumulators:
         _accumulators.append(handles.context(spark).accumulator({}, RunReceipts()))
     return uuid.uuid4().hex, _accumulators[0]
-
-
-class KeptResult:
-    """A frame that was computed and is kept, on two executors if there are ``several``. With Spark Connect the first
-    action computes it.
-    """
-
-    def __init__(self, result: PlanFrame, *, several: bool) -> None:
-        self._rows = result.rows
-        level = StorageLevel.MEMORY_AND_DISK_2 if several else StorageLevel.MEMORY_AND_DISK
-        eager = handles.is_classic(result.frame.sparkSession)
-        self.frame = result.frame.localCheckpoint(eager=eager, storageLevel=level)
-
-    def receipts(self, told: list[str], slots: int) -> list[str]:
-        """Return what was told beside the rows, if it is the receipts of so many slots, else those among the rows.
-
-        A task that finds its part computed, by another that failed afterwards, tells nothing.
-        """
-        if len(told) == slots:
-            return told
-        return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
-
-    def rows(self, attempts: Sequence[str], output: pa.Schema, sized: handles.SinkPlan) -> DataFrame:
-        """Return the output rows, of these attempts alone, in a frame that lets plans know how large it is: of unknown
-        size, it is never broadcast. Spark Connect has no way to say so.
-        """
-        if handles.is_classic(self.frame.sparkSession):
-            try:
-                return sized.frame(self.frame, _mark(attempts))
-            except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans are only slower without it
-                _logger.debug("sinks' frames have no size: %s", error)
-        return _rows_of(self.frame, attempts, output)
-
-    def routed(self) -> int | None:
-        """Return how many rows went into the shuffle, once an action is through, or ``None``."""
-        try:
-            return self._rows()
-        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: the rows can be counted anew
-            _logger.debug("what was observed of a result cannot be read: %s", error)
-            return None
-
-    def release(self) -> None:
-        """Drop what is kept: reading the frame fails from now on. Spark Connect drops it with its last reference."""
-        if not handles.is_classic(self.frame.sparkSession):
-            return
-        try:
-            handles.release(self.frame)
-        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: it must not hide why a batch failed
-            _logger.warning("a batch's result is kept until its last reference is collected: %s", error)
-
-
-def mentions(error: BaseException, words: str) -> bool:
-    """Tell whether an error says something, or one that led to it does: writers and sinks wrap what they get."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        at = waiting.pop()
-        if at is None or id(at) in seen:
-            continue
-        if words in str(at):
-            return True
-        seen.add(id(at))
-        waiting += [at.__cause__, at.__context__, getattr(at, "_cause", None)]
-    return False

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, Path, asks_time, at, items, placed, replaced
 
-__all__ = ["Hole", "KeptRows", "Piece", "piece_of"]
+__all__ = ["Hole", "KeptRows", "Piece", "PiecesOnRows", "piece_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +114,19 @@ class KeptRows:
         ]
         self._kept = output, spark.project(columns, plan)
         return self._kept[1]
+
+
+class PiecesOnRows:
+    """What the slots of a stage answer, evaluated, and under the pieces that follow, the nearest first."""
+
+    def __init__(self, evaluation: Piece, *above: Piece) -> None:
+        (hole,) = evaluation.holes
+        self._pieces = (evaluation, *above)
+        self._rows = KeptRows(evaluation.catalyst, at(evaluation.plan, hole.path).output())
+
+    def of(self, answers: DataFrame, time_ms: int) -> Node:
+        """Return the plan of a batch's answers; each piece has all its holes from the one before."""
+        plan = self._rows.of(answers)
+        for piece in self._pieces:
+            plan = piece.on({hole.stage: plan for hole in piece.holes}, time_ms)
+        return plan

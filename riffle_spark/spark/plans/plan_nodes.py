@@ -197,6 +197,12 @@ class Catalyst:
         anywhere = self.named("plans.physical.UnknownPartitioning")(0)
         return logical_rdd(context(self.spark)._jvm, output, rdd, anywhere, session(self.spark))
 
+    def computed(self, plan: Node) -> DataFrame:
+        """Return a frame that is nothing but the rows of a plan, which is planned now and computed by who reads them:
+        what takes plans of such frames alone takes this, too.
+        """
+        return self.frame(self.rows(plan.output(), self.frame(plan)._jdf.queryExecution().toRdd()))
+
     def no_rows(self, output: Node) -> Node:
         """Return a leaf without rows, which no optimiser takes for empty."""
         return self.rows(output, self.spark.range(0)._jdf.queryExecution().toRdd())

@@ -21,7 +21,15 @@ from riffle_spark.spark.queries.group_stages import GroupsStage
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import meanings_in
 
-__all__ = ["ACCEPT", "READERS", "PlannedStage", "check_stored", "planned_stages"]
+__all__ = [
+    "ACCEPT",
+    "READERS",
+    "PlannedStage",
+    "check_stored",
+    "inputs_of",
+    "operators_of",
+    "planned_stages",
+]
 
 _logger = logging.getLogger("riffle_spark")
 
@@ -35,6 +43,8 @@ class PlannedStage:
     ``evaluation`` the node's result of what they answer, which is the leaf of its hole. ``meanings`` say what is kept
     in each column of the state, ``late`` what is too late where the mode leaves that out, ``said`` more to people. With
     ``by_clock`` something is due by processing time; ``initial`` and ``shown`` are a processor's (``JobOperator``).
+    ``shift_ms`` is how far event time moves in it: its results may be so much older than the watermark of its rows
+    (less than 0), and what is late and due behind it goes by a watermark that is moved alike.
     """
 
     stage: plan_cut.Stage
@@ -49,27 +59,76 @@ class PlannedStage:
     by_clock: bool = False
     initial: DataFrame | None = None
     shown: Mapping[str, str] | None = None
+    shift_ms: int = 0
 
-    def input(self) -> DataFrame:
-        """Return the stream of rows that its slots get."""
+    @property
+    def below(self) -> plan_cut.Input | batch_pieces.Piece:
+        """What is right below its node."""
         (below,) = self.stage.below
-        assert isinstance(below, plan_cut.Input)
-        return self.map_side.catalyst.frame(self.map_side.on({0: below.plan}))
+        return below
 
-    def operator(self, mode: str, sink: DeliverySink) -> JobOperator:
-        """Return what a job runs."""
-        late = None if mode == "complete" else self.late  # As in Spark: complete results have late rows, too.
+    @property
+    def after(self) -> int | None:
+        """The number of the stage whose results it reads; ``None``: it reads an input."""
+        if isinstance(self.below, plan_cut.Input):
+            return None
+        (hole,) = self.below.holes
+        return hole.stage
+
+    def operator(self, mode: str, sink: DeliverySink | None, reads: "StageRows | None", shift_ms: int) -> JobOperator:
+        """Return what a job runs: ``shift_ms`` is how far its watermark is from the query's."""
+        # As in Spark: complete results have late rows, too, but none that another operator has left out.
+        late = None if mode == "complete" and self.stage.kind == "aggregate" else self.late
         keys, compute = tuple(self.keys.names), self.compute(cast(merged_groups.OutputMode, mode))
         return JobOperator(
             self.store, keys, compute, (), True, sink, initial=self.initial, late=late, meanings=self.meanings,
-            shown=self.shown,
+            shown=self.shown, reads=reads, shift_ms=shift_ms,
         )  # fmt: skip
 
-    def lines(self) -> Iterator[str]:
-        """Yield what is told of it to people."""
+    def lines(self, stages: Sequence["PlannedStage"]) -> Iterator[str]:
+        """Yield what is told of it, one of these stages, to people."""
         yield f"== Stage {self.stage.number}: {self.store} =="
+        if self.after is not None:
+            yield f"reads the results of {stages[self.after].store}"
         yield f"keys: {', '.join(f'{one.name} {one.type}' for one in self.keys)}"
         yield from self.said
+
+
+class StageRows:
+    """The rows that a stage's slots get where these are of another stage's results: the piece between the two, and its
+    own map side, on what the slots of the other one answered.
+    """
+
+    def __init__(self, before: PlannedStage, stage: PlannedStage) -> None:
+        assert isinstance(stage.below, batch_pieces.Piece)
+        self.after = before.store
+        self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
+        self._results = batch_pieces.PiecesOnRows(before.evaluation, stage.below, stage.map_side)
+
+    def frame(self, answers: DataFrame, time_ms: int) -> DataFrame:
+        """Return the rows of a batch."""
+        return plan_nodes.Catalyst(answers.sparkSession).computed(self._results.of(answers, time_ms))
+
+
+def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
+    """Return the streams of rows that the slots of stages get which read inputs."""
+    return [
+        stage.map_side.catalyst.frame(stage.map_side.on({0: stage.below.plan}))
+        for stage in stages
+        if isinstance(stage.below, plan_cut.Input)
+    ]
+
+
+def operators_of(stages: Sequence[PlannedStage], mode: str, sink: DeliverySink) -> list[JobOperator]:
+    """Return what a job runs: the sink takes the results of the last stage, and each other one is read by another."""
+    made, left_at = list[JobOperator](), list[int]()
+    for stage in stages:
+        before = stage.after
+        reads = None if before is None else StageRows(stages[before], stage)
+        shift_ms = 0 if before is None else left_at[before]
+        made.append(stage.operator(mode, sink if stage is stages[-1] else None, reads, shift_ms))
+        left_at.append(shift_ms + stage.shift_ms)
+    return made
 
 
 def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
@@ -142,8 +201,8 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
     stages = list[PlannedStage]()
     named = [name.strip() for name in (names or "").split(",") if name.strip()]
     for stage in found.stages:
-        if stage.kind not in READERS or len(found.stages) > 1:
-            several = " together with another stateful operator" if len(found.stages) > 1 else ""
+        if stage.kind not in READERS or len(found.inputs) > 1:
+            several = " on results of several streams" if len(found.inputs) > 1 else ""
             raise ConfigError(
                 f"{plan_nodes.kind(stage.node)}{several} is not there yet in a wrapped query",
                 remedy="start the query without riffle_spark.on",

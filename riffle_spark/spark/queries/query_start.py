@@ -40,18 +40,13 @@ _ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
 class PieceSink:
     """What takes the answers of the last stage's slots: evaluates them, puts what follows on top, and gives that on."""
 
-    def __init__(self, evaluation: batch_pieces.Piece, top: batch_pieces.Piece, give: sink_choice.Give) -> None:
-        (hole,) = evaluation.holes
-        self._evaluation = evaluation
-        self._top = top
+    def __init__(self, results: batch_pieces.PiecesOnRows, give: sink_choice.Give) -> None:
+        self._results = results
         self._give = give
-        self._rows = batch_pieces.KeptRows(evaluation.catalyst, plan_nodes.at(evaluation.plan, hole.path).output())
 
     def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
         """Take one delivery's rows."""
-        result = self._evaluation.on({0: self._rows.of(rows)}, delivery.time_ms)
-        above = self._top.on({hole.stage: result for hole in self._top.holes}, delivery.time_ms)
-        self._give(jvm.frame_of(rows.sparkSession, above), delivery)
+        self._give(jvm.frame_of(rows.sparkSession, self._results.of(rows, delivery.time_ms)), delivery)
 
 
 def started(frame: DataFrame, told: sink_choice.WriterSettings, options: StreamOptions) -> StreamingQuery:
@@ -63,18 +58,19 @@ def started(frame: DataFrame, told: sink_choice.WriterSettings, options: StreamO
     if not found.stages:
         return _sparks_own(catalyst, found, told)
     _check_trigger(told)
-    (stage,) = planned_stages.planned_stages(catalyst, found, told.option(_STORES))
+    stages = planned_stages.planned_stages(catalyst, found, told.option(_STORES))
     checkpoint = _checkpoint(spark, told)
     sink_choice.check_recovery(spark, told, checkpoint)
     settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
-    planned_stages.check_stored([stage], _stored(spark, settings), told.option(planned_stages.ACCEPT))
-    sink = PieceSink(stage.evaluation, found.top, sink_choice.sink_of(frame, told))
-    ticking = tick.Tick(spark, checkpoint, by_clock=stage.by_clock)
-    rows = ticking.beside(stage.input())
-    job = stream_query.StreamJob([stage.operator(told.mode, sink)], settings, ticking)
+    planned_stages.check_stored(stages, _stored(spark, settings), told.option(planned_stages.ACCEPT))
+    results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
+    operators = planned_stages.operators_of(stages, told.mode, PieceSink(results, sink_choice.sink_of(frame, told)))
+    ticking = tick.Tick(spark, checkpoint, by_clock=any(stage.by_clock for stage in stages))
+    rows = ticking.beside(*planned_stages.inputs_of(stages))
+    job = stream_query.StreamJob(operators, settings, ticking)
     writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
     query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
-    return stream_query.StreamQuery(query, job, lambda: list(_lines(found, [stage])))
+    return stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
 
 
 def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
@@ -83,7 +79,7 @@ def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -
     found = cut(catalyst, plan_nodes.analysed(frame))
     stages = planned_stages.planned_stages(catalyst, found, None)
     lines = ["== Run by Spark =="]
-    for one in [stage.input() for stage in stages] or [catalyst.frame(found.plan)]:
+    for one in planned_stages.inputs_of(stages) or [catalyst.frame(found.plan)]:
         with redirect_stdout(io.StringIO()) as said:
             one.explain(extended, mode)
         lines.append(said.getvalue().strip())
@@ -93,7 +89,7 @@ def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -
 def _lines(found: CutPlan, stages: Sequence[planned_stages.PlannedStage]) -> Iterator[str]:
     """Yield what is told of stages and of what follows them."""
     for stage in stages:
-        yield from ("", *stage.lines())
+        yield from ("", *stage.lines(stages))
     if stages:
         results = {stage.stage.number: stage.evaluation.plan for stage in stages}
         yield from ("", "== Then, on each batch's results ==", str(found.top.on(results).toString()).strip())

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import JobOperator, RunningJob
@@ -111,29 +111,30 @@ class StreamQuery(StreamingQuery):
         if report is not None and report.decision == "run":
             phases = {f"riffle.{name}": round(seconds * _MS) for name, seconds in report.seconds.items()}
             told["durationMs"] = {**told.get("durationMs", {}), **phases}
-            told["stateOperators"] = [self._state_operator(one, report) for one in self.job.operators]
+            told["stateOperators"] = [self._state_operator(one, report) for one in reversed(self.job.operators)]
         return StreamingQueryProgress.fromJson(told)
 
     def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
         """Return what Spark would say of a stage. ``numRowsTotal`` is no less than there are keys: it counts what the
         parts of the store hold. Times are those of all slots together.
         """
-        seconds = report.slot_seconds
+        of_store = report.by_store.get(operator.store, StoreFigures())
+        seconds = of_store.slot_seconds
         return {
             "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
             "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
-            "numRowsUpdated": report.keys,
+            "numRowsUpdated": of_store.keys,
             "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute"),
-            "numRowsRemoved": report.expired,
+            "numRowsRemoved": of_store.expired,
             "allRemovalsTimeMs": 0,
             "commitTimeMs": _ms(seconds, "seal", "put"),
-            "memoryUsedBytes": round(report.peak_memory_mb * 1_000_000),
-            "numRowsDroppedByWatermark": report.late_rows,
+            "memoryUsedBytes": round(of_store.peak_memory_mb * 1_000_000),
+            "numRowsDroppedByWatermark": of_store.late_rows,
             "numShufflePartitions": report.slots,
             "numStateStoreInstances": report.slots,
             "customMetrics": {
-                "outputRows": report.output_rows, "sealedBytes": report.sealed_bytes,
-                "fetchedBytes": report.fetched_bytes, "restores": report.restores, "runs": report.runs,
+                "outputRows": of_store.output_rows, "sealedBytes": of_store.sealed_bytes,
+                "fetchedBytes": of_store.fetched_bytes, "restores": of_store.restores, "runs": report.runs,
                 "requests": sum(report.requests.values()),
             },
         }  # fmt: skip

@@ -249,7 +249,7 @@ PROCESSORS = (
     _processor("quiet_together", Quiet, time="EventTime", play="together"),
     _processor("quiet_now", Quiet, time="EventTime", play="now"),
     _processor("initial_state", Started, starts=True, restart_after=1),
-    Shape("processor_then_window", "processor", _dated, VISITS, owed="chains are not built yet"),
+    Shape("processor_then_window", "processor", _dated, VISITS),
 )
 
 SHAPES = (*GROUPS, *PROCESSORS)

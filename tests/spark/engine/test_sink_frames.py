@@ -16,7 +16,7 @@ from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
 from riffle_spark.protocol.ports import StaleRows
-from riffle_spark.spark.engine.spark_batch import GONE, _raising_stale_rows, _rows_of
+from riffle_spark.spark.engine.stage_frames import GONE, raising_stale_rows, rows_of
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -199,6 +199,6 @@ def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_
 def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
     """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
     kept = spark.createDataFrame([("theirs", None, "ann")], f"{ATTEMPT} string, {RECEIPT} string, user string")
-    rows = _rows_of(kept, ["ours"], pa.schema([("user", pa.string())]))
-    with pytest.raises(StaleRows), _raising_stale_rows():
+    rows = rows_of(kept, ["ours"], pa.schema([("user", pa.string())]))
+    with pytest.raises(StaleRows), raising_stale_rows():
         rows.collect()

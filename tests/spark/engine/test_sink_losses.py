@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_, together, transform_with_state
 from riffle_spark.spark.engine import inventory
-from riffle_spark.spark.engine.spark_batch import GONE, mentions
+from riffle_spark.spark.engine.stage_frames import GONE, mentions
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, arrow_function
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
-from riffle_spark.spark.engine.spark_batch import _rows_of
+from riffle_spark.spark.engine.stage_frames import rows_of
 from tests.kit.streams.streaming import committed, settings_in, wait_for
 
 pytestmark = pytest.mark.spark
@@ -135,6 +135,6 @@ def test_a_receipt_of_another_attempt_is_never_filtered_away(spark: SparkSession
     rows = [("ours", None, 1, 1), ("ours", "{}", None, None), ("given up", "{}", None, None)]
     result = spark.createDataFrame(rows, f"{ATTEMPT} string, {RECEIPT} string, k long, rows long")
     spark.conf.set(COMPILED, "false")
-    assert len(ASKED[asked](_rows_of(result.where("k = 1"), ["ours"], COUNTED)).collect()) == 1
+    assert len(ASKED[asked](rows_of(result.where("k = 1"), ["ours"], COUNTED)).collect()) == 1
     with pytest.raises(Exception, match="riffle: a row of an attempt that was given up"):
-        ASKED[asked](_rows_of(result, ["ours"], COUNTED)).collect()
+        ASKED[asked](rows_of(result, ["ours"], COUNTED)).collect()

@@ -1,0 +1,185 @@
+"""Several stateful operators in one wrapped query: each has its store, and they share batches, commits and requests."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+import riffle_spark
+from riffle_spark import Settings
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark.plans import plan_nodes
+from riffle_spark.spark.plans.plan_cut import cut
+from riffle_spark.spark.queries import planned_stages
+from riffle_spark.spark.queries.stream_query import StreamQuery
+from tests.kit.streams.streaming import Feed, records, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+BEGIN = datetime(2024, 5, 1, tzinfo=timezone.utc)
+FILES = 4
+FIVES, TENS = "aggregate.window-page", "aggregate.window"
+
+
+@pytest.fixture(scope="module")
+def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """Four files of events, whose windows close one after the other."""
+    chance = random.Random(8)
+    made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, n long")
+    for batch in range(FILES):
+        made.add([_event(batch, chance) for _ in range(20)])
+    return made
+
+
+def _event(batch: int, chance: random.Random) -> Mapping[str, object]:
+    at = BEGIN + timedelta(seconds=20 * batch + chance.uniform(-25, 9))
+    return {"at": at.isoformat(), "page": chance.choice("abc"), "n": chance.randrange(100)}
+
+
+def timed(feed: Feed, spark: SparkSession) -> DataFrame:
+    """A stream with its watermark."""
+    return feed.stream(spark).withWatermark("at", "10 seconds")
+
+
+def in_fives(events: DataFrame) -> DataFrame:
+    """Windows of five seconds by page."""
+    return events.groupBy(F.window("at", "5 seconds"), "page").agg(F.count("*").alias("c"))
+
+
+def in_tens(events: DataFrame) -> DataFrame:
+    """Windows of those windows, with a piece between the two."""
+    some = in_fives(events).where("c > 1")
+    return some.groupBy(F.window("window", "10 seconds")).agg(F.sum("c").alias("c"), F.max("page").alias("last"))
+
+
+def played(frame: DataFrame, checkpoint: Path, found: dict[int, list[Row]] | None = None) -> StreamingQuery:
+    """Run a query over all files that are there, and keep what its batches answer."""
+    kept = {} if found is None else found
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        kept[batch_id] = sorted(rows.collect())
+
+    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint)).start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    return query
+
+
+def facts(query: StreamingQuery) -> dict[int, list[tuple[int, int, int]]]:
+    """Return what progress says of each batch's operators: keys that were updated, removed and too late."""
+    return {
+        each.batchId: [
+            (one.numRowsUpdated, one.numRowsRemoved, one.numRowsDroppedByWatermark) for one in each.stateOperators
+        ]
+        for each in query.recentProgress
+    }
+
+
+def test_each_stage_has_its_state_operator_as_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """Answers of every batch, and what progress says of both operators, are Spark's own; so are their names."""
+    expected, found = dict[int, list[Row]](), dict[int, list[Row]]()
+    theirs = played(in_tens(timed(feed, spark)), tmp_path / "spark", expected)
+    ours = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings_in(tmp_path))), tmp_path / "c", found)
+    assert found == expected
+    assert sum(map(len, found.values())) > FILES
+    assert facts(ours) == facts(theirs)
+    assert {sum(map(sum, operators)) > 0 for operators in zip(*facts(ours).values(), strict=True)} == {True}
+
+
+def test_a_batch_sends_a_request_for_each_slot_that_wrote_a_stage_and_two_more(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """As one operator's batches do, once the root is made: the stages share a record, and what is asked before it."""
+    settings, found = settings_in(tmp_path), dict[int, list[Row]]()
+    query = played(in_tens(riffle_spark.on(timed(feed, spark), settings=settings)), tmp_path / "c", found)
+    assert isinstance(query, StreamQuery)
+    reports = list(query.reports)[1:]
+    assert [sum(one.requests.values()) for one in reports] == [one.slots_that_wrote + 2 for one in reports]
+    assert {tuple(one.by_store) for one in reports} == {(FIVES, TENS)}
+    assert any(min(one.slots_that_wrote for one in report.by_store.values()) > 0 for report in reports)
+    batches = [record for record in records(settings.root or "") if record.kind == "batch"]
+    assert len(batches) == len(found) > FILES
+
+
+def test_a_stage_that_is_put_between_leaves_the_others_their_stores(
+    spark: SparkSession, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It begins empty; one that is taken away is told. Only the last stage's rows are sealed for a sink."""
+    some, settings = Feed(tmp_path / "in", feed.schema), settings_in(tmp_path, deliver_after_commit=True)
+
+    def run(seconds: int, more: bool) -> tuple[set[str], set[str]]:
+        some.add([{"at": (BEGIN + timedelta(seconds=seconds)).isoformat(), "page": "a", "n": n} for n in range(9)])
+        events = riffle_spark.on(timed(some, spark), settings=settings)
+        played(in_tens(events.dropDuplicates(["page", "n"]) if more else events), tmp_path / "c")
+        newest = [record for record in records(settings.root or "") if record.kind == "batch"][-1]
+        return set(newest.schemas), {store for store, _ in newest.outputs}
+
+    assert run(0, more=False) == ({FIVES, TENS}, set())
+    assert run(60, more=True) == ({FIVES, TENS, "distinct.page-n"}, {TENS})
+    with caplog.at_level(logging.WARNING, "riffle_spark"):
+        run(90, more=False)
+    assert any("store distinct.page-n is none of the query's any more" in one.getMessage() for one in caplog.records)
+
+
+def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """As where a sink reads them: what was answered before is dropped, all stages run anew, and nothing is lost."""
+    stale = "raise_error('riffle: a row of an attempt that was given up')"
+    once = F.expr(f"if(reflect('java.lang.System', 'clearProperty', 'riffle.stale') = 'null', c, {stale})")
+    answers = list[dict[int, list[Row]]]()
+    for name in ("none", "riffle.stale"):
+        spark.sparkContext._jvm.java.lang.System.setProperty(name, "1")  # type: ignore[union-attr]
+        fives = in_fives(riffle_spark.on(timed(feed, spark), settings=settings_in(tmp_path / name)))
+        query = fives.withColumn("c", once).groupBy(F.window("window", "10 seconds")).agg(F.sum("c").alias("c"))
+        answers.append({})
+        ran = played(query, tmp_path / name / "c", answers[-1])
+        assert isinstance(ran, StreamQuery)
+        assert sum(report.runs - 1 for report in ran.reports) == (name == "riffle.stale")
+    assert answers[0] == answers[1]
+
+
+def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: SparkSession, feed: Feed) -> None:
+    """All stages behind it go by that, each stage's own move added."""
+    frame = in_tens(riffle_spark.on(timed(feed, spark)).dropDuplicates(["page", "n"]))
+    catalyst = plan_nodes.Catalyst(spark)
+    planned = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(frame)), None)
+    moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-5_000, -1, 0), strict=True)]
+    made = planned_stages.operators_of(moved, "append", NoSink())
+    assert [one.shift_ms for one in made] == [0, -5_000, -5_001]
+    assert [one.sink is None for one in made] == [True, True, False]
+
+
+class NoSink:
+    """A sink that is never given anything."""
+
+    def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
+        """Take nothing."""
+
+
+def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spark's plan of the one input, and each stage with what it reads."""
+    in_tens(riffle_spark.on(timed(feed, spark))).explain()
+    said = capsys.readouterr().out
+    assert said.count("== Physical Plan ==") == 1
+    assert f"== Stage 1: {TENS} ==\nreads the results of {FIVES}\n" in said
+
+
+def test_results_of_several_streams_are_refused(spark: SparkSession, feed: Feed) -> None:
+    """A union of two operators' results has its rows from two inputs."""
+    one, other = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
+    both = in_fives(one).union(in_fives(other)).groupBy(F.window("window", "10 seconds")).count()
+    with pytest.raises(ConfigError, match="on results of several streams is not there yet"):
+        both.writeStream.format("noop").start()
