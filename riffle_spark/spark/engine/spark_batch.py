@@ -163,7 +163,8 @@ class SparkWork:
 
     def recount(self, store: str) -> int:
         """Return how many rows are routed to a store, by reading the input again."""
-        return self._routing[store]().count()
+        with raising_stale_rows():
+            return self._routing[store]().count()
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
         """Give each operator's rows to its sink, once the check, which runs while their frames are made, has ended."""
