@@ -171,6 +171,11 @@ def _once_then_sessions(given: Frames) -> DataFrame:
     return once.groupBy(F.session_window("at", "10 seconds"), "k").count()
 
 
+def _once_then_counted(given: Frames) -> DataFrame:
+    once = given.timed().dropDuplicates(["at", "k", "n"])
+    return once.groupBy(F.window("at", "10 seconds")).agg(F.count("*").alias("c"), F.sum("n").alias("s"))
+
+
 def _windows_then_once(given: Frames) -> DataFrame:
     return _in_fives(given).select(F.window_time("window").alias("at"), "k").dropDuplicatesWithinWatermark(["k"])
 
@@ -194,6 +199,8 @@ CHAINS = (
     _chain("counted_then_joined", _counted_then_joined, BOTH, owed=JOINED),
     _chain("sessions_then_windows", _sessions_then_windows),
     _chain("once_then_sessions", _once_then_sessions),
+    _chain("once_then_counted_in_update", _once_then_counted, mode="update", restart_after=1),
+    _chain("once_then_counted_in_complete", _once_then_counted, mode="complete"),
     _chain("windows_then_once", _windows_then_once, ONE_A_BATCH),
     _chain("with_pieces_between", _with_pieces_between),
 )
