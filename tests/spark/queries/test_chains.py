@@ -141,7 +141,7 @@ def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
     once = F.expr(f"if(reflect('java.lang.System', 'clearProperty', 'riffle.stale') = 'null', c, {stale})")
     answers = list[dict[int, list[Row]]]()
     for name in ("none", "riffle.stale"):
-        spark.sparkContext._jvm.java.lang.System.setProperty(name, "1")  # type: ignore[union-attr]
+        spark.sql(f"SELECT reflect('java.lang.System', 'setProperty', '{name}', '1')").collect()
         fives = in_fives(riffle_spark.on(timed(feed, spark), settings=settings_in(tmp_path / name)))
         query = fives.withColumn("c", once).groupBy(F.window("window", "10 seconds")).agg(F.sum("c").alias("c"))
         answers.append({})
