@@ -80,7 +80,7 @@ COLLECTED = frozenset({"CollectList", "CollectSet", "ListAgg"})
 """Functions of which a row's buffer is its value, and the result what ``finish`` returns, not Spark's evaluation."""
 
 HASHED = frozenset({"HyperLogLogPlusPlus"})
-"""Functions of which a row's buffer is the hash of its value, and ``finish`` returns Spark's buffer."""
+"""Functions of which a row's buffer is the hash of its value, and ``finish`` returns Spark's buffer, as one struct."""
 
 _WAYS_OUT: Mapping[str, str] = {
     "Percentile": "It would keep every value. Use percentile_approx where that is there, or collect_list with a bound.",

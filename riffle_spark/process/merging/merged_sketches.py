@@ -61,14 +61,16 @@ class MergedDistinct(MergeFunction):
         return [lists_of(owners[is_highest], kept, groups, most=2**self._register_bits)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return the words that Spark's own buffer has: ten registers each, the first one in the lowest bits."""
+        """Return the words that Spark's own buffer has, as one struct: ten registers each, the first one in the lowest
+        bits.
+        """
         owners, kept = owned(state[0])
         numbers = kept.to_numpy().astype(np.int64)
         word, place = np.divmod(numbers >> _RANK_BITS, _REGISTERS_A_WORD)
         ranks = (numbers & ((1 << _RANK_BITS) - 1)) << (place * _RANK_BITS)
         words = np.zeros((2**self._register_bits // _REGISTERS_A_WORD + 1, len(state[0])), dtype=np.int64)
         np.bitwise_or.at(words, (word, owners), ranks)
-        return [pa.array(column) for column in words]
+        return [pa.StructArray.from_arrays(list(map(pa.array, words)), [f"word_{at}" for at in range(len(words))])]
 
     @property
     def _register_bits(self) -> int:

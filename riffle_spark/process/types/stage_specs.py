@@ -43,9 +43,9 @@ class Buffer:
 class FunctionSpec:
     """One aggregate function: Spark's name of its class, its buffers in Spark's order, and what else it was told.
 
-    ``given`` is the column of the function's argument, where that is sent instead of one-row buffers: then ``buffers``
-    is one column, of the function's result. ``facts`` are what its class says beside, by Spark's names: ``evalMode``,
-    ``ignoreNulls``, ``delimiter``.
+    ``given`` is the column of the function's argument, or of its hash, where that is sent instead of one-row buffers:
+    then ``buffers`` is one column, of the function's result or of all that Spark evaluates. ``facts`` are what its
+    class says beside, by Spark's names: ``evalMode``, ``ignoreNulls``, ``delimiter``, ``relativeSD``.
     """
 
     function: str

@@ -25,8 +25,9 @@ __all__ = ["AggregatePlan", "read_aggregate"]
 _ANSI_KNOWING: Final = ("Sum", "Average")
 _NULLS_KNOWING: Final = ("First", "Last")
 _MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
-_GIVEN: Final = ("CollectList", "CollectSet", "ListAgg")
-"""Functions that are sent their argument, since Spark keeps their buffers in a form of its own."""
+_HASHED: Final = ("HyperLogLogPlusPlus",)
+_GIVEN: Final = ("CollectList", "CollectSet", "ListAgg", *_HASHED)
+"""Functions that are sent their argument, or its hash, since Spark keeps their buffers in a form of its own."""
 _OF_USERS: Final = ("PythonUDAF", "ScalaAggregator", "ScalaUDAF")
 _WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
 """Functions whose first buffer is called as the result is."""
@@ -45,6 +46,25 @@ class _Function:
     def is_given(self) -> bool:
         """Whether it is sent its argument."""
         return kind(self.told) in _GIVEN
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether that is a hash, and Spark evaluates what becomes of hashes."""
+        return kind(self.told) in _HASHED
+
+    @property
+    def meaning(self) -> str:
+        """What it is in SQL, and what that leaves out."""
+        return f"{self.text}, relativeSD {self.told.relativeSD()}" if self.is_hashed else self.text
+
+    def argument(self, catalyst: Catalyst) -> Node:
+        """Return what it is sent of a row; null where its filter leaves the row out."""
+        told = catalyst.hashed(self.told.child()) if self.is_hashed else self.told.child()
+        return self.filtered(catalyst, told, catalyst.null(told))
+
+    def answered(self, catalyst: Catalyst, column: Node) -> Node:
+        """Return its result of the column that slots answer, where it is sent its argument."""
+        return catalyst.estimated(self.told, column) if self.is_hashed else column
 
     def attributes(self) -> list[Node]:
         """Return the attributes of its buffers."""
@@ -113,7 +133,8 @@ def _results(catalyst: Catalyst, spec: AggregateSpec, keys: list[GroupingKey], f
     for function, told in zip(functions, spec.functions, strict=True):
         result = function.node.resultAttribute()
         if function.is_given:
-            lower.append(make(columns[told.buffers[0].name], function.name, result.exprId()))
+            column = function.answered(catalyst, columns[told.buffers[0].name])
+            lower.append(make(column, function.name, result.exprId()))
             upper.append(result)
             continue
         for attribute, buffer in zip(function.attributes(), told.buffers, strict=True):
@@ -195,13 +216,14 @@ class _Rows:
         return tuple(specs), pa.schema(list(schema)[:count])
 
     def _results(self) -> dict[int, pa.DataType]:
-        """Return the types of the results of functions that are sent their argument."""
+        """Return the types of what slots answer for functions that are sent their argument."""
         given, spark = [function for function in self.functions if function.is_given], self.catalyst
         if not given:
             return {}
         columns = [spark.alias(spark.null(function.told), str(index)) for index, function in enumerate(given)]
         types = arrow_schema(spark.frame(spark.project(columns, self.below))).types
-        return dict(zip(map(id, given), types, strict=True))
+        found = dict(zip(map(id, given), types, strict=True))
+        return found | {id(function): _words(function) for function in given if function.is_hashed}
 
     def map_side(self, specs: tuple[FunctionSpec, ...]) -> Node:
         """Return the plan of what rows bring, over the leaf that stands for the rows."""
@@ -218,8 +240,7 @@ class _Rows:
         first, then = list[Node](), list[Node]()
         for function in self.functions:
             if function.is_given:
-                argument = function.told.child()
-                then.append(function.filtered(spark, argument, spark.null(argument)))
+                then.append(function.argument(spark))
                 continue
             told, attributes = function.told, function.attributes()
             for attribute, value in zip(attributes, items(told.initialValues()), strict=True):
@@ -252,7 +273,7 @@ def _buffers(
     function: _Function, types: list[pa.DataType], literals: list[Literal | None], taken: list[str]
 ) -> list[Buffer]:
     if function.is_given:
-        return [Buffer(free_name(function.name, taken), types[0], function.text)]
+        return [Buffer(free_name(function.name, taken), types[0], function.meaning)]
     names = [str(attribute.name()) for attribute in function.attributes()]
     found, used = list[Buffer](), list(taken)
     for index, name in enumerate(names):
@@ -261,6 +282,11 @@ def _buffers(
         found.append(Buffer(column, types[index], f"{function.text}: {name}", literals[index]))
         used.append(column)
     return found
+
+
+def _words(function: _Function) -> pa.DataType:
+    """Return the type of a buffer of Spark's as one column."""
+    return pa.struct([(f"word_{at}", pa.int64()) for at in range(len(function.attributes()))])
 
 
 def _spec(function: _Function, buffers: list[Buffer], result: pa.DataType | None) -> FunctionSpec:
@@ -282,6 +308,8 @@ def _facts(told: Node) -> Iterator[tuple[str, str]]:
         yield "ignoreNulls", str(told.ignoreNulls())
     if name == "ListAgg":
         yield "delimiter", str(told.delimiter().value() or "")
+    if name in _HASHED:
+        yield "relativeSD", str(told.relativeSD())
 
 
 def _on_leaf(catalyst: Catalyst, plan: Node) -> Piece:

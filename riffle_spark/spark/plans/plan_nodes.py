@@ -192,6 +192,20 @@ class Catalyst:
         """Return an expression whose floating numbers can be told apart by their bits, as Spark has it of keys."""
         return self.module("optimizer.NormalizeFloatingNumbers").normalize(expression)
 
+    def hashed(self, expression: Node) -> Node:
+        """Return the hash by which Spark tells values apart that it only counts; null where there is none."""
+        is_collated = " collate " in str(expression.dataType().catalogString())
+        hashed = self.named("expressions.CollationAwareXxHash64" if is_collated else "expressions.XxHash64")
+        return self.null_where(self.is_null(expression), hashed(self.seq([expression])))
+
+    def estimated(self, function: Node, words: Node) -> Node:
+        """Return what ``approx_count_distinct`` makes of its buffer, whose words are a struct: by Spark's own code."""
+        literal = self.module("expressions.Literal")
+        counted = literal.fromObject(self.named("util.HyperLogLogPlusPlusHelper")(function.relativeSD()))
+        told = self.seq([words, self.literal(0)])
+        invoke = self.named("expressions.objects.Invoke")
+        return invoke(counted, "query", function.dataType(), told, self.seq([]), False, False, True)
+
     def rows(self, output: Node, rdd: Node) -> Node:
         """Return a plan that is an RDD of the JVM's rows, under attributes that are given."""
         anywhere = self.named("plans.physical.UnknownPartitioning")(0)

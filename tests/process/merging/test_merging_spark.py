@@ -135,13 +135,11 @@ def merged(form: RowForm, rows: pa.Table, one_by_one: bool) -> pa.Table:
             every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
             kept = merge.fold(every, nothing, Groups(np.tile(np.arange(size), len(partial)), size))
         assert [column.type for column in kept] == list(types)
-        finished = merge.finish(kept)
-        names = (
-            [f"{function.columns[0]}_{i}" for i in range(len(finished))]
-            if function.name in HASHED
-            else function.columns
-        )
-        columns |= dict(zip(names, finished, strict=True))
+        (words, *_) = finished = merge.finish(kept)
+        if function.name in HASHED:
+            columns |= {f"{function.columns[0]}_{i}": word for i, word in enumerate(words.flatten())}
+        else:
+            columns |= dict(zip(function.columns, finished, strict=True))
     return pa.table(columns)
 
 

@@ -224,6 +224,32 @@ def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None
     assert 3 < len(found) < sent.num_rows
 
 
+def estimated(frame: DataFrame) -> DataFrame:
+    """Estimates of several errors, of structs with nulls, of some rows, and in an expression."""
+    return frame.groupBy("ok").agg(
+        F.approx_count_distinct("n").alias("u"), (F.approx_count_distinct("d", 0.01) * 2).alias("v"),
+        F.expr("approx_count_distinct(s) filter (where page = 'p1')"), F.approx_count_distinct("price"), F.count("*"),
+    )  # fmt: skip
+
+
+def test_estimates_of_distinct_values_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
+    """A slot merges Spark's hashes, batch after batch; Spark's own code estimates by what became of them."""
+    query = estimated(events)
+    spark, stage = Catalyst(query.sparkSession), cut_of(query).stages[0]
+    plan, (below,) = read_aggregate(spark, stage.node), stage.below
+    assert isinstance(below, Input)
+    sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow().cast(plan.spec.rows)
+    operator = Stateful("estimates", plan.spec.routed.names, groups_of(plan.spec, "update"))
+    with Harness(operator, plan.spec.rows) as slots:
+        slots.feed(sent.slice(0, 50))
+        told = pa.Table.from_pylist(slots.feed(sent.slice(50)), schema=plan.spec.answer)
+    found = spark.frame(plan.evaluated(rdd_of(rows.sparkSession.createDataFrame(told)))).collect()
+    assert _in_order(found) == _in_order(estimated(rows).collect())
+    assert {buffer.meaning for one in plan.spec.functions for buffer in one.buffers} >= {
+        "approx_count_distinct(n), relativeSD 0.05", "approx_count_distinct(d), relativeSD 0.01",
+    }  # fmt: skip
+
+
 def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame) -> None:
     """Where nothing says how late rows may be, no session ever leaves; its ends are no columns that rows go by."""
     spec, timed = spec_of(in_sessions(events)), spec_of(in_sessions(events.withWatermark("at", "3 seconds")))
