@@ -92,7 +92,8 @@ class Home:
 @dataclass(frozen=True)
 class Order:
     """One operator's batch: what every slot needs to know, but for the computation. ``slots`` maps a slot's number to
-    its key-groups. ``schema`` is the store's as the log keeps it, ``key`` names its columns.
+    its key-groups. ``schema`` is the store's as the log keeps it, ``key`` names its columns; rows go by those that
+    ``routed_by`` names, or else by all of these.
 
     ``entries`` come cut to their last links, which is all that an owner needs; a slot that needs more reads the log's
     record ``sequence`` itself. So an order stays small however long the chains are. ``newest``: the driver has just
@@ -143,6 +144,12 @@ class Order:
     late: LateRule | None = None
     whole: bool = False
     keyless: bool = False
+    routed_by: tuple[str, ...] = ()
+
+    @property
+    def routing(self) -> tuple[str, ...]:
+        """The columns whose hash is a row's key-group."""
+        return self.routed_by or self.key
 
     @property
     def late_rule(self) -> LateRule | None:
@@ -187,7 +194,7 @@ class Order:
         for name in ("standbys", "followed_by"):
             groups = ((tuple(members), key_groups) for members, key_groups in body[name])
             body[name] = {key_group: members for members, key_groups in groups for key_group in key_groups}
-        body.update({name: tuple(body[name]) for name in ("key", "order_by")})
+        body.update({name: tuple(body[name]) for name in ("key", "order_by", "routed_by")})
         body.update({name: _unpacked(body[name]) for name in _SCHEMAS if body[name] is not None})
         return cls(**body)
 

@@ -69,7 +69,7 @@ def resharded(
 def _placed(schema: StoreSchema, state: pa.Table, source: int, shards_of: ShardsOf) -> npt.NDArray[np.int32]:
     """Return the new shard of each row: that of its key, which is asked for once."""
     numbers, firsts = group_keys(schema.encoded(state))
-    return shards_of(source, state.select(schema.key.names).take(pa.array(firsts)))[numbers]
+    return shards_of(source, state.select(schema.routing).take(pa.array(firsts)))[numbers]
 
 
 def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:

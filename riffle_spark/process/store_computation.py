@@ -68,9 +68,9 @@ class _Block:
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
         check_names(store, [*key.names, *declared.state.names], _IN_PARTS)
         if declared.due is None:
-            return PlainColumns(store, key, declared.state)
+            return PlainColumns(store, key, declared.state, routed_by=declared.routed_by)
         _check_due(store, key, declared, declared.due)
-        return PlainColumns(store, key, declared.state, declared.due, declared.time_mode)
+        return PlainColumns(store, key, declared.state, declared.due, declared.time_mode, routed_by=declared.routed_by)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         return slot.over_tables(PlainColumns.of_text(store, schema), self.given)

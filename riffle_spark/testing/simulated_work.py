@@ -86,7 +86,7 @@ def routed(
         needed = _with_initial(order, needed, initial)
     hashes = keygroups.key_hashes([needed.column(name) for name in order.key]).view(np.int64)
     if shards is None:
-        groups = (hashes % order.total).astype(np.int32)
+        groups = keygroups.key_groups([needed.column(name) for name in order.routing], order.total)
     else:
         groups = shards.of(rows.column("topic"), rows.column("partition"))
         assert groups.min(initial=0) >= 0, "a row of a partition that is not registered"

@@ -62,8 +62,9 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
 
 def _without_rows(order: Order, slot: int) -> TouchedKeys:
     """Return the one key of an aggregate that groups by nothing, in the slot that it belongs to."""
-    keys = pa.table([pa.array([0], order.rows.field(name).type) for name in order.key], names=order.key)
-    hashes = keygroups.key_hashes(keys.columns)
+    values = {name: pa.array([0 if name in order.routing else None], order.rows.field(name).type) for name in order.key}
+    keys = pa.table(values)
+    hashes = keygroups.key_hashes(keys.columns)  # a null leaves a hash as it is
     key_groups = (hashes.view(np.int64) % order.total).astype(np.int32)
     own = np.isin(key_groups, list(order.slots[slot]))
     codes = np.empty(0, dtype=np.int64)
@@ -121,7 +122,8 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
 def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> None:
     """Compare a sample with Python's own hash: routing and every tool that reads state must agree on it."""
     own = keygroups.key_hashes(keys.columns)
-    if not (np.array_equal(own, hashes) and np.array_equal(own.view(np.int64) % order.total, key_groups[: len(own)])):
+    routed = keygroups.key_groups([keys.column(name) for name in order.routing], order.total)
+    if not (np.array_equal(own, hashes) and np.array_equal(routed, key_groups[: len(own)])):
         raise ConfigError(
             "Spark and riffle hash these keys differently",
             remedy="cast the key columns to a plain string, binary, number, date or timestamp (no collation)",

@@ -39,6 +39,8 @@ class Declared:
     once more. A computation that keeps several variables a key names them instead of ``state``. ``whole`` asks for all
     keys that are stored in each batch, as complete results do; what it costs is what the store holds. ``keyless``: the
     key is one column of whole numbers that is 0 in all rows, and is asked for in each batch, with rows or without.
+    ``routed_by`` names the first columns of the key, where rows are to go by these alone: all keys that have them in
+    common lie together. The others are null in the key of one that is ``keyless``.
     """
 
     state: pa.Schema
@@ -50,6 +52,7 @@ class Declared:
     due: str | None = None
     whole: bool = False
     keyless: bool = False
+    routed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

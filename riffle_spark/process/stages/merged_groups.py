@@ -11,21 +11,24 @@ Its rows are ``plan.spec.rows``, its key ``plan.spec.keys``, its output ``plan.s
 takes. Who drops late rows goes by ``plan.spec.time``: here no row is late.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.columns import one_array
-from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.process.merging.merge_function import Groups, MergeFunction
+from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
+from riffle_spark.process.blocks.folding import group_keys
+from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, chosen, hold
 from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
+from riffle_spark.state.formats.key_codec import encode_keys
 
-__all__ = ["KeptBuffers", "MergedGroups", "OutputMode", "key_of_group"]
+__all__ = ["DistinctGroups", "KeptBuffers", "MergedGroups", "OutputMode", "key_of_group"]
 
 OutputMode: TypeAlias = Literal["update", "append", "complete"]
 """When keys are answered, in Spark's words: each time that rows touch them, when their time is over, or always."""
@@ -82,6 +85,98 @@ class MergedGroups:
         return pa.schema([*batch.keys.schema, *self.spec.results]).empty_table()
 
 
+@dataclass(frozen=True, slots=True)
+class DistinctGroups:
+    """A ``BlockComputation`` of an aggregate some of whose functions count each value of a group once.
+
+    Its keys are groups, whose columns of elements are null and of which buffers are kept, and *elements* of theirs: a
+    function and a value that a row of the group had, of which nothing is kept but that it was there. Rows go by the
+    group alone, so that all elements of a group lie beside it, each read by itself. A function merges the first row of
+    each element that is new.
+    """
+
+    spec: AggregateSpec
+    mode: OutputMode
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
+        """Declare the columns of buffers; ``ConfigError`` for functions that cannot be merged."""
+        assert key.names == self.spec.stored.names, f"the key is {self.spec.stored.names}, not {key.names}"
+        groups = tuple(self.spec.keys.names)
+        declared = MergedGroups(self.spec, self.mode).declare(pa.schema([key.field(name) for name in groups]), rows)
+        columns = tuple(name for name in declared.columns or () if name not in key.names)
+        return replace(declared, columns=columns, routed_by=groups)
+
+    def __call__(self, batch: Batch) -> Update:
+        """Merge the rows of groups, and those that bring something new, into what is kept of groups."""
+        members = _Members.of(batch, self.spec)
+        state = KeptBuffers.of(self.spec).merged_of(members.rows_of, batch.state.take(pa.array(members.places)))
+        touched = np.flatnonzero(np.bincount(members.groups[batch.codes], minlength=len(members.places)))
+        new = members.new_elements()
+        seen = pa.Table.from_arrays([pa.nulls(len(new), one.type) for one in state.schema], schema=state.schema)
+        kept = pa.concat_tables([state.take(pa.array(touched)), seen])
+        some = members.places[:0] if self.mode == "append" else members.places
+        output = self._answered(batch, some, state.slice(0, len(some)))
+        return Update(output, np.concatenate([members.places[touched], new]), kept, deleted=touched[:0])
+
+    def expired(self, batch: Batch) -> Update:
+        """Let groups and their elements go; in append mode groups are answered."""
+        groups = np.flatnonzero(~are_valid(self._functions(batch.keys)))
+        some, nothing = groups if self.mode == "append" else groups[:0], groups[:0]
+        output = self._answered(batch, some, batch.state.take(pa.array(some)))
+        return Update(output, nothing, batch.state.slice(0, 0), deleted=nothing)
+
+    def _functions(self, keys: pa.Table) -> pa.Array:
+        return one_array(keys.column(self.spec.elements.names[0]))
+
+    def _answered(self, batch: Batch, places: IndexArray, state: pa.Table) -> pa.Table:
+        keys = batch.keys.select(self.spec.keys.names).take(pa.array(places))
+        return pa.table([*keys.columns, *KeptBuffers.of(self.spec).answered(state)], names=self.spec.answer.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The keys of a batch: the group that each is of, by a number, where the groups themselves are among the keys, and
+    the function that each row is for, null where it is for the group.
+    """
+
+    batch: Batch
+    groups: IndexArray
+    places: IndexArray
+    functions: pa.Array
+
+    @staticmethod
+    def of(batch: Batch, spec: AggregateSpec) -> "_Members":
+        """Tell groups from elements; every element has its group beside it."""
+        function = spec.elements.names[0]
+        groups, firsts = group_keys(encode_keys([one_array(batch.keys.column(name)) for name in spec.keys.names]))
+        of_groups = np.flatnonzero(~are_valid(one_array(batch.keys.column(function))))
+        places = np.full(len(firsts), -1, dtype=np.int64)
+        places[groups[of_groups]] = of_groups
+        assert not len(places) or places.min() >= 0, f"an element of {batch.store} has no group"
+        return _Members(batch, groups, places, one_array(batch.rows.column(function)))
+
+    def new_elements(self) -> IndexArray:
+        """Return the keys that are elements and were not there."""
+        is_new = ~self.batch.found
+        is_new[self.places] = False
+        return np.flatnonzero(is_new)
+
+    def rows_of(self, function: str | None) -> tuple[pa.Table, Groups]:
+        """Return the rows that a function merges, and their groups."""
+        batch = self.batch
+        if function is None:
+            some = np.flatnonzero(~are_valid(self.functions))
+        else:
+            every = np.arange(batch.rows.num_rows, dtype=np.int64)
+            firsts = chosen(batch.codes, batch.keys.num_rows, every, latest=False)[self.new_elements()]
+            some = np.sort(firsts[hold(pc.equal(self.functions, function).take(pa.array(firsts)))])
+        told = Groups(self.groups[batch.codes[some]], len(self.places), self._told)
+        return batch.rows.take(pa.array(some)), told
+
+    def _told(self, group: int) -> str:
+        return key_of_group(self.batch, int(self.places[group]))
+
+
 def key_of_group(batch: Batch, key: int) -> str:
     """Return what an error message says of one of a batch's keys."""
     return f"store {batch.store!r}, key {batch.keys.slice(key, 1).to_pylist()[0]}"
@@ -131,8 +226,13 @@ class KeptBuffers:
 
     def merged(self, rows: pa.Table, old: pa.Table, groups: Groups) -> pa.Table:
         """Return what is kept of groups once these rows are merged into ``old``, which has nulls for new groups."""
+        return self.merged_of(lambda _: (rows, groups), old)
+
+    def merged_of(self, rows_of: Callable[[str | None], tuple[pa.Table, Groups]], old: pa.Table) -> pa.Table:
+        """Do the same where functions have rows of their own, by ``FunctionSpec.distinct``."""
         columns = list[pa.Array]()
         for kept in self.functions:
+            rows, groups = rows_of(kept.told.distinct)
             before = [one_array(old.column(field.name)) for field in kept.fields]
             columns += kept.merge.fold(list(kept.rows(rows)), before, groups)
         return pa.Table.from_arrays(columns, schema=self.schema)

@@ -17,7 +17,13 @@ from riffle_spark.columns import one_array, positions_of
 from riffle_spark.process.blocks.block import Batch, BoolArray, Declared, IndexArray, Update
 from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merged_lists import owned
-from riffle_spark.process.stages.merged_groups import KeptBuffers, MergedGroups, OutputMode, key_of_group
+from riffle_spark.process.stages.merged_groups import (
+    DistinctGroups,
+    KeptBuffers,
+    MergedGroups,
+    OutputMode,
+    key_of_group,
+)
 from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec, free_name
 from riffle_spark.state.formats.due_times import in_milliseconds
 
@@ -206,6 +212,10 @@ def _lifted(owners: IndexArray, starts: Times, ends: Times) -> Iterator[Times]:
     yield from (owners * len(every) + of for of in (places[: len(starts)], places[len(starts) :]))
 
 
-def groups_of(spec: AggregateSpec, mode: OutputMode) -> MergedGroups | SessionGroups:
-    """Return what an aggregate computes, whose rows are routed, and whose state is kept, by ``spec.routed``."""
+def groups_of(spec: AggregateSpec, mode: OutputMode) -> DistinctGroups | MergedGroups | SessionGroups:
+    """Return what an aggregate computes, whose rows are routed by ``spec.routed``, and whose state is kept by
+    ``spec.stored``.
+    """
+    if len(spec.elements):
+        return DistinctGroups(spec, mode)
     return MergedGroups(spec, mode) if spec.routed == spec.keys else SessionGroups(spec, mode)

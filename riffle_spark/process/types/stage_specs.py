@@ -22,6 +22,7 @@ __all__ = [
 
 Literal = bool | int | float
 _NAME_LENGTH = 64
+_NO_COLUMNS = pa.schema([])
 _REFUSED = re.compile(r"[^a-z0-9._-]+|\.\.+")
 
 
@@ -45,13 +46,16 @@ class FunctionSpec:
 
     ``given`` is the column of the function's argument, or of its hash, where that is sent instead of one-row buffers:
     then ``buffers`` is one column, of the function's result or of all that Spark evaluates. ``facts`` are what its
-    class says beside, by Spark's names: ``evalMode``, ``ignoreNulls``, ``delimiter``, ``relativeSD``.
+    class says beside, by Spark's names: ``evalMode``, ``ignoreNulls``, ``delimiter``, ``relativeSD``. ``distinct`` says
+    what is in the first column of elements (``AggregateSpec``) of its rows, if it is over values that are each to count
+    once.
     """
 
     function: str
     buffers: tuple[Buffer, ...]
     given: Buffer | None = None
     facts: tuple[tuple[str, str], ...] = ()
+    distinct: str | None = None
 
     @property
     def sent(self) -> tuple[Buffer, ...]:
@@ -78,6 +82,9 @@ class TimeSpec:
 class AggregateSpec:
     """An aggregate of one store, by its key columns and its functions. ``time`` is ``None`` where keys never leave.
     ``keyless``: it groups by nothing, and has one key column, of whole numbers, that is 0 in all rows.
+
+    ``elements`` are columns that stored keys have beside, where functions are over distinct values: for which function
+    a value counts, and the value. A row comes once for its group, with nulls there, and once for each such function.
     """
 
     store: str
@@ -85,15 +92,22 @@ class AggregateSpec:
     functions: tuple[FunctionSpec, ...]
     time: TimeSpec | None
     keyless: bool = False
+    elements: pa.Schema = _NO_COLUMNS
 
     @property
     def rows(self) -> pa.Schema:
         """The columns of the rows that come."""
-        return pa.schema([*self.keys, *_fields(buffer for function in self.functions for buffer in function.sent)])
+        sent = _fields(buffer for function in self.functions for buffer in function.sent)
+        return pa.schema([*self.keys, *self.elements, *sent])
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The columns of the key that state is kept by."""
+        return pa.schema([*self.routed, *self.elements])
 
     @property
     def routed(self) -> pa.Schema:
-        """The columns of the key that rows are routed by and state is kept by: sessions grow, so these are not."""
+        """The columns of the key that rows are routed by: sessions grow, so these are not."""
         ends = (self.time.start, self.time.column) if self.time and self.time.kind == "session" else ()
         return pa.schema([field for field in self.keys if field.name not in ends])
 

@@ -58,6 +58,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         last_pass_ms=incoming.last_pass_ms if by_event_time else None,
         initial=operator.initial if is_due(tail, operator) else None, shown=operator.shown,
         whole=operator.declared.whole, keyless=operator.declared.keyless,
+        routed_by=operator.declared.routed_by,
     )  # fmt: skip
 
 

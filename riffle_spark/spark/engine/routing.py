@@ -73,7 +73,7 @@ def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence
     those of the topic and the partition, which say the shard where dispatch is by partition.
     """
     if layout.shards is None:
-        key_group = keygroups.spark_expression(order.key, order.total)
+        key_group = keygroups.spark_expression(order.routing, order.total)
     else:
         shard = _shard(layout.shards, partition_columns(batch, columns))
         batch, key_group = batch.selectExpr("*", f"{shard} as {KEY_GROUP}"), KEY_GROUP

@@ -16,7 +16,15 @@ import pyarrow as pa
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, Literal, free_name
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
-from riffle_spark.spark.plans.grouping_keys import GroupingKey, read_keys, stored_as, time_of
+from riffle_spark.spark.plans.grouping_keys import (
+    Elements,
+    GroupingKey,
+    is_exact,
+    read_elements,
+    read_keys,
+    stored_as,
+    time_of,
+)
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, asks_time, at, items, kind, placed, replaced
 from riffle_spark.spark.plans.plan_rules import refusal
 
@@ -46,6 +54,11 @@ class _Function:
     def is_given(self) -> bool:
         """Whether it is sent its argument."""
         return kind(self.told) in _GIVEN
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it counts each value of a group once."""
+        return is_exact(self.node)
 
     @property
     def is_hashed(self) -> bool:
@@ -108,16 +121,20 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     inner = at(around, path)
     parts = catalyst.module("planning.PhysicalAggregation").unapply(inner).get()
     keys = read_keys(catalyst, items(parts._1()), items(parts._3()), node.child())
-    functions = _named(items(parts._2()), items(parts._3()), [column for key in keys for column in key.columns])
+    names = [column for key in keys for column in key.columns]
+    elements = read_elements(catalyst, items(parts._2()), node.child(), names)
+    functions = _named(items(parts._2()), items(parts._3()), [*names, *elements.names])
     for function in functions:
-        _check_function(function)
-    every = _Rows(catalyst, keys, functions, inner.child())
+        _check_function(function, has_sessions=any(key.window == "session" for key in keys))
+    every = _Rows(catalyst, keys, functions, inner.child(), elements)
     specs, key_schema = every.specs()
+    map_side = every.map_side(specs)
+    store = stored_as("exact" if elements.names else "aggregate", [*keys, *elements.keys], taken)
     is_keyless = all(key.attribute is None for key in keys)
-    spec = AggregateSpec(stored_as("aggregate", keys, taken), key_schema, specs, time_of(keys), keyless=is_keyless)
+    beside = every.beside(map_side)
+    spec = AggregateSpec(store, key_schema, specs, time_of(keys), keyless=is_keyless, elements=beside)
     results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
     evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
-    map_side = every.map_side(specs)
     return AggregatePlan(catalyst, spec, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
 
 
@@ -169,10 +186,10 @@ def _named(functions: list[Node], results: list[Node], taken: list[str]) -> list
     return found
 
 
-def _check_function(function: _Function) -> None:
+def _check_function(function: _Function, *, has_sessions: bool) -> None:
     """Refuse what only Spark's own operators can do."""
     name, told = kind(function.told), function.told
-    if function.node.isDistinct():
+    if function.is_exact and (function.is_given or has_sessions):
         raise refusal("distinct", function.text)
     if name in _OF_USERS:
         raise refusal("user_function", function.text)
@@ -192,12 +209,13 @@ def _is_declarative(told: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The map side of an aggregate: keys and one-row buffers over what is below it."""
+    """The map side of an aggregate: keys and one-row buffers over what is below it, and what counts once."""
 
     catalyst: Catalyst
     keys: list[GroupingKey]
     functions: list[_Function]
     below: Node
+    elements: Elements
 
     def specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
         """Return what is told of each function, and the schema of the key columns."""
@@ -205,7 +223,7 @@ class _Rows:
         schema = arrow_schema(self.catalyst.frame(plan))
         count = sum(len(key.columns) for key in self.keys)
         literals, results = _literals(self.catalyst, plan), self._results()
-        specs, index, taken = list[FunctionSpec](), count, list(schema.names[:count])
+        specs, index, taken = list[FunctionSpec](), count, [*schema.names[:count], *self.elements.names]
         for function in self.functions:
             wide = 1 if function.is_given else len(function.attributes())
             types, values = schema.types[index : index + wide], literals[index : index + wide]
@@ -233,7 +251,16 @@ class _Rows:
             return function.is_given or told[id(function)].buffers[index].literal is None
 
         names = [buffer.name for spec in specs for buffer in spec.sent]
-        return self._plan(is_sent, names)
+        plan = self._plan(is_sent, names)
+        if not self.elements.names:
+            return plan
+        count = sum(len(key.columns) for key in self.keys)
+        return self.elements.beside(self.catalyst, plan, count, [spec.distinct for spec in specs for _ in spec.sent])
+
+    def beside(self, map_side: Node) -> pa.Schema:
+        """Return the columns of elements that rows bring."""
+        names = self.elements.names
+        return pa.schema(list(map(arrow_schema(self.catalyst.frame(map_side)).field, names)) if names else [])
 
     def _plan(self, is_sent: Callable[[_Function, int], bool], names: list[str] | None = None) -> Node:
         spark = self.catalyst
@@ -248,9 +275,11 @@ class _Rows:
             for index, update in enumerate(items(told.updateExpressions())):
                 if is_sent(function, index):
                     then.append(function.filtered(spark, update, attributes[index]))
-        names = names or [f"buffer_{index}" for index in range(len(then))]
+        beside = {} if names is None else self.elements.taken_apart(spark)
+        names = [f"buffer_{index}" for index in range(len(then))] if names is None else names
         columns = [spark.alias(part, name) for key in self.keys for name, part in key.taken_apart(spark).items()]
         columns += [spark.alias(one, name) for one, name in zip(then, names, strict=True)]
+        columns += [spark.alias(one, name) for name, one in beside.items()]
         return spark.project(columns, spark.project([*items(self.below.output()), *first], self.below))
 
 
@@ -292,7 +321,8 @@ def _words(function: _Function) -> pa.DataType:
 def _spec(function: _Function, buffers: list[Buffer], result: pa.DataType | None) -> FunctionSpec:
     facts = tuple(_facts(function.told))
     if result is None:
-        return FunctionSpec(kind(function.told), tuple(buffers), facts=facts)
+        distinct = function.text if function.is_exact else None
+        return FunctionSpec(kind(function.told), tuple(buffers), facts=facts, distinct=distinct)
     (one,) = buffers
     return FunctionSpec(kind(function.told), (replace(one, type=result),), one, facts)
 

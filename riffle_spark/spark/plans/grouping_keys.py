@@ -7,16 +7,31 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from riffle_spark.process.types.stage_specs import TimeSpec, free_name, store_name
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, kind, metadata
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, is_distinct, items, kind, metadata
 from riffle_spark.spark.plans.plan_rules import check_key
 from riffle_spark.state.log.paths import check_store_name
 
-__all__ = ["GroupingKey", "delay_of", "read_keys", "stored_as", "time_of"]
+__all__ = [
+    "DistinctValues",
+    "Elements",
+    "GroupingKey",
+    "delay_of",
+    "is_exact",
+    "read_elements",
+    "read_keys",
+    "stored_as",
+    "time_of",
+]
 
 _DELAY = "spark.watermarkDelayMs"
 _WINDOWS = {"spark.timeWindow": "time", "spark.sessionWindow": "session"}
 _STORE = "riffle.store"
 _ALL = "all_rows"
+_FOR = "distinct_for"
+_ALIKE = ("Max", "Min", "BitAndAgg", "BitOrAgg", "First", "Last", "CollectSet", "HyperLogLogPlusPlus")
+"""Functions that make the same of a value that comes once and of one that comes often, as Spark's optimiser has it."""
+_OF_VALUES = ("Count", "Sum", "Average")
+"""Functions for which a row without a value is none."""
 _FLOATING = ("float", "double")
 
 
@@ -60,6 +75,91 @@ class GroupingKey:
         if self.window:
             nulls[()] = catalyst.is_null(told[(0,)])  # neither end of a window is null
         return _whole(catalyst, self.attribute.dataType(), (), told, nulls)
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctValues:
+    """The values of which a function, told by its text, counts each once a group, as columns of keys, and whether a row
+    has any.
+    """
+
+    function: str
+    keys: tuple[GroupingKey, ...]
+    passes: Node
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of their columns."""
+        return [column for key in self.keys for column in key.columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """What stored keys have beside the columns of their group, where functions count values: for which function one
+    counts, and the value. Without such a function there is nothing.
+    """
+
+    mark: str
+    values: tuple[DistinctValues, ...]
+
+    @property
+    def keys(self) -> list[GroupingKey]:
+        """The values of all functions."""
+        return [key for one in self.values for key in one.keys]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [self.mark, *(column for key in self.keys for column in key.columns)] if self.values else []
+
+    def taken_apart(self, catalyst: Catalyst) -> dict[str, Node]:
+        """Return the columns of values, as expressions of a row, and then for each function whether there is one."""
+        columns = {name: one for key in self.keys for name, one in key.taken_apart(catalyst).items()}
+        return columns | {f"passes {index}": value.passes for index, value in enumerate(self.values)}
+
+    def beside(self, catalyst: Catalyst, plan: Node, keys: int, sent: list[str | None]) -> Node:
+        """Return a plan's rows once for their group, with the buffers of functions that count rows, and once for each
+        function that counts values, where there is one, with it and this function's buffers.
+
+        The plan has so many columns of keys, of buffers those that are ``sent``, by functions, and ``taken_apart``.
+        """
+        output, owners = items(plan.output()), [value.function for value in self.values]
+        beside = [value.function for value in self.values for _ in value.columns]
+        buffers, more = output[keys : keys + len(sent)], output[keys + len(sent) :]
+        passes: dict[str | None, Node] = dict(zip(owners, more[len(beside) :], strict=True))
+        rows = list[list[Node]]()
+        for owner in (None, *owners):
+            told = catalyst.literal(owner or "")
+            values = [one if of == owner else catalyst.null(one) for of, one in zip(beside, more, strict=False)]
+            mine = [one if of == owner else catalyst.null(one) for of, one in zip(sent, buffers, strict=True)]
+            mark, passing = (told, passes[owner]) if owner else (catalyst.null(told), catalyst.literal(True))
+            rows.append([*output[:keys], mark, *values, *mine, passing])
+        first, then = ([str(one.name()) for one in columns] for columns in (output[:keys], buffers))
+        return catalyst.for_each(rows, [*first, *self.names, *then, "passes"], plan)
+
+
+def is_exact(function: Node) -> bool:
+    """Tell whether it matters that an aggregate expression is to count each value once."""
+    return is_distinct(function) and kind(function.aggregateFunction()) not in _ALIKE
+
+
+def read_elements(catalyst: Catalyst, functions: list[Node], below: Node, taken: list[str]) -> Elements:
+    """Return what aggregate expressions are to count once; ``taken`` are the names of the group's columns.
+
+    Raises ``ConfigError`` for what cannot be a key.
+    """
+    mark, values = free_name(_FOR, taken), list[DistinctValues]()
+    used = [*taken, mark]
+    for function in filter(is_exact, functions):
+        told, keys = function.aggregateFunction(), list[GroupingKey]()
+        passes = function.filter().get() if function.filter().isDefined() else catalyst.literal(True)
+        for value in items(told.children()):
+            keys.append(_read(catalyst, catalyst.alias(value, "value"), [], below, used))
+            used += keys[-1].columns
+            if kind(told) in _OF_VALUES:
+                passes = catalyst.where(catalyst.is_null(value), catalyst.literal(False), passes)
+        values.append(DistinctValues(str(function.sql()), tuple(keys), passes))
+    return Elements(mark, tuple(values))
 
 
 def read_keys(catalyst: Catalyst, grouping: list[Node], results: list[Node], below: Node) -> list[GroupingKey]:

@@ -2,7 +2,7 @@
 leaves to make new ones of. Knows Catalyst's classes by their names. Does not know what a node means to a query of ours.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ __all__ = [
     "children",
     "expressions",
     "function_id",
+    "is_distinct",
     "items",
     "kind",
     "metadata",
@@ -175,6 +176,14 @@ class Catalyst:
         """Return one expression where a condition holds, and another where not."""
         return self.named("expressions.If")(condition, one, otherwise)
 
+    def for_each(self, rows: Sequence[Sequence[Node]], names: Sequence[str], below: Node) -> Node:
+        """Return a plan that makes several rows of each: of the columns of each of these; and of those rows the ones in
+        which the last column holds, without it.
+        """
+        output = [self.alias(self.null(one), name).toAttribute() for one, name in zip(rows[0], names, strict=True)]
+        expand = self.named("plans.logical.Expand")(self.seq([self.seq(row) for row in rows]), self.seq(output), below)
+        return self.project(output[:-1], self.named("plans.logical.Filter")(output[-1], expand))
+
     def is_null(self, expression: Node) -> Node:
         """Return whether an expression is null."""
         return self.named("expressions.IsNull")(expression)
@@ -221,19 +230,35 @@ class Catalyst:
         """Return a leaf without rows, which no optimiser takes for empty."""
         return self.rows(output, self.spark.range(0)._jdf.queryExecution().toRdd())
 
-    def at_time(self, expression: Node, time_ms: int) -> Node:
-        """Return an expression in which it is the time of a batch wherever it asks for the time."""
-        if kind(expression) in _NOW:
+    def timed(self, plan: Node, time_ms: int) -> Node:
+        """Return one node of a plan in whose expressions it is the time of a batch; what is below it stays."""
+
+        def at_time(expression: Node) -> Node | None:
+            if kind(expression) not in _NOW:
+                return None
             zone = looked_up(context(self.spark)._jvm, "scala.Some")(self.spark.conf.get("spark.sql.session.timeZone"))
             told = self.named("expressions.CurrentBatchTimestamp")
             return told(time_ms, expression.dataType(), zone).toLiteral()
-        below = children(expression)
-        changed = [self.at_time(one, time_ms) for one in below]
-        return expression.withNewChildren(self.seq(changed)) if _differ(below, changed) else expression
 
-    def timed(self, plan: Node, time_ms: int) -> Node:
-        """Return one node of a plan in whose expressions it is the time of a batch; what is below it stays."""
-        told = [self._timed_part(plan.productElement(index), time_ms) for index in range(plan.productArity())]
+        return self._changed(plan, at_time)
+
+    def of_all_values(self, plan: Node) -> Node:
+        """Return a plan whose aggregate functions count each value as often as it comes."""
+
+        def of_all(expression: Node) -> Node | None:
+            if not is_distinct(expression):
+                return None
+            told = (expression.aggregateFunction(), expression.mode(), False, expression.filter())
+            return self.named("expressions.aggregate.AggregateExpression")(*told, expression.resultId())
+
+        found = [path for path, node in placed(plan) if any(map(is_distinct, expressions(node)))]
+        for path in sorted(found, key=len, reverse=True):
+            plan = replaced(self, plan, {path: self._changed(at(plan, path), of_all)})
+        return plan
+
+    def _changed(self, plan: Node, change: Callable[[Node], Node | None]) -> Node:
+        """Return one node of a plan with other expressions; what is below it stays."""
+        told = [self._changed_part(plan.productElement(index), change) for index in range(plan.productArity())]
         array = context(self.spark)._gateway.new_array(
             looked_up(context(self.spark)._jvm, "java.lang.Object"), len(told)
         )
@@ -241,15 +266,23 @@ class Catalyst:
             array[index] = one
         return plan.makeCopy(array)
 
-    def _timed_part(self, part: Node, time_ms: int) -> Node:
-        """Return a part of a node: an expression, several, perhaps one, or whatever has no time."""
+    def _changed_part(self, part: Node, change: Callable[[Node], Node | None]) -> Node:
+        """Return a part of a node: an expression, several, perhaps one, or whatever is none."""
         if self._is(part, f"{_EXPRESSIONS}.Expression"):
-            return self.at_time(part, time_ms)
+            return self._changed_expression(part, change)
         if self._is(part, "scala.collection.Seq"):
-            return self.seq([self._timed_part(one, time_ms) for one in items(part)])
+            return self.seq([self._changed_part(one, change) for one in items(part)])
         if self._is(part, "scala.Some"):
-            return looked_up(context(self.spark)._jvm, "scala.Some")(self._timed_part(part.get(), time_ms))
+            return looked_up(context(self.spark)._jvm, "scala.Some")(self._changed_part(part.get(), change))
         return part
+
+    def _changed_expression(self, expression: Node, change: Callable[[Node], Node | None]) -> Node:
+        found = change(expression)
+        if found is not None:
+            return found
+        below = children(expression)
+        changed = [self._changed_expression(one, change) for one in below]
+        return expression.withNewChildren(self.seq(changed)) if _differ(below, changed) else expression
 
     def is_unary(self, node: Node) -> bool:
         """Tell whether a node has one child whatever it is."""
@@ -267,6 +300,11 @@ class Catalyst:
 def asks_time(expression: Node) -> bool:
     """Tell whether an expression asks for the time."""
     return any(kind(one) in _NOW for one in walk(expression))
+
+
+def is_distinct(expression: Node) -> bool:
+    """Tell whether an expression is an aggregate function of which the plan says that each value counts once."""
+    return kind(expression) == "AggregateExpression" and bool(expression.isDistinct())
 
 
 def _differ(some: list[Node], others: list[Node]) -> bool:

@@ -147,7 +147,7 @@ def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tupl
     if spec.time is not None:
         said.append(f"late and due by {spec.time.column}, {spec.time.delay_ms} ms behind the newest row")
     return PlannedStage(
-        stage, spec.store, spec.routed, lambda mode: session_groups.groups_of(spec, mode),
+        stage, spec.store, spec.stored, lambda mode: session_groups.groups_of(spec, mode),
         plan.map_side, plan.evaluation,
         # A row's own session is late or not before it is one with any other.
         None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),

@@ -21,13 +21,14 @@ from riffle_spark.state.schemas.history import NEVER_CHANGED, History, Name
 
 __all__ = ["PlainColumns"]
 
+_ROUTED_BY = "routed_by"
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class PlainColumns:
     """The key and state columns of one store (Arrow schemas). ``due`` names the one that says when a row is due, by
-    what time ``time_mode`` says.
+    what time ``time_mode`` says; ``routed_by`` the first columns of the key, where rows go by these alone.
     """
 
     one_row_a_key: ClassVar[bool] = True
@@ -38,12 +39,18 @@ class PlainColumns:
     due: str | None = None
     time_mode: TimeMode = "None"
     history: History = NEVER_CHANGED
+    routed_by: tuple[str, ...] = ()
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
         """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
         times = text.get("due"), text.get("time_mode", "None")
-        return _of_text(store, text["key"], text["state"], *times, text.get("history"))
+        return _of_text(store, text["key"], text["state"], *times, text.get("history"), text.get(_ROUTED_BY))
+
+    @property
+    def routing(self) -> tuple[str, ...]:
+        """See ``StoreSchema``."""
+        return self.routed_by or tuple(self.key.names)
 
     def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a kind
         """See ``StoreSchema``."""
@@ -52,7 +59,7 @@ class PlainColumns:
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
         text = f"{listed(self.key)} | {listed(self.state)}"
-        whole = {"key": packed(self.key), "state": packed(self.state), "text": text}
+        whole = {"key": packed(self.key), "state": packed(self.state), "text": text, **self._routed}
         if self.due is None:
             return whole
         return {**whole, "text": f"{text} | due: {self.due} by {self.time_mode}", **self._times}
@@ -64,11 +71,17 @@ class PlainColumns:
         known = {name: text[name] for name in ("due", "time_mode") if name in text}
         if "state" not in text or unpacked(text["key"]) != self.key or known != self._times:
             return False
+        if text.get(_ROUTED_BY) != self._routed.get(_ROUTED_BY):
+            return False
         return can_become(unpacked(text["state"]), self.state)
 
     @property
     def _times(self) -> dict[str, str]:
         return {} if self.due is None else {"due": self.due, "time_mode": self.time_mode}
+
+    @property
+    def _routed(self) -> dict[str, str]:
+        return {_ROUTED_BY: str(len(self.routed_by))} if self.routed_by else {}
 
     @property
     def names_read(self) -> frozenset[Name]:
@@ -87,7 +100,7 @@ class PlainColumns:
         return encode_keys([one_array(table.column(name)) for name in self.key.names])
 
     def hashes(self, table: pa.Table) -> Words:
-        """Return the 64-bit hashes of a table's keys: those that rows are routed by."""
+        """Return the 64-bit hashes of a table's keys: those that rows are routed by, but for ``routed_by``."""
         return key_hashes([table.column(name) for name in self.key.names])
 
     def sealed(self, table: pa.Table) -> pa.Table:
@@ -120,7 +133,8 @@ class PlainColumns:
 
 @lru_cache(maxsize=64)
 def _of_text(
-    store: str, key: str, state: str, due: str | None, time_mode: str, history: str | None
-) -> PlainColumns:  # fmt: skip
-    mode = time_mode_of(time_mode)
-    return PlainColumns(store, unpacked(key), unpacked(state), due, mode, History.of_text(history))
+    store: str, key: str, state: str, due: str | None, time_mode: str, history: str | None, routed_by: str | None
+) -> PlainColumns:
+    mode, columns = time_mode_of(time_mode), unpacked(key)
+    routed = tuple(columns.names[: int(routed_by or 0)])
+    return PlainColumns(store, columns, unpacked(state), due, mode, History.of_text(history), routed)

@@ -31,6 +31,11 @@ class StoreSchema(Protocol):
         ...
 
     @property
+    def routing(self) -> tuple[str, ...]:
+        """The columns of the key by which rows go to their key-groups."""
+        ...
+
+    @property
     def one_row_a_key(self) -> bool:
         """Whether a key's state is one row, so that its newest row in a chain is all of it."""
         ...

@@ -165,6 +165,11 @@ class VariableColumns:
         known = numbers_of(table.column(VARIABLE), self.names) >= 0
         return fitted(table if known.all() else table.filter(pa.array(known)), wanted)
 
+    @property
+    def routing(self) -> tuple[str, ...]:
+        """See ``StoreSchema``."""
+        return tuple(self.key.names)
+
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
         return encode_keys([one_array(table.column(name)) for name in self.key.names])

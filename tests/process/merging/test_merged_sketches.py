@@ -34,7 +34,8 @@ def test_words_are_those_of_all_hashes(relative_error: float, bits: int, rows: D
     """A group's words are those that Spark makes of its hashes, and zeros for a group without any."""
     for way in merged_ways(MergedDistinct(relative_error), [pa.int64()], rows, lambda hashed: (hashed,)):
         for group in range(SIZE):
-            assert tuple(way[group][0].values()) == words([hashed for hashed in rows.of(group) if hashed is not None], bits)
+            hashes = [hashed for hashed in rows.of(group) if hashed is not None]
+            assert tuple(way[group][0].values()) == words(hashes, bits)
 
 
 def test_what_is_kept_grows_with_the_values() -> None:

@@ -232,22 +232,48 @@ def estimated(frame: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def test_estimates_of_distinct_values_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
-    """A slot merges Spark's hashes, batch after batch; Spark's own code estimates by what became of them."""
-    query = estimated(events)
-    spark, stage = Catalyst(query.sparkSession), cut_of(query).stages[0]
-    plan, (below,) = read_aggregate(spark, stage.node), stage.below
+def exact(frame: DataFrame) -> DataFrame:
+    """Values that count once, beside others: of several columns, of structs, of some rows; nulls are none."""
+    return frame.groupBy("ok").agg(
+        F.count_distinct("n").alias("n"), (F.sum_distinct("n") + F.max("n")).alias("s"), F.expr("avg(distinct d)"),
+        F.count_distinct("s", "d"), F.expr("count(distinct page) filter (where n > 90)").alias("p"), F.count("*"),
+        F.expr("max(distinct n)"), F.expr("sum(distinct price)"),
+        F.expr("sort_array(collect_set(distinct page)) as pages"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("query", [estimated, exact])
+def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
+    """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
+    spark, cut = Catalyst(rows.sparkSession), cut_of(query(events))
+    (stage,), (below,) = cut.stages, cut.stages[0].below
+    plan = read_aggregate(spark, stage.node)
     assert isinstance(below, Input)
     sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow().cast(plan.spec.rows)
-    operator = Stateful("estimates", plan.spec.routed.names, groups_of(plan.spec, "update"))
+    operator = Stateful("values", plan.spec.stored.names, groups_of(plan.spec, "update"))
     with Harness(operator, plan.spec.rows) as slots:
-        slots.feed(sent.slice(0, 50))
-        told = pa.Table.from_pylist(slots.feed(sent.slice(50)), schema=plan.spec.answer)
-    found = spark.frame(plan.evaluated(rdd_of(rows.sparkSession.createDataFrame(told)))).collect()
-    assert _in_order(found) == _in_order(estimated(rows).collect())
-    assert {buffer.meaning for one in plan.spec.functions for buffer in one.buffers} >= {
-        "approx_count_distinct(n), relativeSD 0.05", "approx_count_distinct(d), relativeSD 0.01",
-    }  # fmt: skip
+        slots.feed(sent.slice(0, sent.num_rows // 2))
+        told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.answer)
+    result = plan.evaluated(rdd_of(rows.sparkSession.createDataFrame(told)))
+    found = spark.frame(cut.top.on({stage.number: result})).collect()
+    assert _in_order(found) == _in_order(query(rows).collect())
+
+
+def test_what_values_mean_is_told(events: DataFrame) -> None:
+    """An estimate by its error; what counts once by its function, and the store by the values too."""
+    first, second, *_ = spec_of(estimated(events)).functions
+    assert first.buffers[0].meaning == "approx_count_distinct(n), relativeSD 0.05"
+    assert second.buffers[0].meaning == "approx_count_distinct(d), relativeSD 0.01"
+    spec = spec_of(events.groupBy("page").agg(F.count_distinct("n").alias("page_2"), F.count("*").alias("c")))
+    assert (spec.store, spec.elements.names) == ("exact.page-n", ["distinct_for", "n"])
+    assert [one.distinct for one in spec.functions] == ["count(DISTINCT n)", None]
+    assert (spec.routed.names, spec.stored.names) == (["page"], ["page", "distinct_for", "n"])
+
+
+def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
+    """A session's ends change, and values are kept by them."""
+    with pytest.raises(ConfigError, match="distinct aggregates of session windows"):
+        spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
 
 def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame) -> None:
@@ -272,7 +298,7 @@ def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
         ("percentile(d, 0.5)", "form of its own"),
         ("mode(n)", "form of its own"),
         ("listagg(page, ',') within group (order by page)", "order of its own"),
-        ("count(distinct n)", "distinct aggregates"),
+        ("collect_list(distinct n)", "distinct aggregates"),
         ("listagg(cast(page as binary))", "of binary"),
     ],
 )

@@ -216,11 +216,19 @@ def test_an_order_and_a_limit_stand_in_complete_mode(frames: Frames) -> None:
     check_plan(Catalyst(frames.spark), cut_of(SHAPES["an order in complete mode"][0](frames)), "complete")
 
 
+def test_distinct_values_are_allowed_though_spark_refuses_them(frames: Frames) -> None:
+    """In whatever mode an aggregate may have, also in an expression."""
+    query = frames.events.groupBy("page").agg(F.count_distinct("n") + F.count("*"), F.sum_distinct("n"))
+    check_plan(Catalyst(frames.spark), cut_of(query), "update")
+
+
 BY_SPARK: dict[str, tuple[Query, str, str]] = {
     "append without a watermark": (lambda f: f.bare.groupBy("page").count(), "append", "without watermark"),
     "an order in update mode": (lambda f: f.events.groupBy("page").count().orderBy("page"), "update", "Sorting"),
     "a session in update mode": (SHAPES["a session"][0], "update", "[Ss]ession"),
-    "exact distinct": (lambda f: f.events.groupBy("page").agg(F.count_distinct("n")), "update", "[Dd]istinct"),
+    "distinct values without a watermark": (
+        lambda f: f.bare.groupBy("page").agg(F.count_distinct("n")), "append", "without watermark",
+    ),
     "an outer join without a bound": (
         lambda f: f.bare.join(f.others, F.expr("page = other"), "left_outer"), "append", "watermark",
     ),

@@ -1,0 +1,177 @@
+"""Aggregates that count each value once, in a harness: against sets, over late rows, restarts and lost executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark import Stateful
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.process.stages.merged_groups import DistinctGroups, OutputMode
+from riffle_spark.process.store_computation import on_store
+from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.testing import Harness
+from tests.kit.process.page_windows import TIME, WINDOW
+
+DELAY_MS = 3
+OF_USERS, OF_SECONDS = "count(DISTINCT user)", "sum(DISTINCT seconds)"
+SPEC = AggregateSpec(
+    "exact.window-page",
+    pa.schema([("window_start", TIME), ("window_end", TIME), ("page", pa.string())]),
+    (
+        FunctionSpec("Count", (Buffer("visits", pa.int64(), "count(1): count", 1),)),
+        FunctionSpec("Count", (Buffer("users", pa.int64(), f"{OF_USERS}: count", 1),), distinct=OF_USERS),
+        FunctionSpec(
+            "Sum", (Buffer("seconds", pa.int64(), f"{OF_SECONDS}: sum"),), facts=(("evalMode", "ANSI"),),
+            distinct=OF_SECONDS,
+        ),
+    ),
+    WINDOW,
+    elements=pa.schema([("distinct_for", pa.string()), ("user", pa.string()), ("second", pa.int64())]),
+)  # fmt: skip
+
+
+class Visit(NamedTuple):
+    """A row: the end of its window (us), page, user and seconds."""
+
+    end: int
+    page: str | None
+    user: str | None
+    seconds: int | None
+
+
+Key = tuple[int, str | None]
+Answer = tuple[int, str | None, int, int, int | None]
+
+
+@dataclass
+class Group:
+    """What a model keeps of a key."""
+
+    visits: int = 0
+    users: set[str] = field(default_factory=set)
+    seconds: set[int] = field(default_factory=set)
+
+    def answer(self, key: Key) -> Answer:
+        """Return its row."""
+        return (*key, self.visits, len(self.users), sum(self.seconds) if self.seconds else None)
+
+
+@dataclass
+class Model:
+    """Windows by key; Spark's rules of what is late and what is due."""
+
+    mode: OutputMode
+    groups: dict[Key, Group] = field(default_factory=dict)
+    late_ms: int = 0
+    watermark_ms: int = 0
+
+    def batch(self, visits: Sequence[Visit]) -> list[Answer]:
+        """Return what a batch is answered."""
+        touched = dict[Key, Group]()
+        for end, page, user, seconds in visits:
+            if end > self.late_ms * 1000:
+                group = touched[end, page] = self.groups.setdefault((end, page), Group())
+                group.visits += 1
+                group.users |= set() if user is None else {user}
+                group.seconds |= set() if seconds is None else {seconds}
+        answers = [group.answer(key) for key, group in touched.items()] if self.mode == "update" else []
+        for key in [key for key in self.groups if key[0] <= self.watermark_ms * 1000]:
+            gone = self.groups.pop(key)
+            answers += [gone.answer(key)] if self.mode == "append" else []
+        newest = max((visit.end // 1000 for visit in visits), default=0)
+        self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - DELAY_MS)
+        return answers
+
+
+def rows_of(visits: Sequence[Visit]) -> pa.Table:
+    """Return each visit for its group, and for each value that it has."""
+    rows = list[tuple[object, ...]]()
+    for end, page, user, seconds in visits:
+        key = (end - 10, end, page)
+        rows.append((*key, None, None, None, None))
+        rows += [(*key, OF_USERS, user, None, None)] if user is not None else []
+        rows += [(*key, OF_SECONDS, None, seconds, seconds)] if seconds is not None else []
+    columns = zip(*rows, strict=True) if rows else [()] * len(SPEC.rows)
+    return pa.table([pa.array(list(one), of.type) for one, of in zip(columns, SPEC.rows, strict=True)], SPEC.rows)
+
+
+def operator(mode: OutputMode) -> Stateful:
+    """Return the aggregate as an operator whose late rows go by the end of their window."""
+    return Stateful(
+        "visits", SPEC.stored.names, DistinctGroups(SPEC, mode), watermark=("window_end", f"{DELAY_MS} milliseconds")
+    )
+
+
+def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
+    """Return what was delivered as a model says it."""
+    told = pa.Table.from_pylist(list(rows), SPEC.answer)
+    plain = [told.column(1).cast(pa.int64()), *told.columns[2:]]
+    return list(zip(*(column.to_pylist() for column in plain), strict=True))
+
+
+_VISIT = st.builds(
+    Visit, st.integers(0, 12).map(lambda half: 500 * half), st.sampled_from(["a", None]),
+    st.sampled_from([None, "x", "y"]), st.sampled_from([None, -1, 0, 7]),
+)  # fmt: skip
+_BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
+
+
+@pytest.mark.parametrize("mode", ["update", "append"])
+@settings(deadline=None, max_examples=15)
+@given(st.lists(_BATCH, max_size=8))
+def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
+    """Values of one batch and of several, of groups that come and go; nothing of a group that went is left."""
+    model = Model(mode)
+    with Harness(operator(mode), SPEC.rows) as query:
+        for visits, later, event in batches:
+            moved = [visit._replace(end=visit.end + 1000 * later) for visit in visits]
+            found = answers_of(query.feed(rows_of(moved)))
+            assert sorted(found, key=repr) == sorted(model.batch(moved), key=repr)
+            if event:
+                query.crash(lose_copies=event == "crash")
+        kept = sum(1 + len(group.users) + len(group.seconds) for group in model.groups.values())
+        assert len(query.state()) == kept
+
+
+def test_complete_mode_answers_groups_alone() -> None:
+    """Elements are read with them, and are no groups."""
+    told = list[list[Answer]]()
+    compute = DistinctGroups(replace(SPEC, time=None), "complete")
+    with Harness(Stateful("visits", SPEC.stored.names, compute), SPEC.rows) as query:
+        for users in ("xy", "yx", ""):
+            told.append(answers_of(query.feed(rows_of([Visit(10, "a", user, 2) for user in users]))))
+    assert told == [[(10, "a", 2, 2, 2)], [(10, "a", 4, 2, 2)], [(10, "a", 4, 2, 2)]]
+
+
+def test_a_group_and_its_values_lie_together() -> None:
+    """Rows go by the columns of the group alone, and the store says so."""
+    with Harness(operator("update"), SPEC.rows) as query:
+        query.feed(rows_of([Visit(10, "a", f"user {number}", number) for number in range(40)]))
+        assert len(query.state()) == 81
+    compute = DistinctGroups(SPEC, "update")
+    declared = compute.declare(SPEC.stored, SPEC.rows)
+    schema = on_store(compute, "visits").schema("visits", SPEC.stored, declared)
+    assert declared.routed_by == schema.routing == ("window_start", "window_end", "page")
+    assert schema_of_text("visits", schema.to_text()) == schema
+    plain = PlainColumns("visits", SPEC.stored, declared.state, declared.due, declared.time_mode)
+    assert not plain.can_read(schema.to_text())
+
+
+def test_values_go_with_their_group_to_another_number_of_key_groups() -> None:
+    """A switch places them by the columns of the group too: none is forgotten, and none counts again."""
+    visits = [Visit(10, page, f"user {number}", number) for number in range(20) for page in "abcdef"]
+    with Harness(operator("update"), SPEC.rows) as query:
+        for visit_times, key_groups in enumerate((3, 32, 8), start=1):
+            found = answers_of(query.feed(rows_of(visits)))
+            assert sorted(found) == [(10, page, 20 * visit_times, 20, 190) for page in "abcdef"]
+            switch_dispatch(query.root, "key_group", key_groups=key_groups, execute=True)
+            query.restart(dispatch="key_group", key_groups=key_groups)
