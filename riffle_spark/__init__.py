@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from riffle_spark.offline.switch import switch_dispatch
     from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
     from riffle_spark.process.blocks.arrow_function import arrow_function
+    from riffle_spark.process.merging.user_aggregate import UserAggregate
     from riffle_spark.protocol.batch.batch_report import BatchReport
     from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
     from riffle_spark.protocol.ownership.rebalance import RebalanceListener
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from riffle_spark.spark.configure import configure, warm_up
     from riffle_spark.spark.frames.stream_frame import on
     from riffle_spark.spark.heartbeat import heartbeat
+    from riffle_spark.spark.plans.planned_function import user_aggregate
     from riffle_spark.spark.queries.stream_query import StreamQuery
     from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
@@ -31,6 +33,7 @@ __all__ = [
     "Stateful",
     "StatefulJob",
     "StreamQuery",
+    "UserAggregate",
     "adopt",
     "aggregate",
     "arrow_function",
@@ -49,6 +52,7 @@ __all__ = [
     "together",
     "transform_with_state",
     "transform_with_state_in_pandas",
+    "user_aggregate",
     "warm_up",
 ]
 
@@ -57,6 +61,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "process.blocks.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
     "process.blocks.arrow_function": ("arrow_function",),
+    "process.merging.user_aggregate": ("UserAggregate",),
     "protocol.ownership.rebalance": ("RebalanceListener",),
     "protocol.ownership.readiness": ("MemberState", "Readiness"),
     "offline.recovery": ("adopt", "rollback"),
@@ -66,6 +71,7 @@ _HOMES = {
     "spark.configure": ("configure", "warm_up"),
     "spark.heartbeat": ("heartbeat",),
     "spark.frames.stream_frame": ("on",),
+    "spark.plans.planned_function": ("user_aggregate",),
     "spark.queries.stream_query": ("StreamQuery",),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),

@@ -13,6 +13,7 @@ from tests.kit.pages import CHECKOUT, Block, blocks, table_rows
 PAGE = CHECKOUT / "docs" / "move-your-query.md"
 BLOCKS = [block for block in blocks(PAGE) if block.info == "python moved"]
 SHOWN = [block.code for block in blocks(PAGE) if block.info == "text shown"]
+OWN, SHOWN_OWN = ([block for block in blocks(PAGE) if block.info == info] for info in ("python own", "text own"))
 FOLDER = "/tmp/riffle-quickstart"
 WRAPS = "riffle_spark.on("
 QUERIES = 10
@@ -44,7 +45,7 @@ def _alone(block: Block) -> Block:
 def test_moved_queries_answer_what_the_page_shows(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, wrapped: bool
 ) -> None:
-    """The same wrapped as by Spark alone, all blocks in one session."""
+    """The same wrapped as by Spark alone, all blocks in one session; what Spark alone has not answers too."""
     spark.conf.set("spark.riffle.key_groups", "8")
     variables: dict[str, object] = {"__name__": "__main__"}
     moved = [block for block in BLOCKS if WRAPS in block.code]
@@ -55,3 +56,5 @@ def test_moved_queries_answer_what_the_page_shows(
     assert {block.line: said[block.line] for block in moved} == {
         block.line: text.strip() for block, text in zip(moved, SHOWN, strict=True)
     }
+    for block, text in zip(OWN, SHOWN_OWN, strict=True) if wrapped else ():
+        assert _shown(block, variables, tmp_path, capfd).strip() == text.code.strip()

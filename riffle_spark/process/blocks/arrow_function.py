@@ -1,7 +1,6 @@
 """A user's function on Arrow, once a key-group. Knows what it gets and may return. Does not know where it runs."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 from riffle_spark.batch_times import TimeMode, time_mode_of
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.process.types.conform import conform
+from riffle_spark.process.types.conform import called, conform, name_of
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.unknown_names import checks_keywords
 
@@ -86,7 +85,7 @@ def _arguments(what: str, function: Callable[..., object], wanted: Sequence[str]
             continue
         return count
     raise ConfigError(
-        f"{_name(function)}{signature} cannot be called with {len(wanted) - 1} or {len(wanted)} arguments",
+        f"{name_of(function)}{signature} cannot be called with {len(wanted) - 1} or {len(wanted)} arguments",
         remedy=f"Write it as function({', '.join(wanted[:-1])}) or function({', '.join(wanted)}).",
     )
 
@@ -122,7 +121,7 @@ class ArrowFunction:
     def __call__(self, batch: Batch) -> Update:
         """Call the function and check what it returns; ``UserFunctionError`` where it breaks its declaration."""
         where, stored = _where(batch), self._stored(batch)
-        returned = _called(self.function, (batch.rows, self._known(batch), _context(batch))[: self.arguments], where)
+        returned = called(self.function, (batch.rows, self._known(batch), _context(batch))[: self.arguments], where)
         output, new_state, deleted = _parts(returned, batch.keys.schema, where)
         output = conform(output, self.output, "output", where)
         new_state = conform(new_state, stored, "new state", where)
@@ -138,7 +137,7 @@ class ArrowFunction:
         where, stored = _where(batch), self._stored(batch)
         returned: object = self.output.empty_table()
         if self.on_expired is not None:
-            returned = _called(self.on_expired, (self._known(batch), _context(batch))[: self.expired_arguments], where)
+            returned = called(self.on_expired, (self._known(batch), _context(batch))[: self.expired_arguments], where)
         if isinstance(returned, tuple) and len(returned) != 2:
             raise _misshapen(returned, "rows for the sink or (output, new_state)", where)
         output, new_state = returned if isinstance(returned, tuple) else (returned, stored.empty_table())
@@ -163,19 +162,6 @@ def _where(batch: Batch) -> str:
 def _context(batch: Batch) -> Context:
     assert batch.key_group is not None
     return Context(batch.key_group, batch.version, batch.time_ms, batch.watermark_ms, batch.store)
-
-
-def _called(function: Callable[..., object], arguments: tuple[object, ...], where: str) -> object:
-    try:
-        return function(*arguments)
-    except Exception as error:
-        inner = error.__traceback__.tb_next if error.__traceback__ else None
-        told = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
-        raise UserFunctionError(
-            f"{_name(function)} raised {type(error).__name__}:\n{told}",
-            remedy="Fix the function, or the input it cannot take. The batch failed and nothing was committed.",
-            where=where,
-        ) from error
 
 
 def _parts(returned: object, key: pa.Schema, where: str) -> tuple[object, object, object]:
@@ -225,7 +211,3 @@ def _refuse_both(changed: npt.NDArray[np.int64], removed: npt.NDArray[np.int64],
 
 def _key(keys: pa.Table, index: int) -> str:
     return str(keys.slice(index, 1).to_pylist()[0])
-
-
-def _name(function: Callable[..., object]) -> str:
-    return getattr(function, "__qualname__", repr(function))

@@ -11,6 +11,7 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.merging import merged_lists, merged_moments, merged_picks, merged_sketches, merged_sums
 from riffle_spark.process.merging.merge_function import MergeFunction
+from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
 
 __all__ = ["COLLECTED", "HASHED", "MergeOptions", "merge_function", "merge_names"]
 
@@ -21,17 +22,20 @@ class MergeOptions:
 
     ``overflow`` is the name of Spark's ``EvalMode``: what becomes of a sum or average that does not fit. ``delimiter``
     is what ``listagg`` puts between texts, bytes between bytes; ``collected_max`` is how many values a key may collect;
-    ``relative_error`` is what ``approx_count_distinct`` was asked for, its ``relativeSD``.
+    ``relative_error`` is what ``approx_count_distinct`` was asked for, its ``relativeSD``; ``own`` is a
+    user's function.
     """
 
     overflow: merged_sums.Overflow = "LEGACY"
     delimiter: str | bytes = ""
     collected_max: int = 10_000
     relative_error: float = 0.05
+    own: UserAggregate | None = None
 
     @staticmethod
-    def of_facts(facts: Iterable[tuple[str, str]]) -> "MergeOptions":
+    def of_facts(facts: Iterable[tuple[str, str]], own: object | None = None) -> "MergeOptions":
         """Return what a function's facts say, by Spark's names of them; others change nothing."""
+        assert own is None or isinstance(own, UserAggregate)
         usual, told = MergeOptions(), dict(facts)
         overflow = told.get("evalMode", usual.overflow)
         assert overflow in get_args(merged_sums.Overflow), f"evalMode is {overflow}"
@@ -39,6 +43,7 @@ class MergeOptions:
             cast(merged_sums.Overflow, overflow),
             told.get("delimiter", usual.delimiter),
             relative_error=float(told.get("relativeSD", usual.relative_error)),
+            own=own,
         )
 
 
@@ -96,13 +101,14 @@ def merge_names() -> Sequence[str]:
 
 def merge_function(name: str, buffers: Sequence[pa.DataType], options: MergeOptions | None = None) -> MergeFunction:
     """Return how buffers of these types merge, of the function of this class; ``ConfigError`` if unknown."""
-    if name not in _MERGES:
+    options = options or MergeOptions()
+    if name not in _MERGES and options.own is None:
         raise ConfigError(
             f"Spark's aggregate function {name} cannot be kept from batch to batch",
             remedy=_WAYS_OUT.get(name, "Use another one, or a function of your own.")
             + f" Known: {', '.join(_MERGES)}.",
         )
-    found = _MERGES[name](options or MergeOptions())
+    found = MergedByUser(options.own) if options.own is not None else _MERGES[name](options)
     if not found.state(buffers):
         raise ConfigError(
             f"Spark's aggregate function {name} cannot be kept with buffers of {', '.join(map(str, buffers))}",

@@ -194,7 +194,7 @@ class _Kept:
     def of(told: FunctionSpec) -> "_Kept":
         given = told.buffers if told.given is None else (told.given,)
         types = [buffer.type for buffer in given]
-        merge = merge_function(told.function, types, MergeOptions.of_facts(told.facts))
+        merge = merge_function(told.function, types, MergeOptions.of_facts(told.facts, told.own))
         kept = zip(given, merge.state(types), strict=True)
         return _Kept(told, merge, [pa.field(buffer.name, type) for buffer, type in kept])
 

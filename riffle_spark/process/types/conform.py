@@ -1,11 +1,35 @@
-"""Fit a table that a user returned to the schema that was declared. Knows Arrow types. Does not know keys or state."""
+"""Call what a user gave, and fit a table that it returned to the schema that was declared. Knows Arrow types. Does not
+know keys or state.
+"""
+
+import traceback
+from collections.abc import Callable
 
 import pyarrow as pa
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.state.formats.arrow_schemas import widens
 
-__all__ = ["conform"]
+__all__ = ["called", "conform", "name_of"]
+
+
+def called(function: Callable[..., object], arguments: tuple[object, ...], where: str) -> object:
+    """Return what a user's function returns; ``UserFunctionError`` that shows where it failed."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        inner = error.__traceback__.tb_next if error.__traceback__ else None
+        told = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
+        raise UserFunctionError(
+            f"{name_of(function)} raised {type(error).__name__}:\n{told}",
+            remedy="Fix the function, or the input it cannot take. The batch failed and nothing was committed.",
+            where=where,
+        ) from error
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """Return what a function is called."""
+    return getattr(function, "__qualname__", repr(function))
 
 
 def conform(table: object, schema: pa.Schema, what: str, where: str) -> pa.Table:

@@ -48,7 +48,7 @@ class FunctionSpec:
     then ``buffers`` is one column, of the function's result or of all that Spark evaluates. ``facts`` are what its
     class says beside, by Spark's names: ``evalMode``, ``ignoreNulls``, ``delimiter``, ``relativeSD``. ``distinct`` says
     what is in the first column of elements (``AggregateSpec``) of its rows, if it is over values that are each to count
-    once.
+    once. ``own`` is a user's (``UserAggregate``), whose argument is a struct of what it is called with.
     """
 
     function: str
@@ -56,6 +56,7 @@ class FunctionSpec:
     given: Buffer | None = None
     facts: tuple[tuple[str, str], ...] = ()
     distinct: str | None = None
+    own: object | None = None
 
     @property
     def sent(self) -> tuple[Buffer, ...]:

@@ -2,91 +2,23 @@
 
 Spark's own expressions do both ends. On the map side each row is projected to its key and *one-row buffers*: what each
 function's update makes of its initial values, which Spark folds to as good as nothing (``count(*)`` is the literal 1).
-Slots merge buffers. Results are what the function's evaluation makes of merged ones. Knows Spark's aggregate functions
-by their classes. Does not know how buffers merge.
+Slots merge buffers. Results are what the function's evaluation makes of merged ones. Knows both projections. Does not
+know one function from another, nor how buffers merge.
 """
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, Literal, free_name
+from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
-from riffle_spark.spark.plans.grouping_keys import (
-    Elements,
-    GroupingKey,
-    is_exact,
-    read_elements,
-    read_keys,
-    stored_as,
-    time_of,
-)
+from riffle_spark.spark.plans.grouping_keys import Elements, GroupingKey, read_elements, read_keys, stored_as, time_of
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, asks_time, at, items, kind, placed, replaced
-from riffle_spark.spark.plans.plan_rules import refusal
+from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
 
 __all__ = ["AggregatePlan", "read_aggregate"]
-
-_ANSI_KNOWING: Final = ("Sum", "Average")
-_NULLS_KNOWING: Final = ("First", "Last")
-_MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
-_HASHED: Final = ("HyperLogLogPlusPlus",)
-_GIVEN: Final = ("CollectList", "CollectSet", "ListAgg", *_HASHED)
-"""Functions that are sent their argument, or its hash, since Spark keeps their buffers in a form of its own."""
-_OF_USERS: Final = ("PythonUDAF", "ScalaAggregator", "ScalaUDAF")
-_WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
-"""Functions whose first buffer is called as the result is."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """A function of the plan: its aggregate expression, its name in columns, itself, and its text in SQL."""
-
-    node: Node
-    name: str
-    told: Node
-    text: str
-
-    @property
-    def is_given(self) -> bool:
-        """Whether it is sent its argument."""
-        return kind(self.told) in _GIVEN
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it counts each value of a group once."""
-        return is_exact(self.node)
-
-    @property
-    def is_hashed(self) -> bool:
-        """Whether that is a hash, and Spark evaluates what becomes of hashes."""
-        return kind(self.told) in _HASHED
-
-    @property
-    def meaning(self) -> str:
-        """What it is in SQL, and what that leaves out."""
-        return f"{self.text}, relativeSD {self.told.relativeSD()}" if self.is_hashed else self.text
-
-    def argument(self, catalyst: Catalyst) -> Node:
-        """Return what it is sent of a row; null where its filter leaves the row out."""
-        told = catalyst.hashed(self.told.child()) if self.is_hashed else self.told.child()
-        return self.filtered(catalyst, told, catalyst.null(told))
-
-    def answered(self, catalyst: Catalyst, column: Node) -> Node:
-        """Return its result of the column that slots answer, where it is sent its argument."""
-        return catalyst.estimated(self.told, column) if self.is_hashed else column
-
-    def attributes(self) -> list[Node]:
-        """Return the attributes of its buffers."""
-        return items(self.told.aggBufferAttributes())
-
-    def filtered(self, catalyst: Catalyst, expression: Node, otherwise: Node) -> Node:
-        """Return an expression for rows that its filter lets pass, and another for all others."""
-        chosen = self.node.filter()
-        return catalyst.where(chosen.get(), expression, otherwise) if chosen.isDefined() else expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +55,9 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     keys = read_keys(catalyst, items(parts._1()), items(parts._3()), node.child())
     names = [column for key in keys for column in key.columns]
     elements = read_elements(catalyst, items(parts._2()), node.child(), names)
-    functions = _named(items(parts._2()), items(parts._3()), [*names, *elements.names])
+    functions = named_functions(items(parts._2()), items(parts._3()), [*names, *elements.names])
     for function in functions:
-        _check_function(function, has_sessions=any(key.window == "session" for key in keys))
+        check_function(function, has_sessions=any(key.window == "session" for key in keys))
     every = _Rows(catalyst, keys, functions, inner.child(), elements)
     specs, key_schema = every.specs()
     map_side = every.map_side(specs)
@@ -138,7 +70,9 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     return AggregatePlan(catalyst, spec, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
 
 
-def _results(catalyst: Catalyst, spec: AggregateSpec, keys: list[GroupingKey], functions: list[_Function]) -> Node:
+def _results(
+    catalyst: Catalyst, spec: AggregateSpec, keys: list[GroupingKey], functions: list[PlannedFunction]
+) -> Node:
     """Return the keys and the functions' results over a leaf of ``spec.answer``: Spark's expressions on its buffers."""
     leaf = catalyst.no_rows(analysed(catalyst.spark.createDataFrame([], spark_schema(spec.answer))).output())
     columns = {str(one.name()): one for one in items(leaf.output())}
@@ -170,50 +104,13 @@ def _prepared(catalyst: Catalyst, node: Node) -> Node:
     return catalyst.module("optimizer.RewriteWithExpression").apply(plan)
 
 
-def _named(functions: list[Node], results: list[Node], taken: list[str]) -> list[_Function]:
-    """Return functions by the names of the results that are nothing but they, others by their text in SQL."""
-    whole = {
-        one.child().exprId().id(): str(one.name())
-        for one in reversed(results)
-        if kind(one) == "Alias" and kind(one.child()) == "AttributeReference"
-    }
-    found: list[_Function] = []
-    used = list(taken)
-    for node in functions:
-        name = whole.get(node.resultAttribute().exprId().id(), str(node.sql()))
-        found.append(_Function(node, free_name(name, used), node.aggregateFunction(), str(node.sql())))
-        used.append(found[-1].name)
-    return found
-
-
-def _check_function(function: _Function, *, has_sessions: bool) -> None:
-    """Refuse what only Spark's own operators can do."""
-    name, told = kind(function.told), function.told
-    if function.is_exact and (function.is_given or has_sessions):
-        raise refusal("distinct", function.text)
-    if name in _OF_USERS:
-        raise refusal("user_function", function.text)
-    if not function.is_given and not _is_declarative(told):
-        raise refusal("own_buffer", function.text)
-    if name == "ListAgg" and (told.orderExpressions().size() or str(told.dataType().typeName()) == "binary"):
-        raise refusal("ordered_texts", function.text)
-
-
-def _is_declarative(told: Node) -> bool:
-    """Tell whether a function says in expressions what it does."""
-    above = told.getClass()
-    while above is not None and str(above.getSimpleName()) != "DeclarativeAggregate":
-        above = above.getSuperclass()
-    return above is not None
-
-
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """The map side of an aggregate: keys and one-row buffers over what is below it, and what counts once."""
 
     catalyst: Catalyst
     keys: list[GroupingKey]
-    functions: list[_Function]
+    functions: list[PlannedFunction]
     below: Node
     elements: Elements
 
@@ -226,10 +123,10 @@ class _Rows:
         specs, index, taken = list[FunctionSpec](), count, [*schema.names[:count], *self.elements.names]
         for function in self.functions:
             wide = 1 if function.is_given else len(function.attributes())
-            types, values = schema.types[index : index + wide], literals[index : index + wide]
-            buffers = _buffers(function, types, [None] * wide if asks_time(function.node) else values, taken)
-            taken += [buffer.name for buffer in buffers]
-            specs.append(_spec(function, buffers, results.get(id(function))))
+            types = schema.types[index : index + wide]
+            values = [None if asks_time(function.node) else value for value in literals[index : index + wide]]
+            specs.append(function.spec(types, values, taken, results.get(id(function))))
+            taken += [buffer.name for buffer in specs[-1].buffers]
             index += wide
         return tuple(specs), pa.schema(list(schema)[:count])
 
@@ -240,14 +137,13 @@ class _Rows:
             return {}
         columns = [spark.alias(spark.null(function.told), str(index)) for index, function in enumerate(given)]
         types = arrow_schema(spark.frame(spark.project(columns, self.below))).types
-        found = dict(zip(map(id, given), types, strict=True))
-        return found | {id(function): _words(function) for function in given if function.is_hashed}
+        return {id(function): function.answer(result) for function, result in zip(given, types, strict=True)}
 
     def map_side(self, specs: tuple[FunctionSpec, ...]) -> Node:
         """Return the plan of what rows bring, over the leaf that stands for the rows."""
         told = dict(zip(map(id, self.functions), specs, strict=True))
 
-        def is_sent(function: _Function, index: int) -> bool:
+        def is_sent(function: PlannedFunction, index: int) -> bool:
             return function.is_given or told[id(function)].buffers[index].literal is None
 
         names = [buffer.name for spec in specs for buffer in spec.sent]
@@ -262,7 +158,7 @@ class _Rows:
         names = self.elements.names
         return pa.schema(list(map(arrow_schema(self.catalyst.frame(map_side)).field, names)) if names else [])
 
-    def _plan(self, is_sent: Callable[[_Function, int], bool], names: list[str] | None = None) -> Node:
+    def _plan(self, is_sent: Callable[[PlannedFunction, int], bool], names: list[str] | None = None) -> Node:
         spark = self.catalyst
         first, then = list[Node](), list[Node]()
         for function in self.functions:
@@ -296,50 +192,6 @@ def _literals(catalyst: Catalyst, plan: Node) -> list[Literal | None]:
             if isinstance(value, bool | int | float):
                 found[one.exprId().id()] = value
     return [found.get(one.exprId().id()) for one in items(plan.output())]
-
-
-def _buffers(
-    function: _Function, types: list[pa.DataType], literals: list[Literal | None], taken: list[str]
-) -> list[Buffer]:
-    if function.is_given:
-        return [Buffer(free_name(function.name, taken), types[0], function.meaning)]
-    names = [str(attribute.name()) for attribute in function.attributes()]
-    found, used = list[Buffer](), list(taken)
-    for index, name in enumerate(names):
-        is_whole = len(names) == 1 or (index == 0 and kind(function.told) in _WHOLE)
-        column = free_name(function.name if is_whole else f"{function.name}_{name}", used)
-        found.append(Buffer(column, types[index], f"{function.text}: {name}", literals[index]))
-        used.append(column)
-    return found
-
-
-def _words(function: _Function) -> pa.DataType:
-    """Return the type of a buffer of Spark's as one column."""
-    return pa.struct([(f"word_{at}", pa.int64()) for at in range(len(function.attributes()))])
-
-
-def _spec(function: _Function, buffers: list[Buffer], result: pa.DataType | None) -> FunctionSpec:
-    facts = tuple(_facts(function.told))
-    if result is None:
-        distinct = function.text if function.is_exact else None
-        return FunctionSpec(kind(function.told), tuple(buffers), facts=facts, distinct=distinct)
-    (one,) = buffers
-    return FunctionSpec(kind(function.told), (replace(one, type=result),), one, facts)
-
-
-def _facts(told: Node) -> Iterator[tuple[str, str]]:
-    """Yield what a function says beside its buffers, which merging may have to know."""
-    name = kind(told)
-    if name in _ANSI_KNOWING:
-        # An enumeration's value, in later versions of Spark inside another object.
-        mode = _MODE.search(str(told.productElement(1).toString()))
-        yield "evalMode", mode[1] if mode else "ANSI"
-    if name in _NULLS_KNOWING:
-        yield "ignoreNulls", str(told.ignoreNulls())
-    if name == "ListAgg":
-        yield "delimiter", str(told.delimiter().value() or "")
-    if name in _HASHED:
-        yield "relativeSD", str(told.relativeSD())
 
 
 def _on_leaf(catalyst: Catalyst, plan: Node) -> Piece:

@@ -98,7 +98,7 @@ REFUSED: Final = {
     "user_function": Refused(
         "an aggregate function of the user's (pandas_udf of GROUPED_AGG, udaf)",
         "it wants all rows of a group at once, and these come in many batches",
-        "write it as applyInPandasWithState, or as riffle_spark.arrow_function in a Stateful operator",
+        "write it with init, update, merge and finish for riffle_spark.user_aggregate, or as applyInPandasWithState",
     ),
     "ordered_texts": Refused(
         "listagg with an order of its own, or of binary",

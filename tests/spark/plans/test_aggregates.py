@@ -15,14 +15,15 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from riffle_spark import Stateful
+from riffle_spark import Stateful, user_aggregate
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.stages.session_groups import groups_of
-from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec
+from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, TimeSpec
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
 from riffle_spark.spark.plans.plan_cut import Input
 from riffle_spark.spark.plans.plan_nodes import Catalyst
 from riffle_spark.testing import Harness
+from tests.kit.process.user_aggregates import Latest, WeightedMean
 from tests.kit.stream_plans import by_hand, cut_of, merged, rdd_of, stream_of, with_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -242,7 +243,17 @@ def exact(frame: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("query", [estimated, exact])
+def of_users(frame: DataFrame) -> DataFrame:
+    """Functions of users' own: of several columns and of one, in an expression, and told in SQL."""
+    mean, latest = user_aggregate(WeightedMean()), user_aggregate(Latest(3))
+    frame.sparkSession.udf.register("latest", latest)
+    return frame.groupBy("ok").agg(
+        mean("d", "n").alias("m"), (mean(F.col("n") + 1, F.lit(2)) / 2).alias("h"), latest("n").alias("l"),
+        F.expr("size(latest(length(page)))"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("query", [estimated, exact, of_users])
 def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
     spark, cut = Catalyst(rows.sparkSession), cut_of(query(events))
@@ -310,7 +321,23 @@ def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, tex
     assert refused.value.where.startswith(text.partition("(")[0])
 
 
-def test_an_aggregate_function_of_the_users_is_refused(events: DataFrame) -> None:
+def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
+    """Beside others; what is kept of it is called as its result."""
+    latest = user_aggregate(Latest(3))
+    spec = spec_of(events.groupBy("page").agg(F.count("*").alias("c"), latest("n").alias("l")))
+    (_, told) = spec.functions
+    assert (told.own, told.given) == (Latest(3), Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"))
+    assert spec.answer.field("l").type == pa.list_(pa.int64())
+
+
+@pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
+def test_what_is_no_function_of_a_users_is_refused(wrong: object) -> None:
+    """Where it is given."""
+    with pytest.raises(ConfigError, match="was given"):
+        user_aggregate(wrong)  # type: ignore[arg-type]
+
+
+def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
     """One of pandas wants all rows of a group at once."""
 
     @F.pandas_udf("long")  # type: ignore[call-overload, untyped-decorator]

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
+from tests.kit.process.user_aggregates import Latest, WeightedMean
 from tests.kit.processors.both_forms import InPandas, Logic, Output, millis
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import Frames, Shape, events
@@ -108,6 +109,20 @@ def test_a_function_may_be_given_to_a_plain_frame(spark: SparkSession, tmp_path:
         )
 
     assert same(spark, tmp_path, build, "0a1 1b2 2c3 3a3", "4a2 5b4", mode="update") == 5
+
+
+def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Their state goes on over batches and a restart, and is as if each group's rows had come at once."""
+    mean, latest = riffle_spark.user_aggregate(WeightedMean()), riffle_spark.user_aggregate(Latest(2))
+
+    def build(given: Frames) -> DataFrame:
+        found = given.events.groupBy("k").agg(
+            mean("d", "n").alias("m"), latest("n").alias("l"), latest(F.col("x").cast("int"))
+        )
+        return found.where("m > 1").select("*", (F.col("m") * F.size("l")).alias("told"))
+
+    texts = ("0a1 1b2 2a3", "3a? 4c4", "5b5 6a6 7c?")
+    assert same(spark, tmp_path, build, *texts, mode="complete", oracle="batch", restart_after=1) == 8
 
 
 class Newest(Logic):

@@ -1,0 +1,105 @@
+"""Aggregate functions of users' own merge as if all rows had come at once; what breaks its declaration is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, RiffleError, UserFunctionError
+from riffle_spark.process.merging.merge_function import Groups
+from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
+from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
+from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.user_aggregates import Latest, WeightedMean
+
+LONG = pa.struct([("0", pa.int64())])
+PAIR = pa.struct([("0", pa.float64()), ("1", pa.int32())])
+NUMBERS = st.none() | st.integers(-9, 9)
+
+
+def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
+    """Return how it merges over such arguments."""
+    found = merge_function("PythonUDAF", [type], MergeOptions.of_facts((), own))
+    assert isinstance(found, MergedByUser)
+    return found
+
+
+@FEW
+@given(rows=rows_of_groups(NUMBERS))
+def test_values_come_in_their_order(rows: DrawnRows[int | None]) -> None:
+    """Rows of one batch and of several, and states of groups that become one; nulls of a row are values like others."""
+    for way in merged_ways(merged(Latest(3), LONG), [LONG], rows, lambda value: ({"0": value},)):
+        assert way == [(rows.of(group)[-3:],) for group in range(SIZE)]
+
+
+@FEW
+@given(rows=rows_of_groups(st.tuples(NUMBERS, st.integers(0, 3))))
+def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int]]) -> None:
+    """Several columns, whose types are cast; at once they answer the same, as a function of pandas has them."""
+    own = merged(WeightedMean(), PAIR)
+    ways = list(merged_ways(own, [PAIR], rows, lambda row: ({"0": row[0], "1": row[1]},)))
+    for group in range(SIZE):
+        values, weights = zip(*rows.of(group), strict=True) if rows.of(group) else ((), ())
+        total = sum(value * weight for value, weight in rows.of(group) if value)
+        wanted = total / sum(weights) if sum(weights) else None
+        assert [way[group][0] for way in ways] == pytest.approx([wanted] * len(ways))
+        assert own.whole([pa.array(values, pa.int64()), pa.array(weights, pa.int8())]) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("type", [pa.int64(), PAIR, pa.struct([("0", pa.list_(pa.int64()))])])
+def test_other_arguments_are_refused_when_the_query_is_built(type: pa.DataType) -> None:
+    """A function that is called with too many columns, or with those that cannot become what it declares."""
+    with pytest.raises(ConfigError, match="cannot be kept with buffers of"):
+        merged(Latest(3), type)
+
+
+def _fails(*_: object) -> pa.Table:
+    raise ValueError("no such value")
+
+
+WRONG: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "too few rows": ("update", lambda state, *_: state.slice(1), "1 rows for 2 groups"),
+    "another column": ("update", lambda state, *_: state.rename_columns(["other"]), "not the declared columns"),
+    "no table": ("update", lambda *_: None, "not a pyarrow.Table"),
+    "an error": ("update", _fails, "no such value"),
+    "a beginning that is no list": ("init", lambda: {"values": 3}, "not the declared state"),
+    "a result of another type": ("finish", lambda _: pa.array(["a", "b"]), "result of finish"),
+    "too few results": ("finish", lambda state: state["values"].slice(1), "1 rows for 2 groups"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_breaks_its_declaration_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the function."""
+    method, instead, told = WRONG[name]
+    monkeypatch.setattr(Latest, method, staticmethod(instead))
+    own = merged(Latest(3), LONG)
+    with pytest.raises(UserFunctionError, match=told) as error:
+        own.finish(_folded(own, {"0": 1}))
+    _names(error.value, "Latest")
+
+
+def test_a_value_that_cannot_become_what_is_declared_is_told() -> None:
+    """A fraction is no whole number."""
+    own = merged(Latest(3), pa.struct([("0", pa.float64())]))
+    with pytest.raises(UserFunctionError, match="An argument of Latest") as error:
+        _folded(own, {"0": 1.5})
+    _names(error.value, "Latest")
+
+
+def _folded(own: MergedByUser, value: dict[str, object]) -> list[pa.Array]:
+    type = pa.struct([("0", pa.float64() if isinstance(value["0"], float) else pa.int64())])
+    (state,) = own.state([type])
+    groups = Groups(np.array([1, 0], dtype=np.int64), 2)
+    return own.fold([pa.array([value, value], type)], [pa.nulls(2, state)], groups)
+
+
+def _names(error: RiffleError, function: str) -> None:
+    assert error.where == function
+    assert error.remedy
