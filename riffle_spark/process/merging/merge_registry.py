@@ -22,14 +22,16 @@ class MergeOptions:
 
     ``overflow`` is the name of Spark's ``EvalMode``: what becomes of a sum or average that does not fit. ``delimiter``
     is what ``listagg`` puts between texts, bytes between bytes; ``collected_max`` is how many values a key may collect;
-    ``relative_error`` is what ``approx_count_distinct`` was asked for, its ``relativeSD``; ``own`` is a
-    user's function.
+    ``relative_error`` is what ``approx_count_distinct`` was asked for, its ``relativeSD``; ``accuracy`` and
+    ``percentages``, one or several, what ``percentile_approx`` was; ``own`` is a user's function.
     """
 
     overflow: merged_sums.Overflow = "LEGACY"
     delimiter: str | bytes = ""
     collected_max: int = 10_000
     relative_error: float = 0.05
+    accuracy: int = 10_000
+    percentages: float | tuple[float, ...] = 0.5
     own: UserAggregate | None = None
 
     @staticmethod
@@ -43,8 +45,15 @@ class MergeOptions:
             cast(merged_sums.Overflow, overflow),
             told.get("delimiter", usual.delimiter),
             relative_error=float(told.get("relativeSD", usual.relative_error)),
+            accuracy=int(told.get("accuracy", usual.accuracy)),
+            percentages=_numbers(told["percentages"]) if "percentages" in told else usual.percentages,
             own=own,
         )
+
+
+def _numbers(text: str) -> float | tuple[float, ...]:
+    """Return one number, or those of a list in brackets."""
+    return tuple(map(float, text[1:-1].split(", "))) if text.startswith("[") else float(text)
 
 
 _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {
@@ -76,19 +85,20 @@ _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {
     "RegrSlope": lambda _: merged_moments.MergedRegression(),
     "RegrIntercept": lambda _: merged_moments.MergedRegression(),
     "HyperLogLogPlusPlus": lambda options: merged_sketches.MergedDistinct(options.relative_error),
+    "ApproximatePercentile": lambda options: merged_sketches.MergedQuantiles(options.accuracy, options.percentages),
     "CollectList": lambda options: merged_lists.MergedList(options.collected_max),
     "CollectSet": lambda options: merged_lists.MergedSet(options.collected_max),
     "ListAgg": lambda options: merged_lists.MergedText(options.delimiter, options.collected_max),
 }
 
-COLLECTED = frozenset({"CollectList", "CollectSet", "ListAgg"})
+COLLECTED = frozenset({"ApproximatePercentile", "CollectList", "CollectSet", "ListAgg"})
 """Functions of which a row's buffer is its value, and the result what ``finish`` returns, not Spark's evaluation."""
 
 HASHED = frozenset({"HyperLogLogPlusPlus"})
 """Functions of which a row's buffer is the hash of its value, and ``finish`` returns Spark's buffer, as one struct."""
 
 _WAYS_OUT: Mapping[str, str] = {
-    "Percentile": "It would keep every value. Use percentile_approx where that is there, or collect_list with a bound.",
+    "Percentile": "It would keep every value. Use percentile_approx, which has the same answer for few values.",
     "Mode": "It would keep every value. Count by key and value, and choose downstream.",
     "HistogramNumeric": "Group by buckets of your own, such as floor(x / 10).",
 }

@@ -29,7 +29,8 @@ _ANSI_KNOWING: Final = ("Sum", "Average")
 _NULLS_KNOWING: Final = ("First", "Last")
 _MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
 _HASHED: Final = ("HyperLogLogPlusPlus",)
-_GIVEN: Final = ("CollectList", "CollectSet", "ListAgg", *_HASHED)
+_RANKED: Final = "ApproximatePercentile"
+_GIVEN: Final = ("CollectList", "CollectSet", "ListAgg", _RANKED, *_HASHED)
 """Functions that are sent their argument, or its hash, since Spark keeps their buffers in a form of its own."""
 _OF_PYTHON: Final = "PythonUDAF"
 _OF_USERS: Final = (_OF_PYTHON, "ScalaAggregator", "ScalaUDAF")
@@ -175,6 +176,10 @@ def _facts(told: Node) -> Iterator[tuple[str, str]]:
         yield "ignoreNulls", str(told.ignoreNulls())
     if name == "ListAgg":
         yield "delimiter", str(told.delimiter().value() or "")
+    if name == _RANKED:
+        asked = told.percentageExpression().eval(None)
+        yield "percentages", str(asked if isinstance(asked, float) else list(asked.toDoubleArray()))
+        yield "accuracy", str(told.accuracyExpression().eval(None))
     if name in _HASHED:
         yield "relativeSD", str(told.relativeSD())
 

@@ -182,4 +182,8 @@ def _options(function: Any) -> MergeOptions:
         return MergeOptions(overflow=asked.evalMode().toString())
     if _kind(function) == "ListAgg":
         return MergeOptions(delimiter=str(function.delimiter().eval(None) or ""))
+    if _kind(function) == "ApproximatePercentile":
+        asked = function.percentageExpression().eval(None)
+        percentages = asked if isinstance(asked, float) else tuple(asked.toDoubleArray())
+        return MergeOptions(accuracy=function.accuracyExpression().eval(None), percentages=percentages)
     return MergeOptions(relative_error=function.relativeSD()) if _kind(function) in HASHED else MergeOptions()

@@ -1,13 +1,18 @@
-"""Registers of hashes merge as those of all hashes at once."""
+"""Registers of hashes merge as those of all hashes at once, and values so that their ranks stay."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.process.merging.merged_sketches import MergedDistinct
+from riffle_spark.process.blocks.block import IndexArray
+from riffle_spark.process.merging.merge_function import Groups
+from riffle_spark.process.merging.merged_sketches import MergedDistinct, MergedQuantiles
 from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
 
 HASHES = (
@@ -45,3 +50,61 @@ def test_what_is_kept_grows_with_the_values() -> None:
     assert len(list(merged_ways(merge, [pa.int64()], rows, lambda hashed: (hashed,)))) == 4
     assert merge.state([pa.int64()]) == [pa.list_(pa.int16())]
     assert MergedDistinct(0.01).state([pa.int64()]) == [pa.list_(pa.int32())]
+
+
+PERCENTAGES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
+
+
+@FEW
+@given(rows=rows_of_groups(st.none() | st.integers(-9, 9)))
+def test_few_values_have_their_own_ranks(rows: DrawnRows[int | None]) -> None:
+    """What is asked for is the value that so many are at most; a group without values has none."""
+    for way in merged_ways(MergedQuantiles(100, PERCENTAGES), [pa.int64()], rows, lambda value: (value,)):
+        for group in range(SIZE):
+            values = sorted(value for value in rows.of(group) if value is not None)
+            ranks = [max(int(np.ceil(one * len(values))), 1) - 1 for one in PERCENTAGES]
+            assert way[group] == ([values[rank] for rank in ranks] if values else None,)
+    (one, *_) = merged_ways(MergedQuantiles(100, 0.5), [pa.int64()], rows, lambda value: (value,))
+    assert one == [((told[0] or [None] * 6)[3],) for told in way]
+
+
+ORDERS: dict[str, Callable[[int], IndexArray]] = {
+    "ascending": np.arange,
+    "descending": lambda size: np.arange(size)[::-1],
+    "any": lambda size: np.random.default_rng(3).permutation(size),
+    "from both ends": lambda size: np.concatenate([np.arange(size)[::2], np.arange(size)[1::2][::-1]]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
+    """Whatever their order, and with far fewer kept; a group beside them that has few is exact."""
+    accuracy, size, batches = 50, 60_000, 40
+    wanted = tuple(np.linspace(0, 1, 101))
+    merge = MergedQuantiles(accuracy, wanted)
+    (kind,) = merge.state([pa.int64()])
+    kept = [pa.nulls(2, kind)]
+    for batch in np.array_split(ORDERS[order](size), batches):
+        rows = pa.array(np.append(batch, 7), pa.int64())
+        kept = merge.fold([rows], kept, Groups(np.append(np.zeros(len(batch), dtype=np.int64), 1), 2))
+    (many, few), lengths = merge.finish(kept)[0].to_pylist(), kept[0].value_lengths().to_pylist()
+    assert max(abs(value - rank * size) for value, rank in zip(many, wanted, strict=True)) <= size / accuracy
+    assert lengths[0] < 3 * 4 * accuracy
+    assert lengths[1] == batches
+    assert set(few) == {7}
+    weights = 2 ** np.array([item["level"] for item in kept[0][0].as_py()])
+    assert weights.sum() == size
+
+
+def test_sketches_of_several_groups_become_one() -> None:
+    """As sessions do: ranks are those among all values."""
+    merge = MergedQuantiles(50, (0.25, 0.5))
+    (kind,) = merge.state([pa.float64()])
+    values = np.random.default_rng(5).permutation(20_000) / 20_000
+    codes = np.arange(len(values)) % 5
+    kept = merge.fold([pa.array(values)], [pa.nulls(5, kind)], Groups(codes, 5))
+    united = merge.united(kept, Groups(np.array([0, 0, 2, 0, 0]), 3))
+    (first, none, last) = merge.finish(united)[0].to_pylist()
+    assert first == pytest.approx([0.25, 0.5], abs=1 / 50)
+    assert last == pytest.approx([0.25, 0.5], abs=1 / 50)
+    assert none is None

@@ -87,6 +87,10 @@ QUERIES: dict[str, Sequence[str]] = {
               "listagg(text, ', ')", "listagg(octets)", "collect_list(small) filter (where truth)"],
     "sets": [f"collect_set({name})" for name in ("small", "text", "octets", "money", "day", "double", "pair", "list")]
             + ["collect_set(small) filter (where truth)"],
+    "quantiles": [f"percentile_approx({name}, 0.5)" for name in ("byte", "int", "even", "day", "at", "span")]
+                 + ["approx_percentile(money, array(0.0, 0.1, 0.25, 0.9, 1.0))", "percentile_approx(number, 0.34, 50)",
+                    "percentile_approx(float(small), 0.75)",
+                    "percentile_approx(number, array(0.66)) filter (where truth)"],
 }  # fmt: skip
 """Every function of the registry, by what they have in common; ``number`` is the row's."""
 
