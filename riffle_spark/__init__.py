@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from riffle_spark.spark.configure import configure, warm_up
     from riffle_spark.spark.frames.stream_frame import on
     from riffle_spark.spark.heartbeat import heartbeat
-    from riffle_spark.spark.plans.planned_function import user_aggregate
+    from riffle_spark.spark.plans.planned_function import top_k, user_aggregate
     from riffle_spark.spark.queries.stream_query import StreamQuery
     from riffle_spark.spark.stateful import Stateful, StatefulJob, together
     from riffle_spark.spark.transform import transform_with_state, transform_with_state_in_pandas
@@ -50,6 +50,7 @@ __all__ = [
     "sum_",
     "switch_dispatch",
     "together",
+    "top_k",
     "transform_with_state",
     "transform_with_state_in_pandas",
     "user_aggregate",
@@ -71,7 +72,7 @@ _HOMES = {
     "spark.configure": ("configure", "warm_up"),
     "spark.heartbeat": ("heartbeat",),
     "spark.frames.stream_frame": ("on",),
-    "spark.plans.planned_function": ("user_aggregate",),
+    "spark.plans.planned_function": ("top_k", "user_aggregate"),
     "spark.queries.stream_query": ("StreamQuery",),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),

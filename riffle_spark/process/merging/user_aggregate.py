@@ -1,5 +1,5 @@
-"""Aggregate functions of users' own: what one declares and does, and how it merges as Spark's do. Knows Arrow shapes.
-Does not know Spark.
+"""Aggregate functions of users' own: what one declares and does, and how it merges as Spark's do; one that everybody
+may have. Knows Arrow shapes. Does not know Spark.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,12 @@ from riffle_spark.columns import one_array
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid
+from riffle_spark.process.merging.merged_lists import lists_of, owned
+from riffle_spark.process.merging.merged_picks import ranks
 from riffle_spark.process.types import spark_schemas
 from riffle_spark.process.types.conform import called, conform
 
-__all__ = ["MergedByUser", "UserAggregate"]
+__all__ = ["MergedByUser", "TopRows", "UserAggregate"]
 
 
 @runtime_checkable
@@ -156,6 +158,52 @@ class MergedByUser(MergeFunction):
     def _misshapen(self, method: str, what: str) -> UserFunctionError:
         remedy = "Return one row a group, in the order of the state that the method was given."
         return UserFunctionError(f"{self._name}.{method} returned {what}", remedy=remedy, where=self._name)
+
+
+@dataclass(frozen=True, slots=True)
+class TopRows:
+    """A ``UserAggregate``: the greatest rows of each group, as structs, by their first column, then the next; a null is
+    less than all else.
+    """
+
+    most: int
+    rows: str
+
+    @property
+    def state(self) -> str:
+        """The rows, the greatest first."""
+        return f"top {self.result}"
+
+    @property
+    def result(self) -> str:
+        """The rows as a list."""
+        return f"array<struct<{self.rows}>>"
+
+    def init(self) -> Mapping[str, object]:
+        """Begin without any."""
+        return {"top": []}
+
+    def update(self, state: pa.Table, rows: pa.Table, groups: IndexArray) -> pa.Table:
+        """Keep those of the rows that are great enough."""
+        return self._of(state, one_array(pa.chunked_array(rows.to_struct_array())), groups)
+
+    def merge(self, state: pa.Table, others: pa.Table, groups: IndexArray) -> pa.Table:
+        """Keep those of the others' rows that are great enough."""
+        owners, rows = owned(one_array(others["top"]))
+        return self._of(state, rows, groups[owners])
+
+    def finish(self, state: pa.Table) -> pa.Array:
+        """Return them."""
+        return one_array(state["top"])
+
+    def _of(self, state: pa.Table, rows: pa.Array, groups: IndexArray) -> pa.Table:
+        owners, kept = owned(one_array(state["top"]))
+        owners, rows = np.concatenate([owners, groups]), pa.concat_arrays([kept, rows.cast(kept.type)])
+        order = np.lexsort((-ranks(rows), owners))
+        place = np.arange(len(order)) - np.searchsorted(owners[order], owners[order])
+        best = order[place < self.most]
+        lists = lists_of(owners[best], rows.take(pa.array(best)), Groups(owners, len(state)), self.most)
+        return pa.table({"top": lists})
 
 
 def _can_become(given: pa.DataType, declared: pa.DataType) -> bool:

@@ -15,14 +15,14 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
+from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal, free_name
 from riffle_spark.spark.plans import grouping_keys
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind
 from riffle_spark.spark.plans.plan_rules import refusal
 
-__all__ = ["PlannedFunction", "check_function", "named_functions", "user_aggregate"]
+__all__ = ["PlannedFunction", "check_function", "named_functions", "top_k", "user_aggregate"]
 
 _OWN: Final = "riffle_spark_aggregate"
 _ANSI_KNOWING: Final = ("Sum", "Average")
@@ -210,6 +210,17 @@ def user_aggregate(function: UserAggregate) -> Callable[..., Any]:
     whole.__dict__[_OWN] = function
     told: Any = F.pandas_udf(whole, returnType=function.result)  # type: ignore[call-overload]
     return told  # type: ignore[no-any-return]
+
+
+def top_k(most: int, rows: str) -> Callable[..., Any]:
+    """Return an aggregate function whose result are the greatest rows of each group, so many, as a list of structs.
+
+    ``rows`` names the columns that it is called with, and their types, in DDL. The first one says which row is greater,
+    then the next; a null is less than all else.
+    """
+    if most < 1:
+        raise ConfigError(f"top_k() was asked for {most} rows", remedy="Ask for one at least.")
+    return user_aggregate(TopRows(most, rows))
 
 
 def _aggregate_of(udaf: Node) -> UserAggregate | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, RiffleError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
-from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
+from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
 from tests.kit.process.user_aggregates import Latest, WeightedMean
 
@@ -50,6 +50,18 @@ def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int
         wanted = total / sum(weights) if sum(weights) else None
         assert [way[group][0] for way in ways] == pytest.approx([wanted] * len(ways))
         assert own.whole([pa.array(values, pa.int64()), pa.array(weights, pa.int8())]) == pytest.approx(wanted)
+
+
+@FEW
+@given(rows=rows_of_groups(st.tuples(NUMBERS, st.none() | st.sampled_from("ab"))))
+def test_the_greatest_rows_are_kept(rows: DrawnRows[tuple[int | None, str | None]]) -> None:
+    """By their first column and then the second; nulls come last."""
+    type = pa.struct([("0", pa.int64()), ("1", pa.string())])
+    own = merged(TopRows(3, "n bigint, s string"), type)
+    for way in merged_ways(own, [type], rows, lambda row: ({"0": row[0], "1": row[1]},)):
+        for group in range(SIZE):
+            wanted = sorted(rows.of(group), key=lambda row: (row[0] is not None, row[0] or 0, row[1] or ""))
+            assert [tuple(row.values()) for row in way[group][0]] == wanted[::-1][:3]
 
 
 @pytest.mark.parametrize("type", [pa.int64(), PAIR, pa.struct([("0", pa.list_(pa.int64()))])])

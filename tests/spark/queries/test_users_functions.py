@@ -125,6 +125,22 @@ def test_aggregates_of_users_are_those_of_pandas_over_all_rows(spark: SparkSessi
     assert same(spark, tmp_path, build, *texts, mode="complete", oracle="batch", restart_after=1) == 8
 
 
+def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, tmp_path: Path) -> None:
+    """Of all rows so far, nulls last."""
+    top, whole = (
+        riffle_spark.top_k(2, "n long, at timestamp"),
+        "slice(sort_array(collect_list(struct(n, at)), false), 1, 2)",
+    )
+
+    def build(given: Frames) -> DataFrame:
+        found = top("n", "at") if given.events.isStreaming else F.expr(whole)
+        return given.events.groupBy("k").agg(found.alias("top"), F.count("*"))
+
+    assert (
+        same(spark, tmp_path, build, "0a1 1b2 2a3", "3a? 4c4 5a3", "5b5 6a6 7c?", mode="complete", oracle="batch") == 8
+    )
+
+
 class Newest(Logic):
     """A key's rows so far, at the time of the newest."""
 
