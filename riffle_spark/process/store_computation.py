@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.block import BlockComputation, Computation, Declared
+from riffle_spark.process.blocks.block import BlockComputation, Computation, Declared, ElementComputation
 from riffle_spark.process.processors.processing import Processing, ProcessorComputation
 from riffle_spark.state.formats.due_times import DUE_ORDER, can_be_due
 from riffle_spark.state.formats.part_codec import DELETED, HASH
@@ -40,6 +40,10 @@ class SlotState(Protocol[Result_co]):
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> Result_co:
         """Process key-group by key-group, those with something due too, each with its copy open to be read."""
+        ...
+
+    def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> Result_co:
+        """Read the elements of all touched keys and those that are due, and call once with them."""
         ...
 
 
@@ -113,13 +117,29 @@ class _Processor:
     takes_initial: bool = True
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        variables = declared.variables or ()
-        check_names(store, key.names, {*OURS, *(variable.column for variable in variables)})
-        return VariableColumns(store, key, variables, indexed=declared.time_mode != "None")
+        return _variables(store, key, declared)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         columns = VariableColumns.of_text(store, schema)
         return slot.over_readings(columns, partial(self.given.processing, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    given: ElementComputation
+    takes_initial: bool = False
+
+    def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
+        return _variables(store, key, declared)
+
+    def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
+        return slot.over_elements(VariableColumns.of_text(store, schema), self.given)
+
+
+def _variables(store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
+    variables = declared.variables or ()
+    check_names(store, key.names, {*OURS, *(variable.column for variable in variables)})
+    return VariableColumns(store, key, variables, indexed=declared.time_mode != "None")
 
 
 def on_store(given: Computation, store: str) -> StoreComputation:
@@ -129,6 +149,8 @@ def on_store(given: Computation, store: str) -> StoreComputation:
     """
     if isinstance(given, ProcessorComputation):
         return _Processor(given)
+    if isinstance(given, ElementComputation):
+        return _Elements(given)
     if isinstance(given, BlockComputation):
         return _Block(given)
     raise ConfigError(

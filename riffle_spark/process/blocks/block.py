@@ -17,6 +17,10 @@ __all__ = [
     "BoolArray",
     "Computation",
     "Declared",
+    "ElementBatch",
+    "ElementComputation",
+    "ElementUpdate",
+    "Elements",
     "ExpiringComputation",
     "IndexArray",
     "NamesColumns",
@@ -133,4 +137,56 @@ class ExpiringComputation(BlockComputation, Protocol):
         are to stay until the time that it gives them; all others are deleted. The batch has no rows. The order of keys
         means nothing.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements of one variable: the index of the key of each in a batch's keys, what it holds, a column a field, and
+    when it is due (ms), ``NO_DUE`` for never.
+    """
+
+    owners: IndexArray
+    values: pa.Table
+    due_ms: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ElementBatch:
+    """The input of one call on elements: ``rows``, ``codes`` and ``keys`` as of any batch, and by variable all elements
+    of keys that have rows, and those that are due of other keys, which are the last of ``keys``. What is due at or
+    before ``until_ms`` is due in this batch.
+    """
+
+    rows: pa.Table
+    codes: IndexArray
+    keys: pa.Table
+    elements: Mapping[str, Elements]
+    until_ms: int
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementUpdate:
+    """The result of one call on elements.
+
+    ``added`` are new elements by variable, behind all of their keys' in its list. ``changed`` holds by variable the
+    places of elements among those that were given, and what they hold from now on; they stay due as they were.
+    ``removed`` are the places of those that go. An element in none of these stays as it is.
+    """
+
+    output: pa.Table
+    added: Mapping[str, Elements]
+    changed: Mapping[str, tuple[IndexArray, pa.Table]]
+    removed: Mapping[str, IndexArray]
+
+
+@runtime_checkable
+class ElementComputation(Computation, Protocol):
+    """A stateful computation on Arrow whose keys have many elements each, in lists: it declares variables. Each batch
+    reads those of touched keys, and writes what has changed.
+    """
+
+    def over(self, batch: ElementBatch) -> ElementUpdate:
+        """Compute one batch. Must depend on nothing but its argument, so that a batch can run again."""
         ...

@@ -11,9 +11,12 @@ import pyarrow as pa
 __all__ = [
     "AggregateSpec",
     "Buffer",
+    "Comparison",
     "DistinctSpec",
     "FunctionSpec",
     "GroupsSpec",
+    "JoinSide",
+    "JoinSpec",
     "Literal",
     "TimeSpec",
     "free_name",
@@ -157,6 +160,61 @@ class GroupsSpec:
     shown: tuple[tuple[str, str], ...]
     output: pa.Schema
     event_time: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSide:
+    """One of the two inputs of a join. ``told`` are its columns in pairs, ``kept`` all that its rows are kept with:
+    those, and what is compared. ``passes`` is the column that says which rows may have a partner; without one all may.
+
+    A row leaves once the watermark has reached the time in column ``due``, moved by ``later_ms``; ``None``: never.
+    """
+
+    told: pa.Schema
+    kept: pa.Schema
+    passes: str | None = None
+    due: str | None = None
+    later_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What has to hold between a column of a left row and one of a right row, in Arrow's words: ``less_equal``."""
+
+    left: str
+    function: str
+    right: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSpec:
+    """A join of two streams whose rows come together, those of the left side told by column ``is_left``. What a side
+    does not have is null in the other's rows. Rows without a partner are answered for the sides of ``outer``, and
+    with ``semi`` left rows alone, once they have one. ``late`` is the column by which rows of both sides are late.
+
+    Two keys are the same where both are null: who wants no such pairs leaves such rows out.
+    """
+
+    store: str
+    keys: pa.Schema
+    is_left: str
+    left: JoinSide
+    right: JoinSide
+    compared: tuple[Comparison, ...] = ()
+    outer: tuple[str, ...] = ()
+    semi: bool = False
+    late: str | None = None
+
+    @property
+    def answer(self) -> pa.Schema:
+        """The columns of what is answered: those of the left side, and where pairs are asked for of the right one."""
+        sides = (self.left,) if self.semi else (self.left, self.right)
+        return pa.schema([field.with_nullable(True) for side in sides for field in side.told])
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """The columns of rows that say when they leave."""
+        return tuple(dict.fromkeys(side.due for side in (self.left, self.right) if side.due is not None))
 
 
 def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:

@@ -1,0 +1,190 @@
+"""Joins of two streams in a harness, against lists of rows that are paired one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark import Stateful
+from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.process.stages import paired_rows
+from riffle_spark.process.stages.paired_rows import PairedRows
+from riffle_spark.process.types.stage_specs import Comparison, JoinSide, JoinSpec
+from riffle_spark.testing import Harness
+
+TIME = pa.timestamp("us", "UTC")
+BEFORE_MS, AFTER_MS = 2_000, 3_000
+"""A right row is at most so long before its left row, and so long after it."""
+BEGUN_MS = 1_700_000_000_000
+_LEFT = [("at", TIME), ("n", pa.int64())]
+_RIGHT = [("bt", TIME), ("m", pa.int64())]
+ROWS = pa.schema(
+    [("is_left", pa.bool_()), ("k", pa.string()), ("event_time", TIME), *_LEFT, ("low", TIME), ("high", TIME), *_RIGHT,
+     ("passes", pa.bool_())]
+)  # fmt: skip
+INNER = JoinSpec(
+    "join.k", pa.schema([("k", pa.string())]), "is_left",
+    JoinSide(pa.schema(_LEFT), pa.schema([*_LEFT, ("low", TIME), ("high", TIME)]), "passes", "event_time", AFTER_MS),
+    JoinSide(pa.schema(_RIGHT), pa.schema(_RIGHT), "passes", "event_time", BEFORE_MS),
+    (Comparison("low", "less_equal", "bt"), Comparison("high", "greater_equal", "bt")), late="event_time",
+)  # fmt: skip
+SPECS = {
+    "inner": INNER,
+    "left": replace(INNER, outer=("left",)),
+    "right": replace(INNER, outer=("right",)),
+    "full": replace(INNER, outer=("left", "right")),
+    "semi": replace(INNER, semi=True),
+}
+Answer = tuple[int | None, ...]
+
+
+class Row(NamedTuple):
+    """A row of either side: its key, its time (ms since all began), its number."""
+
+    is_left: bool
+    key: str | None
+    at: int
+    number: int
+    passes: bool
+
+
+@dataclass
+class Kept:
+    """What a model keeps of a row."""
+
+    row: Row
+    has_partner: bool = False
+
+
+@dataclass
+class Model:
+    """Rows that are kept, and Spark's rules of what is late and what leaves."""
+
+    kind: str
+    kept: list[Kept] = field(default_factory=list)
+    late_ms: int = 0
+
+    def batch(self, rows: Sequence[Row], watermark_ms: int) -> list[Answer]:
+        """Return what a batch is answered."""
+        answers: list[Answer] = []
+        on_time = [row for row in rows if row.at > self.late_ms]
+        for row in sorted(on_time, key=lambda one: not one.is_left):
+            answers += self._row(row)
+        for one in [one for one in self.kept if self._leaves(one.row) <= watermark_ms]:
+            self.kept.remove(one)
+            answers += [] if one.has_partner else self._alone(one.row)
+        self.late_ms = watermark_ms
+        return sorted(answers, key=repr)
+
+    def _row(self, row: Row) -> list[Answer]:
+        if not row.passes:
+            return self._alone(row)
+        mine, answers = Kept(row), list[Answer]()
+        for other in list(self.kept):
+            left, right = (mine, other) if row.is_left else (other, mine)
+            if other.row.is_left != row.is_left and self._are_pair(left.row, right.row):
+                answers += self._paired(left, right)
+        if not (self.kind == "semi" and row.is_left and mine.has_partner):
+            self.kept.append(mine)
+        return answers
+
+    def _are_pair(self, left: Row, right: Row) -> bool:
+        return left.key == right.key and left.at - BEFORE_MS <= right.at <= left.at + AFTER_MS
+
+    def _paired(self, left: Kept, right: Kept) -> list[Answer]:
+        first = not left.has_partner
+        left.has_partner = right.has_partner = True
+        if self.kind != "semi":
+            return [(left.row.at, left.row.number, right.row.at, right.row.number)]
+        self.kept = [one for one in self.kept if one is not left]
+        return [(left.row.at, left.row.number)] if first else []
+
+    def _alone(self, row: Row) -> list[Answer]:
+        if row.is_left and self.kind in {"left", "full"}:
+            return [(row.at, row.number, None, None)]
+        return [(None, None, row.at, row.number)] if not row.is_left and self.kind in {"right", "full"} else []
+
+    def _leaves(self, row: Row) -> int:
+        return row.at + (AFTER_MS if row.is_left else BEFORE_MS)
+
+
+def told(row: Row) -> dict[str, object]:
+    """Return a row as a map side sends it."""
+    us = row.at * 1000
+    sent = {"is_left": row.is_left, "k": row.key, "event_time": us, "passes": row.passes}
+    if row.is_left:
+        bounds = {"low": us - BEFORE_MS * 1000, "high": us + AFTER_MS * 1000}
+        return {**sent, "at": us, "n": row.number, **bounds}
+    return {**sent, "bt": us, "m": row.number}
+
+
+def table_of(rows: Sequence[Row]) -> pa.Table:
+    """Return rows of both sides."""
+    sent = [told(row) for row in rows]
+    return pa.table(
+        [pa.array([one.get(name) for one in sent], ROWS.field(name).type) for name in ROWS.names], schema=ROWS
+    )
+
+
+def answers_of(rows: Sequence[dict[str, object]], spec: JoinSpec) -> list[Answer]:
+    """Return what was delivered as a model says it."""
+    numbers = [column.cast(pa.int64()).to_pylist() for column in pa.Table.from_pylist(list(rows), spec.answer).columns]
+    of_time = [pa.types.is_timestamp(kind) for kind in spec.answer.types]
+    return sorted(
+        (
+            tuple(
+                value // 1000 if is_time and value is not None else value
+                for value, is_time in zip(row, of_time, strict=True)
+            )
+            for row in zip(*numbers, strict=True)
+        ),
+        key=repr,
+    )
+
+
+def harness(spec: JoinSpec) -> Harness:
+    """Return a harness of a join whose watermark is Spark's."""
+    return Harness(Stateful(spec.store, spec.keys.names, PairedRows(spec)), ROWS, late=LateRule("event_time"))
+
+
+_ROW = st.builds(
+    Row, st.booleans(), st.sampled_from(["a", "a", "b", None]), st.integers(1, 12).map(lambda second: 1000 * second),
+    st.integers(0, 2), st.sampled_from([True, True, True, False]),
+)  # fmt: skip
+_BATCH = st.tuples(st.lists(_ROW, max_size=7), st.integers(0, 5), st.sampled_from(["", "", "", "restart", "crash"]))
+
+
+@pytest.mark.parametrize("kind", list(SPECS))
+@settings(deadline=None, max_examples=15)
+@given(st.lists(_BATCH, max_size=7))
+def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int, str]]) -> None:
+    """Many rows of a key, null keys, late rows, rows that may have no partner, restarts, lost executors."""
+    model, spec, watermark_ms = Model(kind), SPECS[kind], 0
+    with harness(spec) as query:
+        for rows, later, event in batches:
+            moved = [row._replace(at=row.at + watermark_ms) for row in rows]
+            assert answers_of(query.feed(table_of(moved)), spec) == model.batch(moved, watermark_ms)
+            watermark_ms += 1000 * later
+            query.advance_watermark(watermark_ms)
+            if event:
+                query.crash(lose_copies=event == "crash")
+        for name, is_left in ((paired_rows.LEFT, True), (paired_rows.RIGHT, False)):
+            stored = [(key, row[1]) for (key,), rows in query.state(name).items() for row in rows]
+            assert sorted(stored, key=repr) == sorted(
+                ((one.row.key, one.row.number) for one in model.kept if one.row.is_left == is_left), key=repr
+            )
+
+
+def test_many_pairs_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of one key are looked at some at a time, and all of them are answered."""
+    monkeypatch.setattr(paired_rows, "_AT_ONCE", 7)
+    rows = [Row(number % 2 == 0, "a", 1000, number, True) for number in range(30)]
+    with harness(INNER) as query:
+        assert len(query.feed(table_of(rows))) == 15 * 15
+        assert len(query.feed(table_of(rows[:4]))) == 2 * 15 + 2 * 15 + 2 * 2
