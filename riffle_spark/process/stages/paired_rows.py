@@ -1,6 +1,6 @@
 """What a join of two streams computes on a slot: rows of both sides that have a key in common are pairs where all that
-is compared holds, and are kept until no partner can come any more. Knows specs. Does not know Spark's plans, nor how late
-rows are told.
+is compared holds, and are kept until no partner can come any more. Knows specs. Does not know Spark's plans, nor how
+late rows are told.
 
 Each side is a list variable, an element a row. A batch reads the rows of touched keys, pairs what is new with all that
 the other side has, keeps what is new, and lets go of what is due: rows of an outer side that never had a partner are

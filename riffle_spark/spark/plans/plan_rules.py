@@ -60,6 +60,16 @@ REFUSED: Final = {
         "rows of both sides meet by their key, as in Spark",
         "say in the condition that a column of one side equals one of the other",
     ),
+    "join_condition": Refused(
+        "outer and semi joins of two streams with a condition on columns of both sides that is no comparison",
+        "whether a row has a partner is found by processes that have none of Spark's expressions",
+        "compare an expression of one side with one of the other: a.n > 3 - b.m instead of a.n + b.m > 3",
+    ),
+    "join_structs": Refused(
+        "join of two streams by structs of which only one side may be null",
+        "their columns in the state would differ",
+        "join by the fields that you mean",
+    ),
     "array_key": Refused(
         "groupBy and dropDuplicates by arrays, maps and variants",
         "a key is of columns that can be compared and hashed one by one",

@@ -13,10 +13,18 @@ from pyspark.sql import DataFrame
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
-from riffle_spark.process.stages import distinct_rows, merged_groups, session_groups
+from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job import JobOperator
-from riffle_spark.spark.plans import aggregate_plan, batch_pieces, distinct_plan, groups_plan, plan_cut, plan_nodes
+from riffle_spark.spark.plans import (
+    aggregate_plan,
+    batch_pieces,
+    distinct_plan,
+    groups_plan,
+    join_plan,
+    plan_cut,
+    plan_nodes,
+)
 from riffle_spark.spark.queries.group_stages import GroupsStage
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import meanings_in
@@ -62,18 +70,10 @@ class PlannedStage:
     shift_ms: int = 0
 
     @property
-    def below(self) -> plan_cut.Input | batch_pieces.Piece:
-        """What is right below its node."""
-        (below,) = self.stage.below
-        return below
-
-    @property
     def after(self) -> int | None:
-        """The number of the stage whose results it reads; ``None``: it reads an input."""
-        if isinstance(self.below, plan_cut.Input):
-            return None
-        (hole,) = self.below.holes
-        return hole.stage
+        """The number of the stage whose results it reads; ``None``: it reads inputs."""
+        pieces = [below for below in self.stage.below if isinstance(below, batch_pieces.Piece)]
+        return pieces[0].holes[0].stage if pieces else None
 
     def operator(self, mode: str, sink: DeliverySink | None, reads: "StageRows | None", shift_ms: int) -> JobOperator:
         """Return what a job runs: ``shift_ms`` is how far its watermark is from the query's."""
@@ -100,10 +100,11 @@ class StageRows:
     """
 
     def __init__(self, before: PlannedStage, stage: PlannedStage) -> None:
-        assert isinstance(stage.below, batch_pieces.Piece)
+        (below,) = stage.stage.below
+        assert isinstance(below, batch_pieces.Piece)
         self.after = before.store
         self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
-        self._results = batch_pieces.PiecesOnRows(before.evaluation, stage.below, stage.map_side)
+        self._results = batch_pieces.PiecesOnRows(before.evaluation, below, stage.map_side)
 
     def frame(self, answers: DataFrame, time_ms: int) -> DataFrame:
         """Return the rows of a batch."""
@@ -112,11 +113,8 @@ class StageRows:
 
 def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
     """Return the streams of rows that the slots of stages get which read inputs."""
-    return [
-        stage.map_side.catalyst.frame(stage.map_side.on({0: stage.below.plan}))
-        for stage in stages
-        if isinstance(stage.below, plan_cut.Input)
-    ]
+    plans = ((one, [below.plan for below in one.stage.below if isinstance(below, plan_cut.Input)]) for one in stages)
+    return [one.map_side.catalyst.frame(one.map_side.on(dict(enumerate(of_it)))) for one, of_it in plans if of_it]
 
 
 def operators_of(stages: Sequence[PlannedStage], mode: str, sink: DeliverySink) -> list[JobOperator]:
@@ -171,6 +169,21 @@ def _distinct(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple
     )  # fmt: skip
 
 
+def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = join_plan.read_join(catalyst, stage.node, taken)
+    spec, said = plan.spec, list[str]()
+    for name, side in (("left", spec.left), ("right", spec.right)):
+        leaves = (
+            f"leave {side.later_ms} ms after {side.due}" if side.due else "are kept forever: nothing bounds their time"
+        )
+        said.append(f"{name} rows ({', '.join(side.kept.names)}) {leaves}")
+    said.extend(f"{one.left} {one.function} {one.right}" for one in spec.compared)
+    return PlannedStage(
+        stage, spec.store, spec.keys, lambda _mode: paired_rows.PairedRows(spec), plan.map_side, plan.evaluation,
+        None if spec.late is None else LateRule(spec.late, "rows"), {}, tuple(said),
+    )  # fmt: skip
+
+
 def _groups(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
     plan = groups_plan.read_groups(catalyst, stage.node, stage.kind, taken)
     told = GroupsStage.of(plan)
@@ -186,6 +199,7 @@ READERS: Final[Mapping[str, Callable[[plan_nodes.Catalyst, plan_cut.Stage, tuple
     "aggregate": _aggregate,
     "distinct": _distinct,
     "groups": _groups,
+    "join": _join,
     "processor": _groups,
 }
 """What reads the node of a stage, by the stage's kind (``plan_cut.STATEFUL``); the names are those of stores that the
@@ -201,11 +215,10 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
     stages = list[PlannedStage]()
     named = [name.strip() for name in (names or "").split(",") if name.strip()]
     for stage in found.stages:
-        if stage.kind not in READERS or len(found.inputs) > 1:
-            several = " on results of several streams" if len(found.inputs) > 1 else ""
+        if len(stage.below) > 1 and any(isinstance(below, batch_pieces.Piece) for below in stage.below):
             raise ConfigError(
-                f"{plan_nodes.kind(stage.node)}{several} is not there yet in a wrapped query",
-                remedy="start the query without riffle_spark.on",
+                f"a {plan_nodes.kind(stage.node)} of results of stateful operators is not there in a wrapped query",
+                remedy="write the results below it to a sink by a query of their own, and join those",
                 where=plan_nodes.kind(stage.node),
             )
         planned = READERS[stage.kind](catalyst, stage, tuple(one.store for one in stages))

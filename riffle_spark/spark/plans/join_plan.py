@@ -1,0 +1,309 @@
+"""A join of two streams of Spark's plan as a stage: its keys, what of the condition is whose, and when rows of each
+side leave. Knows how Spark's optimiser has such a join, and asks Spark's own helper for bounds. Does not know how rows
+meet.
+
+Rows of both sides go to the slots in one exchange: each has the columns of its own side, those of the other are null.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from riffle_spark.process.types import stage_specs
+from riffle_spark.spark.engine import jvm, routing
+from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, items, kind, walk
+
+__all__ = ["JoinPlan", "read_join"]
+
+_IS_LEFT, _EVENT_TIME, _PASSES, _COMPARED = "is_left", "event_time", "passes", "compared"
+_STRUCT: Final = "struct"
+_OUTER: Final = {"LeftOuter": ("left",), "RightOuter": ("right",), "FullOuter": ("left", "right")}
+_SEMI: Final = "LeftSemi"
+_FUNCTIONS: Final = {
+    "LessThan": ("less", "greater"),
+    "LessThanOrEqual": ("less_equal", "greater_equal"),
+    "GreaterThan": ("greater", "less"),
+    "GreaterThanOrEqual": ("greater_equal", "less_equal"),
+}
+"""Spark's comparisons in Arrow's words: of left with right, and the other way round."""
+_ALIKE: Final = (
+    "boolean",
+    "byte",
+    "short",
+    "integer",
+    "long",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+    "string",
+    "binary",
+)
+"""Types of which Arrow and Spark agree what is less."""
+_SOME_TIME_MS: Final = 1_700_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPlan:
+    """A stage that is a join: its specification, and its two ends as pieces on the rows of each batch. The holes of
+    ``map_side`` are those of the left input and of the right one.
+    """
+
+    spec: stage_specs.JoinSpec
+    map_side: batch_pieces.Piece
+    evaluation: batch_pieces.Piece
+
+
+def read_join(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> JoinPlan:
+    """Read a join of an analysed plan. ``taken`` are names of stores that the query has already.
+
+    Raises ``ConfigError`` for keys that cannot be had, for conditions that only Spark can evaluate where rows without
+    a partner count, and for a store's name that cannot be one.
+    """
+    found = _Found.of(catalyst, node)
+    rows = _Sent(catalyst, found)
+    map_side, holes = rows.map_side()
+    schema = routing.arrow_schema(catalyst.frame(map_side))
+    left, right = (rows.side(at, schema) for at in (0, 1))
+    spec = stage_specs.JoinSpec(
+        grouping_keys.stored_as("join", found.keys[0], taken),
+        pa.schema([schema.field(name) for name in rows.key_columns]), rows.is_left, left, right, tuple(rows.compared),
+        _OUTER.get(found.how, ()), found.how == _SEMI, rows.event_time,
+    )  # fmt: skip
+    plan, hole = rows.evaluation(spec.answer, items(node.output()))
+    return JoinPlan(
+        spec,
+        batch_pieces.piece_of(catalyst, map_side, holes),
+        batch_pieces.piece_of(catalyst, analysed(catalyst.frame(plan)), (hole,)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A join as Spark's optimiser has it: what is below it on each side, keys and output of each side, the other parts
+    of its condition, the column of event time of each, and how much later rows leave. ``by_key`` is which key says it.
+
+    What Spark's optimiser has taken away below the join, because nobody needs it, is no event time either: as in Spark.
+    """
+
+    how: str
+    plans: tuple[Node, Node]
+    outputs: tuple[list[Node], list[Node]]
+    keys: tuple[list[grouping_keys.GroupingKey], list[grouping_keys.GroupingKey]]
+    rest: list[Node]
+    by_key: int | None
+    times: list[Node | None]
+    later_ms: tuple[int | None, int | None]
+
+    @staticmethod
+    def of(catalyst: Catalyst, node: Node) -> "_Found":
+        """Read a node: its sides stand as rows below the optimiser, which pushes down what is of one side alone."""
+        outputs = items(node.left().output()), items(node.right().output())
+        bare = node.withNewChildren(catalyst.seq([catalyst.no_rows(catalyst.seq(one)) for one in outputs]))
+        join = next((one for one in walk(catalyst.optimised(bare)) if kind(one) == "Join"), None)
+        how = str(node.joinType().toString())
+        told = catalyst.module("planning.ExtractEquiJoinKeys").unapply(join) if join is not None else None
+        if join is None or told is None or told.isEmpty():
+            raise plan_rules.refusal("join_keys", how)
+        of_sides = [items(one) for one in (told.get()._2(), told.get()._3())]
+        keys = [
+            grouping_keys.read_keys(catalyst, [_named(catalyst, one, output) for one in expressions], [], child)
+            for expressions, output, child in zip(of_sides, outputs, (node.left(), node.right()), strict=True)
+        ]
+        if [len(key.parts) for key in keys[0]] != [len(key.parts) for key in keys[1]]:
+            raise plan_rules.refusal("join_structs", ", ".join(key.name for key in keys[0]))
+        by_key = next(
+            (at for at, pair in enumerate(zip(*keys, strict=True)) if any(k.delay_ms is not None for k in pair)), None
+        )
+        seen = [{_id(one) for one in items(child.output())} for child in (join.left(), join.right())]
+        times = [
+            next((one for one in output if grouping_keys.delay_of(one) is not None and _id(one) in ids), None)
+            for output, ids in zip(outputs, seen, strict=True)
+        ]
+        rest = told.get()._4()
+        bounds = (None, None) if by_key is not None else _bounds(catalyst, join, times)
+        return _Found(
+            how, (join.left(), join.right()), outputs, (keys[0], keys[1]),
+            list(_conjuncts(rest.get())) if rest.isDefined() else [], by_key, times, bounds,
+        )  # fmt: skip
+
+
+def _named(catalyst: Catalyst, expression: Node, output: list[Node]) -> Node:
+    """Return a key as a column: the attribute that it is, with all that is told of it, or else under a name."""
+    if kind(expression) == "AttributeReference":
+        return next(one for one in output if one.exprId().equals(expression.exprId()))
+    return catalyst.alias(expression, str(expression.sql()))
+
+
+def _bounds(catalyst: Catalyst, join: Node, times: list[Node | None]) -> tuple[int | None, int | None]:
+    """Return how much later than its time a row of each side leaves. Spark's helper says it of a watermark; it is asked
+    with comparisons of event times alone, since it takes those of other columns for bounds, too.
+    """
+    of_times = {_id(one) for one in times if one is not None}
+    condition = join.condition()
+    told = [one for one in _conjuncts(condition.get()) if _ids(one) <= of_times] if condition.isDefined() else []
+    if not told:
+        return None, None
+    whole = told[0]
+    for one in told[1:]:
+        whole = catalyst.named("expressions.And")(whole, one)
+    some, helper = (
+        jvm.looked_up(jvm.context(catalyst.spark)._jvm, "scala.Some"),
+        catalyst.module("analysis.StreamingJoinHelper"),
+    )
+    later = list[int | None]()
+    for at, one in enumerate(times):
+        sets = (join.left().outputSet(), join.right().outputSet())
+        found = helper.getStateValueWatermark(sets[at], sets[1 - at], some(whole), some(_SOME_TIME_MS)) if one else None
+        later.append(_SOME_TIME_MS - int(found.get()) if found is not None and found.isDefined() else None)
+    return later[0], later[1]
+
+
+def _conjuncts(condition: Node) -> Iterator[Node]:
+    """Yield what has to hold, part by part."""
+    if kind(condition) == "And":
+        for one in children(condition):
+            yield from _conjuncts(one)
+    else:
+        yield condition
+
+
+def _id(attribute: Node) -> int:
+    return int(attribute.exprId().id())
+
+
+def _ids(expression: Node) -> set[int]:
+    return {_id(one) for one in walk(expression) if kind(one) == "AttributeReference"}
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What is sent of rows: the columns of each side as expressions, by names that are one's alone."""
+
+    catalyst: Catalyst
+    found: _Found
+    columns: tuple[dict[str, Node], dict[str, Node]] = field(default_factory=lambda: ({}, {}))
+    compared: list[stage_specs.Comparison] = field(default_factory=list)
+    passes: tuple[list[Node], list[Node]] = field(default_factory=lambda: ([], []))
+    left_over: list[Node] = field(default_factory=list)
+    key_columns: list[str] = field(default_factory=list)
+    told: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
+    is_left: str = _IS_LEFT
+    event_time: str | None = None
+    of_passes: str = _PASSES
+
+    def __post_init__(self) -> None:
+        self.key_columns = [column for key in self.found.keys[0] for column in key.columns]
+        for at, output in enumerate(self.found.outputs):
+            if at == 0 or self.found.how != _SEMI:
+                for one in output:
+                    self.told[at][_id(one)] = self._column(at, str(one.name()), one)
+        for one in self.found.rest:
+            self._condition(one)
+        self.is_left, self.of_passes = self._free(_IS_LEFT), self._free(_PASSES)
+        if any(self._times()):
+            self.event_time = self._free(_EVENT_TIME)
+
+    def _free(self, name: str) -> str:
+        taken = [*self.key_columns, *self.columns[0], *self.columns[1]]
+        return stage_specs.free_name(name, taken)
+
+    def _column(self, at: int, name: str, expression: Node) -> str:
+        free = self._free(name)
+        self.columns[at][free] = expression
+        return free
+
+    def _condition(self, one: Node) -> None:
+        """Take a part of the condition: of one side, a comparison of both, or one that only Spark can evaluate."""
+        sides = [_ids(one) & {_id(column) for column in output} for output in self.found.outputs]
+        if not all(sides):
+            self.passes[0 if sides[0] else 1].append(one)
+            return
+        functions, below = _FUNCTIONS.get(kind(one)), children(one)
+        ids = [{_id(column) for column in output} for output in self.found.outputs]
+        for turned in (False, True) if functions and _are_alike(below[0]) else ():
+            left, right = reversed(below) if turned else below
+            if _ids(left) <= ids[0] and _ids(right) <= ids[1]:
+                names = (self._known(0, left), self._known(1, right))
+                self.compared.append(stage_specs.Comparison(names[0], functions[turned], names[1]))
+                return
+        if self.found.how != "Inner":
+            raise plan_rules.refusal("join_condition", str(one.sql()))
+        self.left_over.append(one)
+
+    def _known(self, at: int, expression: Node) -> str:
+        """Return the column that is an expression of a side."""
+        if kind(expression) == "AttributeReference" and _id(expression) in self.told[at]:
+            return self.told[at][_id(expression)]
+        return self._column(at, _COMPARED, expression)
+
+    def _times(self) -> list[Node | None]:
+        """Return the event time of each side's rows: of a window it is the end."""
+        is_window = [one is not None and str(one.dataType().typeName()) == _STRUCT for one in self.found.times]
+        return [
+            self.catalyst.field(one, 1) if of_window else one
+            for one, of_window in zip(self.found.times, is_window, strict=True)
+        ]
+
+    def map_side(self) -> tuple[Node, tuple[batch_pieces.Hole, ...]]:
+        """Return the rows of both sides as one plan, and where the inputs go."""
+        spark, holes, sides = self.catalyst, list[batch_pieces.Hole](), list[Node]()
+        for at, plan in enumerate(self.found.plans):
+            below = spark.no_rows(spark.seq(self.found.outputs[at]))
+            filters = [one.condition() for one in walk(plan) if kind(one) == "Filter"]
+            for condition in reversed(filters):
+                below = spark.named("plans.logical.Filter")(condition, below)
+            sides.append(spark.project(list(self._row(at)), below))
+            holes.append(batch_pieces.Hole((at, 0, *(0 for _ in filters)), at))
+        return spark.filled("plans.logical.Union", spark.seq(sides)), tuple(holes)
+
+    def _row(self, at: int) -> Iterator[Node]:
+        """Yield the columns of one side's rows."""
+        spark, times = self.catalyst, self._times()
+        yield spark.alias(spark.literal(at == 0), self.is_left)
+        parts = [one for key in self.found.keys[at] for one in key.taken_apart(spark).values()]
+        yield from (spark.alias(one, name) for name, one in zip(self.key_columns, parts, strict=True))
+        if self.event_time is not None:
+            one = times[at] if times[at] is not None else spark.null(times[1 - at])
+            yield spark.alias(one, self.event_time)
+        for of, columns in enumerate(self.columns):
+            yield from (spark.alias(one if of == at else spark.null(one), name) for name, one in columns.items())
+        if any(self.passes):
+            whole = spark.literal(True)
+            for one in self.passes[at]:
+                whole = spark.named("expressions.And")(whole, one)
+            yield spark.alias(whole, self.of_passes)
+
+    def side(self, at: int, schema: pa.Schema) -> stage_specs.JoinSide:
+        """Return what is to be known of a side."""
+        found, due, later = self.found, None, 0
+        if found.by_key is not None:
+            due = found.keys[0][found.by_key].columns[-1]
+        elif found.later_ms[at] is not None:
+            due, later = self.event_time, found.later_ms[at] or 0
+        told, kept = (
+            pa.schema([schema.field(name).with_nullable(True) for name in names])
+            for names in (self.told[at].values(), self.columns[at])
+        )
+        return stage_specs.JoinSide(told, kept, self.of_passes if any(self.passes) else None, due, later)
+
+    def evaluation(self, answer: pa.Schema, output: Sequence[Node]) -> tuple[Node, batch_pieces.Hole]:
+        """Return the plan of what is answered, under the attributes that the join has, and where rows go."""
+        spark = self.catalyst
+        leaf = spark.no_rows(analysed(spark.spark.createDataFrame([], routing.spark_schema(answer))).output())
+        columns: Mapping[str, Node] = {str(one.name()): one for one in items(leaf.output())}
+        names = {**self.told[0], **self.told[1]}
+        plan = spark.project(
+            [spark.alias(columns[names[_id(one)]], str(one.name()), one.exprId()) for one in output], leaf
+        )
+        for one in self.left_over:
+            plan = spark.named("plans.logical.Filter")(one, plan)
+        return plan, batch_pieces.Hole((0,) * (1 + len(self.left_over)), 0)
+
+
+def _are_alike(expression: Node) -> bool:
+    """Tell whether Arrow and Spark agree on the order of an expression's values."""
+    name = str(expression.dataType().typeName())
+    return name in _ALIKE or name.startswith("decimal")
