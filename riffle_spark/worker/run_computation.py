@@ -10,14 +10,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.batch_times import Times
+from riffle_spark.columns import one_array, positions_of
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order
+from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
 from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
 from riffle_spark.process.processors.processor import InputByKey
+from riffle_spark.state.copies.element_columns import AskedKeys, ElementColumns
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.log.manifest import EMPTY, Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
+from riffle_spark.state.schemas import variable_kinds
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker.input import TouchedKeys
@@ -32,6 +37,7 @@ __all__ = [
     "run_by_key",
     "run_on_blocks",
     "run_on_due",
+    "run_on_elements",
 ]
 
 
@@ -210,6 +216,91 @@ def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateC
     key_groups = np.repeat(np.array(list(outcomes), np.int32), [changes.num_rows for changes in tables])
     timers = {key_group: outcome.timer_ms for key_group, outcome in outcomes.items()}
     return StateChanges(schema.sealed_by_group(table, key_groups), key_groups, timers)
+
+
+def run_on_elements(
+    order: Order, schema: VariableColumns, compute: block.ElementComputation, rows: pa.Table, touched: TouchedKeys,
+    stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry],
+) -> SlotResult:  # fmt: skip
+    """Call once with the elements of touched keys and those of ``entries`` that are due. These go, whatever is said of
+    them, so that nothing of a key-group is due before the time that it is left with.
+    """
+    passes = order.times.passes
+    until_ms = passes[-1][0] if passes else variable_kinds.NO_DUE
+    asked = AskedKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
+    copies = {kg: CopyRuns(stacks[kg].runs, entry.timer_ms) for kg, entry in entries.items() if kg in stacks}
+    held = ElementColumns.of(schema, asked, copies, until_ms)
+    given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.found.items()}
+    data = rows.drop_columns([SLOT, KEY_GROUP, HASH])
+    update = compute.over(block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store))
+    is_due = {name: (one.due_ms != variable_kinds.NO_DUE) & (one.due_ms <= until_ms) for name, one in given.items()}
+    pieces = [
+        piece for name, gone in is_due.items() for piece in _element_rows(schema, name, held, update, gone.copy())
+    ]
+    table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *(table for table, _ in pieces)])
+    key_groups = held.key_groups[np.concatenate([touched.codes[:0], *(owners for _, owners in pieces)])]
+    by_group = np.argsort(key_groups, kind="stable")
+    table, key_groups = table.combine_chunks().take(pa.array(by_group)), key_groups[by_group]
+    changes = StateChanges(schema.sealed_by_group(table, key_groups), key_groups, _element_timers(held, update))
+    output = update.output.select(order.output.names).cast(order.output)
+    return SlotResult(output, changes, expired=sum(int(gone.sum()) for gone in is_due.values()))
+
+
+def _element_rows(
+    schema: VariableColumns, name: str, held: ElementColumns, update: block.ElementUpdate, gone: BoolArray
+) -> Iterator[tuple[pa.Table, block.IndexArray]]:
+    """Yield rows of a delta, and the number of the key of each: of new elements, of changed ones, of those that go."""
+    found, nothing = held.found[name], np.empty(0, np.int64)
+    gone[update.removed.get(name, nothing)] = True
+    if name in update.added:
+        new = update.added[name]
+        ids = found.next_ids[new.owners] + _ranks(new.owners)
+        yield _wide_rows(schema, name, held, new.owners, ids, new.due_ms, new.values), new.owners
+    if name in update.changed:
+        at, values = update.changed[name]
+        assert not gone[at].any(), "what goes does not change"
+        owners = found.owners[at]
+        yield _wide_rows(schema, name, held, owners, found.ids[at], found.due_ms[at], values), owners
+    owners = found.owners[gone]
+    yield _wide_rows(schema, name, held, owners, found.ids[gone], None, None), owners
+
+
+def _wide_rows(
+    schema: VariableColumns, name: str, held: ElementColumns, owners: block.IndexArray, ids: npt.NDArray[np.int64],
+    due_ms: npt.NDArray[np.int64] | None, values: pa.Table | None,
+) -> pa.Table:  # fmt: skip
+    """Return rows of a delta; without values they are of elements that go."""
+    count, variable, wanted = len(owners), schema.by_name[name], schema.part_schema(delta=True)
+    columns = dict(zip(held.keys.column_names, held.keys.take(pa.array(owners)).columns, strict=True))
+    columns[variable_kinds.VARIABLE] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), [name])
+    columns[variable_kinds.INDEX] = pa.array(ids)
+    columns[part_codec.DELETED] = pa.array(np.full(count, values is None))
+    if due_ms is not None:
+        columns[variable_kinds.DUE] = pa.array(due_ms, mask=due_ms == variable_kinds.NO_DUE)
+    if values is not None:
+        fields = [one_array(values.column(field)) for field in variable.value.names]
+        columns[variable.column] = pa.StructArray.from_arrays(fields, fields=list(variable.value))
+    columns |= {field.name: pa.nulls(count, field.type) for field in wanted if field.name not in columns}
+    return pa.table([columns[field.name] for field in wanted], schema=wanted)
+
+
+def _ranks(owners: block.IndexArray) -> npt.NDArray[np.int64]:
+    """Return the number of each element among those of its owner."""
+    by_owner = np.argsort(owners, kind="stable")
+    ranks = np.empty(len(owners), np.int64)
+    ranks[by_owner] = np.arange(len(owners)) - positions_of(np.bincount(owners))[owners[by_owner]]
+    return ranks
+
+
+def _element_timers(held: ElementColumns, update: block.ElementUpdate) -> dict[int, int | None]:
+    """Return when the first element of each key-group is due that is there from now on."""
+    first = {int(key_group): NEVER_MS for key_group in np.unique(held.key_groups)} | dict(held.next_ms)
+    for new in update.added.values():
+        key_groups, codes = np.unique(held.key_groups[new.owners], return_inverse=True)
+        dues = np.full(len(key_groups), NEVER_MS)
+        np.minimum.at(dues, codes, np.where(new.due_ms == variable_kinds.NO_DUE, NEVER_MS, new.due_ms))
+        first |= {kg: min(first[kg], ms) for kg, ms in zip(key_groups.tolist(), dues.tolist(), strict=True)}
+    return {key_group: None if ms == NEVER_MS else ms for key_group, ms in first.items()}
 
 
 def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:

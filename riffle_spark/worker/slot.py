@@ -32,7 +32,7 @@ from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.state.schemas.variables import VariableColumns
-from riffle_spark.worker import run_computation, run_elements
+from riffle_spark.worker import run_computation
 from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch, with_stored
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
@@ -213,10 +213,10 @@ class _SlotState:
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> SlotResult:
         stacks = self._brought(schema)
-        with self.attempt.step("read"):
-            held = run_elements.HeldElements.of(self.attempt.order, schema, self.touched, stacks, self.entries)
         with self.attempt.step("compute"):
-            return held.computed(compute, self.rows, self.attempt.order)
+            return run_computation.run_on_elements(
+                self.attempt.order, schema, compute, self.rows, self.touched, stacks, self.entries
+            )
 
     def _brought(self, schema: StoreSchema) -> dict[int, OpenStack]:
         attempt, order = self.attempt, self.attempt.order

@@ -82,6 +82,7 @@ CHANGES = (
         "variables in parts of another shape",
         (
             "state.schemas.variables", "state.copies.elements", "state.copies.part_files", "state.copies.reading",
+            "state.copies.element_columns",
         ),
         ("state.copies.elements:element_runs", "state.copies.elements:ElementRun"),
     ),
