@@ -16,7 +16,7 @@ from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
 from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
 from riffle_spark.process.processors.processor import InputByKey
-from riffle_spark.state.copies.element_columns import AskedKeys, ElementColumns
+from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS
@@ -227,7 +227,7 @@ def run_on_elements(
     """
     passes = order.times.passes
     until_ms = passes[-1][0] if passes else variable_kinds.NO_DUE
-    asked = AskedKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
+    asked = ElementKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
     copies = {kg: CopyRuns(stacks[kg].runs, entry.timer_ms) for kg, entry in entries.items() if kg in stacks}
     held = ElementColumns.of(schema, asked, copies, until_ms)
     given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.found.items()}

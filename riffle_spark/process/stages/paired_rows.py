@@ -77,11 +77,14 @@ class PairedRows:
         return self.spec.left if name == LEFT else self.spec.right
 
     def _kept(self, name: str) -> pa.Schema:
-        """Return the columns of a side's elements: of outer sides whether a row has had a partner, too."""
+        """Return the columns of a side's elements: of outer sides whether a row has had a partner, too;
+        and of those that have nothing else.
+        """
         kept = self._side(name).kept
         fields = [field.with_nullable(True) for field in kept]
-        if name in self.spec.outer:
-            fields.append(pa.field(free_name("has_partner", kept.names), pa.bool_()))
+        if name in self.spec.outer or not fields:
+            told = [*kept.names, *self._side(name).told.names]
+            fields.append(pa.field(free_name("has_partner", told), pa.bool_()))
         return pa.schema(fields)
 
     def _rows(self, name: str, batch: ElementBatch) -> "_Rows":
@@ -90,7 +93,6 @@ class PairedRows:
         is_own = batch.rows.column(self.spec.is_left)
         own = pa.array(_mask(is_own if name == LEFT else pc.invert(is_own)))
         rows, codes = batch.rows.filter(own), batch.codes[own.to_numpy(zero_copy_only=False)]
-        new = rows.select(side.kept.names).cast(pa.schema(list(schema)[: len(side.kept)]))
         had = np.zeros(len(held.owners) + rows.num_rows, np.bool_)
         if name in self.spec.outer:
             had[: len(held.owners)] = _mask(held.values.column(schema.names[-1]))
@@ -98,9 +100,17 @@ class PairedRows:
         if side.passes is not None:
             passes[len(held.owners) :] = _mask(rows.column(side.passes))
         due_ms = np.concatenate([held.due_ms, _due_ms(side, rows)])
+        owners = np.concatenate([held.owners, codes]).astype(np.int64)
+        columns = {
+            field.name: pa.chunked_array(
+                [*held.values.column(field.name).chunks, *rows.column(field.name).cast(field.type).chunks], field.type
+            ).combine_chunks()
+            for field in list(schema)[: len(side.kept)]
+        }
+        columns |= {name: batch.keys.column(of_key).take(pa.array(owners)) for name, of_key in side.of_key}
+        values = pa.Table.from_arrays(list(columns.values()), names=list(columns))
         return _Rows(
-            schema, pa.concat_tables([held.values.select(side.kept.names), new]).combine_chunks(),
-            np.concatenate([held.owners, codes]).astype(np.int64), due_ms, passes,
+            schema, values, owners, due_ms, passes,
             ((due_ms != NO_DUE) & (due_ms <= batch.until_ms)) | ~passes, had, had.copy(), len(held.owners),
         )  # fmt: skip
 
@@ -184,7 +194,8 @@ class _Rows:
         return at, self._elements(at)
 
     def _elements(self, at: IndexArray) -> pa.Table:
-        columns = list(self.values.take(pa.array(at)).columns)
+        names = [name for name in self.schema.names if name in self.values.column_names]
+        columns = list(self.values.select(names).take(pa.array(at)).columns)
         if len(self.schema) > len(columns):
             columns.append(pa.array(self.has_partner[at]))
         return pa.table(columns, schema=self.schema)

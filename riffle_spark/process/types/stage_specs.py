@@ -164,8 +164,9 @@ class GroupsSpec:
 
 @dataclass(frozen=True, slots=True)
 class JoinSide:
-    """One of the two inputs of a join. ``told`` are its columns in pairs, ``kept`` all that its rows are kept with:
-    those, and what is compared. ``passes`` is the column that says which rows may have a partner; without one all may.
+    """One of the two inputs of a join. ``told`` are its columns in pairs; those of them that are the key's have its
+    columns in ``of_key``. ``kept`` is what its rows are kept with: the others, and what is compared. ``passes`` is the
+    column that says which rows may have a partner; without one all may.
 
     A row leaves once the watermark has reached the time in column ``due``, moved by ``later_ms``; ``None``: never.
     """
@@ -175,6 +176,7 @@ class JoinSide:
     passes: str | None = None
     due: str | None = None
     later_ms: int = 0
+    of_key: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,15 +190,20 @@ class _Sent:
     left_over: list[Node] = field(default_factory=list)
     key_columns: list[str] = field(default_factory=list)
     told: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
+    of_key: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
     is_left: str = _IS_LEFT
     event_time: str | None = None
     of_passes: str = _PASSES
 
     def __post_init__(self) -> None:
         self.key_columns = [column for key in self.found.keys[0] for column in key.columns]
-        for at, output in enumerate(self.found.outputs):
-            if at == 0 or self.found.how != _SEMI:
-                for one in output:
+        for at, output in enumerate(self.found.outputs[:1] if self.found.how == _SEMI else self.found.outputs):
+            of_key = self._of_key(at)
+            for one in output:
+                if _id(one) in of_key:
+                    self.told[at][_id(one)] = name = self._free(str(one.name()))
+                    self.of_key[at][name] = of_key[_id(one)]
+                else:
                     self.told[at][_id(one)] = self._column(at, str(one.name()), one)
         for one in self.found.rest:
             self._condition(one)
@@ -206,8 +211,14 @@ class _Sent:
         if any(self._times()):
             self.event_time = self._free(_EVENT_TIME)
 
+    def _of_key(self, at: int) -> dict[int, str]:
+        """Return the attributes of a side that are keys as they are, and the columns that these have."""
+        pairs = zip(self.found.keys[at], self.found.keys[0], strict=True)
+        plain = [(key, other) for key, other in pairs if kind(key.expression) == "AttributeReference"]
+        return {_id(key.expression): other.columns[0] for key, other in plain if len(key.parts) == 1}
+
     def _free(self, name: str) -> str:
-        taken = [*self.key_columns, *self.columns[0], *self.columns[1]]
+        taken = [*self.key_columns, *self.columns[0], *self.columns[1], *self.of_key[0], *self.of_key[1]]
         return stage_specs.free_name(name, taken)
 
     def _column(self, at: int, name: str, expression: Node) -> str:
@@ -283,11 +294,13 @@ class _Sent:
             due = found.keys[0][found.by_key].columns[-1]
         elif found.later_ms[at] is not None:
             due, later = self.event_time, found.later_ms[at] or 0
+        of_key = self.of_key[at]
         told, kept = (
-            pa.schema([schema.field(name).with_nullable(True) for name in names])
+            pa.schema([(name, schema.field(of_key.get(name, name)).type) for name in names])
             for names in (self.told[at].values(), self.columns[at])
         )
-        return stage_specs.JoinSide(told, kept, self.of_passes if any(self.passes) else None, due, later)
+        passes = self.of_passes if any(self.passes) else None
+        return stage_specs.JoinSide(told, kept, passes, due, later, tuple(of_key.items()))
 
     def evaluation(self, answer: pa.Schema, output: Sequence[Node]) -> tuple[Node, batch_pieces.Hole]:
         """Return the plan of what is answered, under the attributes that the join has, and where rows go."""

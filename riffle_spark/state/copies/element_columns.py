@@ -21,13 +21,13 @@ from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["AskedKeys", "ElementColumns", "FoundElements"]
+__all__ = ["ElementColumns", "ElementKeys", "FoundElements"]
 
 _LOOKS: Final = 64
 """How many times a key-group's next due time is looked for, where newer runs have removed what was due then."""
 
 
-class AskedKeys(NamedTuple):
+class ElementKeys(NamedTuple):
     """Keys by key-group, and the hashes that parts have of them. ``spans`` holds (key-group, first key, end)."""
 
     keys: pa.Table
@@ -62,7 +62,7 @@ class ElementColumns:
 
     @staticmethod
     def of(
-        schema: VariableColumns, asked: AskedKeys, copies: Mapping[int, CopyRuns], until_ms: int
+        schema: VariableColumns, asked: ElementKeys, copies: Mapping[int, CopyRuns], until_ms: int
     ) -> "ElementColumns":
         """Read copies by their key-groups, those of the asked keys and others, and look there for what is due by
         then.
@@ -99,7 +99,7 @@ class _Beside(NamedTuple):
     first_key: int
 
 
-def _of_others(asked: AskedKeys, span: tuple[int, int], found: FoundDue) -> Indices:
+def _of_others(asked: ElementKeys, span: tuple[int, int], found: FoundDue) -> Indices:
     """Return which due elements are of none of a key-group's keys that were asked for."""
     keys, hashes = asked.keys.slice(span[0], span[1] - span[0]), asked.hashes[slice(*span)]
     known = np.flatnonzero(np.isin(found.hashes, hashes))
@@ -114,7 +114,7 @@ def _of_others(asked: AskedKeys, span: tuple[int, int], found: FoundDue) -> Indi
 
 
 def _read(
-    schema: VariableColumns, name: str, asked: AskedKeys, copies: Mapping[int, CopyRuns], due: Sequence[_Beside]
+    schema: VariableColumns, name: str, asked: ElementKeys, copies: Mapping[int, CopyRuns], due: Sequence[_Beside]
 ) -> FoundElements:
     """Return the newest elements of the asked keys, and those that are due beside them."""
     variable, next_ids = schema.by_name[name], np.zeros(asked.keys.num_rows, np.int64)
@@ -134,7 +134,7 @@ def _read(
 
 
 def _rows(
-    name: str, asked: AskedKeys, copies: Mapping[int, CopyRuns], next_ids: Indices
+    name: str, asked: ElementKeys, copies: Mapping[int, CopyRuns], next_ids: Indices
 ) -> elements.ElementRows | None:
     """Return the newest rows of a variable of the asked keys, of all key-groups at once; ``None`` if there is none."""
     runs, places, owners = list[elements.ElementRun](), list[Indices](), list[Indices]()

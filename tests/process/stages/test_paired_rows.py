@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,10 @@ ROWS = pa.schema(
 )  # fmt: skip
 INNER = JoinSpec(
     "join.k", pa.schema([("k", pa.string())]), "is_left",
-    JoinSide(pa.schema(_LEFT), pa.schema([*_LEFT, ("low", TIME), ("high", TIME)]), "passes", "event_time", AFTER_MS),
+    JoinSide(
+        pa.schema([("page", pa.string()), *_LEFT]), pa.schema([*_LEFT, ("low", TIME), ("high", TIME)]), "passes",
+        "event_time", AFTER_MS, (("page", "k"),),
+    ),
     JoinSide(pa.schema(_RIGHT), pa.schema(_RIGHT), "passes", "event_time", BEFORE_MS),
     (Comparison("low", "less_equal", "bt"), Comparison("high", "greater_equal", "bt")), late="event_time",
 )  # fmt: skip
@@ -41,7 +45,7 @@ SPECS = {
     "full": replace(INNER, outer=("left", "right")),
     "semi": replace(INNER, semi=True),
 }
-Answer = tuple[int | None, ...]
+Answer = tuple[str | int | None, ...]
 
 
 class Row(NamedTuple):
@@ -101,14 +105,14 @@ class Model:
         first = not left.has_partner
         left.has_partner = right.has_partner = True
         if self.kind != "semi":
-            return [(left.row.at, left.row.number, right.row.at, right.row.number)]
+            return [(left.row.key, left.row.at, left.row.number, right.row.at, right.row.number)]
         self.kept = [one for one in self.kept if one is not left]
-        return [(left.row.at, left.row.number)] if first else []
+        return [(left.row.key, left.row.at, left.row.number)] if first else []
 
     def _alone(self, row: Row) -> list[Answer]:
         if row.is_left and self.kind in {"left", "full"}:
-            return [(row.at, row.number, None, None)]
-        return [(None, None, row.at, row.number)] if not row.is_left and self.kind in {"right", "full"} else []
+            return [(row.key, row.at, row.number, None, None)]
+        return [(None, None, None, row.at, row.number)] if not row.is_left and self.kind in {"right", "full"} else []
 
     def _leaves(self, row: Row) -> int:
         return row.at + (AFTER_MS if row.is_left else BEFORE_MS)
@@ -134,18 +138,11 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
 
 def answers_of(rows: Sequence[dict[str, object]], spec: JoinSpec) -> list[Answer]:
     """Return what was delivered as a model says it."""
-    numbers = [column.cast(pa.int64()).to_pylist() for column in pa.Table.from_pylist(list(rows), spec.answer).columns]
-    of_time = [pa.types.is_timestamp(kind) for kind in spec.answer.types]
-    return sorted(
-        (
-            tuple(
-                value // 1000 if is_time and value is not None else value
-                for value, is_time in zip(row, of_time, strict=True)
-            )
-            for row in zip(*numbers, strict=True)
-        ),
-        key=repr,
-    )
+    columns = [
+        pc.divide(one.cast(pa.int64()), 1000) if pa.types.is_timestamp(one.type) else one
+        for one in pa.Table.from_pylist(list(rows), spec.answer).columns
+    ]
+    return sorted(zip(*(one.to_pylist() for one in columns), strict=True), key=repr)
 
 
 def harness(spec: JoinSpec) -> Harness:
@@ -188,3 +185,15 @@ def test_many_pairs_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     with harness(INNER) as query:
         assert len(query.feed(table_of(rows))) == 15 * 15
         assert len(query.feed(table_of(rows[:4]))) == 2 * 15 + 2 * 15 + 2 * 2
+
+
+def test_a_side_of_keys_alone_is_kept_too() -> None:
+    """A row of which nothing is kept beside its key is a partner all the same, and rows without a time never leave."""
+    told = replace(INNER.right, told=pa.schema([("j", pa.string())]), kept=pa.schema([]), of_key=(("j", "k"),))
+    with harness(
+        replace(INNER, left=replace(INNER.left, due=None), right=replace(told, due=None), compared=())
+    ) as query:
+        query.feed(table_of([Row(False, "a", 3000, 2, True)]))
+        query.advance_watermark(1_000_000)
+        query.feed()
+        assert [row["j"] for row in query.feed(table_of([Row(True, "a", 2_000_000, 1, True)]))] == ["a"]
