@@ -232,7 +232,7 @@ def run_on_elements(
     held = ElementColumns.of(schema, asked, copies, until_ms)
     given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.found.items()}
     data = rows.drop_columns([SLOT, KEY_GROUP, HASH])
-    update = compute.over(block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store))
+    update = compute.over_elements(block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store))
     is_due = {name: (one.due_ms != variable_kinds.NO_DUE) & (one.due_ms <= until_ms) for name, one in given.items()}
     pieces = [
         piece for name, gone in is_due.items() for piece in _element_rows(schema, name, held, update, gone.copy())

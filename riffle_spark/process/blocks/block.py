@@ -187,6 +187,6 @@ class ElementComputation(Computation, Protocol):
     reads those of touched keys, and writes what has changed.
     """
 
-    def over(self, batch: ElementBatch) -> ElementUpdate:
+    def over_elements(self, batch: ElementBatch) -> ElementUpdate:
         """Compute one batch. Must depend on nothing but its argument, so that a batch can run again."""
         ...

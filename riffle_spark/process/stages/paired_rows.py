@@ -51,7 +51,7 @@ class PairedRows:
         mode: TimeMode = "EventTime" if spec.times else "None"
         return Declared(pa.schema([]), spec.answer, needed, per_key_group=False, time_mode=mode, variables=variables)
 
-    def over(self, batch: ElementBatch) -> ElementUpdate:
+    def over_elements(self, batch: ElementBatch) -> ElementUpdate:
         """Pair the rows, answer those that have to go alone, and keep the others."""
         left, right = (self._rows(name, batch) for name in _SIDES)
         output = [self.spec.answer.empty_table()]

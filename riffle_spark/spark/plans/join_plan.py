@@ -248,7 +248,8 @@ class _Sent:
         """Return the column that is an expression of a side."""
         if kind(expression) == "AttributeReference" and _id(expression) in self.told[at]:
             return self.told[at][_id(expression)]
-        return self._column(at, _COMPARED, expression)
+        known = (name for name, one in self.columns[at].items() if one.semanticEquals(expression))
+        return next(known, None) or self._column(at, _COMPARED, expression)
 
     def _times(self) -> list[Node | None]:
         """Return the event time of each side's rows: of a window it is the end."""

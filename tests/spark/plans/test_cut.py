@@ -258,9 +258,9 @@ BY_US: dict[str, tuple[Query, str]] = {
 
 BY_READERS = {
     *("array_key", "collated_key", "random_key", "distinct", "own_buffer", "user_function", "ordered_texts"),
-    *("event_times", "struct_key", "several_stages"),
+    *("event_times", "struct_key", "several_stages", "join_condition", "join_structs"),
 }
-"""What ``test_aggregates.py`` and ``test_distinct.py`` ask for, and two of below."""
+"""What ``test_aggregates.py``, ``test_distinct.py`` and ``test_joins.py`` ask for, and two of below."""
 
 
 @pytest.mark.parametrize("name", BY_US)
@@ -275,7 +275,7 @@ def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str
 
 
 def test_every_term_of_the_list_is_met_by_a_query() -> None:
-    """Here, or with the keys and functions of aggregates and de-duplications."""
+    """Here, or with the keys and functions of aggregates, de-duplications and joins."""
     assert REFUSED.keys() == BY_US.keys() | BY_READERS
     assert not BY_US.keys() & BY_READERS
 
