@@ -11,7 +11,15 @@ import pytest
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.aggregates import aggregate, count
-from riffle_spark.process.blocks.block import Batch, Computation, Declared, Update
+from riffle_spark.process.blocks.block import (
+    Batch,
+    Computation,
+    Declared,
+    ElementBatch,
+    ElementComputation,
+    ElementUpdate,
+    Update,
+)
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -47,6 +55,18 @@ class OwnProcessor:
         raise LookupError(schema, times, where)
 
 
+class OwnElements:
+    """A computation on elements of nobody's."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - it is a Computation
+        """Declare one list that is never due."""
+        return Declared(pa.schema([]), key, (), per_key_group=False, variables=(Variable("seen", "list", N),))
+
+    def over_elements(self, batch: ElementBatch) -> ElementUpdate:
+        """Compute nothing."""
+        raise NotImplementedError
+
+
 class Asked:
     """A slot that only tells what it was asked for."""
 
@@ -57,6 +77,10 @@ class Asked:
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> object:
         """See ``SlotState``."""
         return schema, processing
+
+    def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> object:
+        """See ``SlotState``."""
+        return schema, compute
 
 
 @pytest.mark.parametrize("given", [Own(), aggregate(rows=count())], ids=["a user's own", "aggregates"])
@@ -84,6 +108,16 @@ def test_a_processor_asks_for_readings_of_key_groups() -> None:
     with pytest.raises(LookupError) as told:
         begun(times, "here")
     assert told.value.args == (schema, times, "here")
+
+
+def test_what_computes_on_elements_asks_for_those_of_its_keys() -> None:
+    """It keeps variables, has no use for initial state, and is called with columns of all key-groups."""
+    given = OwnElements()
+    computation = on_store(given, "s")
+    schema = computation.schema("s", KEY, given.declare(KEY, KEY))
+    assert schema == VariableColumns("s", KEY, (Variable("seen", "list", N),))
+    assert not computation.takes_initial
+    assert computation.run("s", schema.to_text(), Asked()) == (schema, given)
 
 
 def test_what_can_neither_be_called_nor_processes_is_refused() -> None:

@@ -205,7 +205,7 @@ def _of_same_key(owners: IndexArray, some: BoolArray, others: IndexArray, of_oth
     """Yield pairs of rows of two sides that have one key, not too many at once: of one row at least."""
     ones, partners = np.flatnonzero(some), np.flatnonzero(of_others)
     partners = partners[np.argsort(others[partners], kind="stable")]
-    starts, ends = (np.searchsorted(others[partners], owners[ones], side=side) for side in _SIDES)
+    starts, ends = (np.searchsorted(others[partners], owners[ones], side=side) for side in ("left", "right"))
     for part in _in_parts(ends - starts):
         counts = ends[part] - starts[part]
         at = positions_of(counts)
