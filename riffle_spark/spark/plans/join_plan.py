@@ -48,10 +48,12 @@ _SOME_TIME_MS: Final = 1_700_000_000_000
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
     """A stage that is a join: its specification, and its two ends as pieces on the rows of each batch. The holes of
-    ``map_side`` are those of the left input and of the right one.
+    ``map_side`` are those of the left input and of the right one. ``meaning`` is what kept rows are good for: another
+    join may find in them neither what it compares nor whether they had a partner.
     """
 
     spec: stage_specs.JoinSpec
+    meaning: str
     map_side: batch_pieces.Piece
     evaluation: batch_pieces.Piece
 
@@ -75,6 +77,7 @@ def read_join(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> Jo
     plan, hole = rows.evaluation(spec.answer, items(node.output()))
     return JoinPlan(
         spec,
+        " ".join([found.how, *rows.said]),
         batch_pieces.piece_of(catalyst, map_side, holes),
         batch_pieces.piece_of(catalyst, analysed(catalyst.frame(plan)), (hole,)),
     )
@@ -190,6 +193,7 @@ class _Sent:
     left_over: list[Node] = field(default_factory=list)
     key_columns: list[str] = field(default_factory=list)
     told: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
+    said: list[str] = field(default_factory=list)
     of_key: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
     is_left: str = _IS_LEFT
     event_time: str | None = None
@@ -239,6 +243,7 @@ class _Sent:
             if _ids(left) <= ids[0] and _ids(right) <= ids[1]:
                 names = (self._known(0, left), self._known(1, right))
                 self.compared.append(stage_specs.Comparison(names[0], functions[turned], names[1]))
+                self.said.append(str(one.sql()))
                 return
         if self.found.how != "Inner":
             raise plan_rules.refusal("join_condition", str(one.sql()))

@@ -180,7 +180,7 @@ def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str
     said.extend(f"{one.left} {one.function} {one.right}" for one in spec.compared)
     return PlannedStage(
         stage, spec.store, spec.keys, lambda _mode: paired_rows.PairedRows(spec), plan.map_side, plan.evaluation,
-        None if spec.late is None else LateRule(spec.late, "rows"), {}, tuple(said),
+        None if spec.late is None else LateRule(spec.late, "rows"), {"join": plan.meaning}, tuple(said),
     )  # fmt: skip
 
 
