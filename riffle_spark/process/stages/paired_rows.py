@@ -7,7 +7,7 @@ the other side has, keeps what is new, and lets go of what is due: rows of an ou
 answered then. Left rows of a semi join go when they have one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,7 +64,7 @@ class PairedRows:
         for name, side in zip(_SIDES, (left, right), strict=True):
             if name in self.spec.outer:
                 alone = side.values.filter(pa.array(~side.has_partner & side.goes))
-                output.append(self._answered(*((alone, None) if name == LEFT else (None, alone))))
+                output.append(self._answered(alone, None) if name == LEFT else self._answered(None, alone))
         whole = dict(zip(_SIDES, (left, right), strict=True))
         return ElementUpdate(
             pa.concat_tables(output),
@@ -232,7 +232,7 @@ def _due_ms(side: JoinSide, rows: pa.Table) -> npt.NDArray[np.int64]:
     return np.where(_mask(times.is_null()), NO_DUE, in_milliseconds(times) + side.later_ms)
 
 
-def _mask(column: pa.Array | pa.ChunkedArray | Sequence[bool]) -> BoolArray:
+def _mask(column: pa.Array | pa.ChunkedArray) -> BoolArray:
     """Return truth values, a null for false."""
     told: BoolArray = np.array(pc.fill_null(one_array(column), False).to_numpy(zero_copy_only=False), np.bool_)
     return told

@@ -236,18 +236,24 @@ class _Sent:
         if not all(sides):
             self.passes[0 if sides[0] else 1].append(one)
             return
-        functions, below = _FUNCTIONS.get(kind(one)), children(one)
-        ids = [{_id(column) for column in output} for output in self.found.outputs]
-        for turned in (False, True) if functions and _are_alike(below[0]) else ():
-            left, right = reversed(below) if turned else below
-            if _ids(left) <= ids[0] and _ids(right) <= ids[1]:
-                names = (self._known(0, left), self._known(1, right))
-                self.compared.append(stage_specs.Comparison(names[0], functions[turned], names[1]))
-                self.said.append(str(one.sql()))
-                return
+        if self._is_compared(one):
+            return
         if self.found.how != "Inner":
             raise plan_rules.refusal("join_condition", str(one.sql()))
         self.left_over.append(one)
+
+    def _is_compared(self, one: Node) -> bool:
+        """Take a part of the condition if it compares something of one side with something of the other."""
+        words, below = _FUNCTIONS.get(kind(one)), children(one)
+        if words is None or not _are_alike(below[0]):
+            return False
+        ids = [{_id(column) for column in output} for output in self.found.outputs]
+        for word, (left, right) in zip(words, (below, below[::-1]), strict=True):
+            if _ids(left) <= ids[0] and _ids(right) <= ids[1]:
+                self.compared.append(stage_specs.Comparison(self._known(0, left), word, self._known(1, right)))
+                self.said.append(str(one.sql()))
+                return True
+        return False
 
     def _known(self, at: int, expression: Node) -> str:
         """Return the column that is an expression of a side."""

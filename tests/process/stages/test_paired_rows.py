@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -172,7 +172,8 @@ def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int,
             if event:
                 query.crash(lose_copies=event == "crash")
         for name, is_left in ((paired_rows.LEFT, True), (paired_rows.RIGHT, False)):
-            stored = [(key, row[1]) for (key,), rows in query.state(name).items() for row in rows]
+            held = cast("Mapping[tuple[str | None], list[tuple[int, int]]]", query.state(name))
+            stored = [(key, row[1]) for (key,), rows in held.items() for row in rows]
             assert sorted(stored, key=repr) == sorted(
                 ((one.row.key, one.row.number) for one in model.kept if one.row.is_left == is_left), key=repr
             )
