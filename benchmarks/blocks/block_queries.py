@@ -94,8 +94,7 @@ BLOCKS: Mapping[str, Block] = {
     "session": Block(KEYED, lambda n: feeds.visits(n["keys"], n["rows"], n["batches"]), _session),
     "dedup": Block(KEYED, lambda n: feeds.once(n["rows"], n["batches"]), _dedup),
     "join": Block(
-        TIMED, lambda n: feeds.joined(n["rows"] // 2, n["batches"]), _join, streams=("rows", "others"),
-        owed="joins of two streams are not built yet",
+        TIMED, lambda n: feeds.joined(n["rows"] // 2, n["batches"]), _join, streams=("rows", "others")
     ),
     "close": Block(TIMED, lambda n: feeds.closing(n["keys"], n["slices"]), _close),
     "groups": Block(

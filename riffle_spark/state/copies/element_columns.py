@@ -81,7 +81,7 @@ class ElementColumns:
         firsts = (positions_of(counts) + asked.keys.num_rows).tolist()
         beside = [_Beside(found, at, first) for (_, found), at, first in zip(due, others, firsts[:-1], strict=True)]
         return ElementColumns(
-            pa.concat_tables([asked.keys, *tables]).combine_chunks(),
+            pa.concat_tables([asked.keys, *tables], promote_options="default").combine_chunks(),
             np.concatenate([asked.key_groups, np.repeat(np.array([one for one, _ in due], np.int32), counts)]),
             {
                 name: _read(schema, name, asked, copies, [one for one in beside if one.found.variable == name])

@@ -198,3 +198,13 @@ def test_a_side_of_keys_alone_is_kept_too() -> None:
         query.advance_watermark(1_000_000)
         query.feed()
         assert [row["j"] for row in query.feed(table_of([Row(True, "a", 2_000_000, 1, True)]))] == ["a"]
+
+
+def test_keys_that_are_never_null_are_found_when_their_rows_are_due() -> None:
+    """A map side may say of a column that it holds no nulls; what is kept says nothing of that."""
+    rows = ROWS.set(1, ROWS.field("k").with_nullable(False))
+    left = SPECS["left"]
+    with Harness(Stateful(left.store, left.keys.names, PairedRows(left)), rows, late=LateRule("event_time")) as query:
+        query.feed(table_of([Row(True, "a", 1000, 1, True)]).cast(rows))
+        query.advance_watermark(60_000)
+        assert [row["n"] for row in query.feed(table_of([Row(True, "b", 70_000, 2, True)]).cast(rows))] == [1]
