@@ -6,7 +6,7 @@ Elements of lists alone are had so: an element's number is above those before it
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,6 @@ from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["ElementColumns", "ElementKeys", "FoundElements"]
-
-_LOOKS: Final = 64
-"""How many times a key-group's next due time is looked for, where newer runs have removed what was due then."""
-
 
 class ElementKeys(NamedTuple):
     """Keys by key-group, and the hashes that parts have of them. ``spans`` holds (key-group, first key, end)."""
@@ -156,13 +152,8 @@ def _rows(
 
 
 def _next_ms(reading: Reading, from_ms: int) -> int:
-    """Return a time before which nothing is due from then on; nearly always the first at which something is."""
-    first_ms = max(from_ms, reading.first_ms)
-    for _ in range(_LOOKS):
-        found = reading.due_by(first_ms, 0)
-        if found is None:
-            return NEVER_MS
-        if reading.due(found, found):
-            return found
-        first_ms = found + 1
-    return first_ms
+    """Return a time before which nothing is due from then on. It is that of an element that was there once: one that
+    went before its time only lets somebody look for nothing then.
+    """
+    found = reading.due_by(max(from_ms, reading.first_ms), 0)
+    return NEVER_MS if found is None else found

@@ -303,11 +303,12 @@ def located(runs: Sequence[ElementRun], hashes: Hashes, keys: pa.Table) -> list[
     """Return where the rows of keys lie in each run. All that has the hash is a key's, unless its first row or its last
     is of another one: rows of one hash are sorted by stored key.
     """
-    spans = [Ranges(*(np.searchsorted(run.hashes, hashes, side=side) for side in ("left", "right"))) for run in runs]
+    spans = [_hash_ranges(run.hashes, hashes) for run in runs]
     hits = [np.flatnonzero(ends > starts) for starts, ends in spans]
     edges = [
         run.rows.take(pa.array(np.concatenate([starts[at], ends[at] - 1])))
         for run, (starts, ends), at in zip(runs, spans, hits, strict=True)
+        if len(at)
     ]
     if edges:
         asked = np.concatenate([np.concatenate([at, at]) for at in hits])
@@ -318,6 +319,16 @@ def located(runs: Sequence[ElementRun], hashes: Hashes, keys: pa.Table) -> list[
             key = encode_keys(keys.slice(at, 1).columns)[0]
             starts[at], ends[at] = _exactly(runs[number], int(starts[at]), int(ends[at]), key)
     return spans
+
+
+def _hash_ranges(held: Hashes, wanted: Hashes) -> Ranges:
+    """Return where hashes lie among sorted ones; most of those of a batch lie nowhere in most runs."""
+    starts = np.searchsorted(held, wanted)
+    ends = starts.copy()
+    if len(held):
+        at = np.flatnonzero(held[np.minimum(starts, len(held) - 1)] == wanted)
+        ends[at] = np.searchsorted(held, wanted[at], side="right")
+    return Ranges(starts, ends)
 
 
 def _exactly(run: ElementRun, start: int, end: int, key: pa.Scalar) -> tuple[int, int]:
