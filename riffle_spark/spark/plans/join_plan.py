@@ -5,7 +5,7 @@ meet.
 Rows of both sides go to the slots in one exchange: each has the columns of its own side, those of the other are null.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,16 +30,7 @@ _FUNCTIONS: Final = {
 }
 """Spark's comparisons in Arrow's words: of left with right, and the other way round."""
 _ALIKE: Final = (
-    "boolean",
-    "byte",
-    "short",
-    "integer",
-    "long",
-    "date",
-    "timestamp",
-    "timestamp_ntz",
-    "string",
-    "binary",
+    *("boolean", "byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz", "string", "binary"),
 )
 """Types of which Arrow and Spark agree what is less."""
 _SOME_TIME_MS: Final = 1_700_000_000_000
@@ -48,23 +39,26 @@ _SOME_TIME_MS: Final = 1_700_000_000_000
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
     """A stage that is a join: its specification, and its two ends as pieces on the rows of each batch. The holes of
-    ``map_side`` are those of the left input and of the right one. ``meaning`` is what kept rows are good for: another
-    join may find in them neither what it compares nor whether they had a partner.
+    ``map_side`` are those of the left input and of the right one. ``meanings`` say what kept rows are good for:
+    another join may find in them neither what it compares nor whether they had a partner, nor the columns it answers.
     """
 
     spec: stage_specs.JoinSpec
-    meaning: str
+    meanings: Mapping[str, str]
     map_side: batch_pieces.Piece
     evaluation: batch_pieces.Piece
 
 
-def read_join(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> JoinPlan:
-    """Read a join of an analysed plan. ``taken`` are names of stores that the query has already.
+def read_join(
+    catalyst: Catalyst, node: Node, taken: tuple[str, ...] = (), read: Collection[int] | None = None
+) -> JoinPlan:
+    """Read a join of an analysed plan. ``taken`` are names of stores that the query has already, ``read`` the ids of
+    columns that somebody reads of it: the others are null; ``None``: all are read.
 
     Raises ``ConfigError`` for keys that cannot be had, for conditions that only Spark can evaluate where rows without
     a partner count, and for a store's name that cannot be one.
     """
-    found = _Found.of(catalyst, node)
+    found = _Found.of(catalyst, node, read)
     rows = _Sent(catalyst, found)
     map_side, holes = rows.map_side()
     schema = routing.arrow_schema(catalyst.frame(map_side))
@@ -77,7 +71,7 @@ def read_join(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> Jo
     plan, hole = rows.evaluation(spec.answer, items(node.output()))
     return JoinPlan(
         spec,
-        " ".join([found.how, *rows.said]),
+        rows.meanings(),
         batch_pieces.piece_of(catalyst, map_side, holes),
         batch_pieces.piece_of(catalyst, analysed(catalyst.frame(plan)), (hole,)),
     )
@@ -99,18 +93,21 @@ class _Found:
     by_key: int | None
     times: list[Node | None]
     later_ms: tuple[int | None, int | None]
+    read: Collection[int]
 
     @staticmethod
-    def of(catalyst: Catalyst, node: Node) -> "_Found":
+    def of(catalyst: Catalyst, node: Node, read: Collection[int] | None) -> "_Found":
         """Read a node: its sides stand as rows below the optimiser, which pushes down what is of one side alone."""
-        outputs = items(node.left().output()), items(node.right().output())
+        outputs, told = (items(node.left().output()), items(node.right().output())), items(node.output())
+        some = [one for one in told if read is None or _id(one) in read] or told[:1]
         bare = node.withNewChildren(catalyst.seq([catalyst.no_rows(catalyst.seq(one)) for one in outputs]))
+        bare = catalyst.project(some, bare)
         join = next((one for one in walk(catalyst.optimised(bare)) if kind(one) == "Join"), None)
         how = str(node.joinType().toString())
-        told = catalyst.module("planning.ExtractEquiJoinKeys").unapply(join) if join is not None else None
-        if join is None or told is None or told.isEmpty():
+        equal = catalyst.module("planning.ExtractEquiJoinKeys").unapply(join) if join is not None else None
+        if join is None or equal is None or equal.isEmpty():
             raise plan_rules.refusal("join_keys", how)
-        of_sides = [items(one) for one in (told.get()._2(), told.get()._3())]
+        of_sides = [items(one) for one in (equal.get()._2(), equal.get()._3())]
         keys = [
             grouping_keys.read_keys(catalyst, [_named(catalyst, one, output) for one in expressions], [], child)
             for expressions, output, child in zip(of_sides, outputs, (node.left(), node.right()), strict=True)
@@ -125,11 +122,11 @@ class _Found:
             next((one for one in output if grouping_keys.delay_of(one) is not None and _id(one) in ids), None)
             for output, ids in zip(outputs, seen, strict=True)
         ]
-        rest = told.get()._4()
+        rest = equal.get()._4()
         bounds = (None, None) if by_key is not None else _bounds(catalyst, join, times)
         return _Found(
             how, (join.left(), join.right()), outputs, (keys[0], keys[1]),
-            list(_conjuncts(rest.get())) if rest.isDefined() else [], by_key, times, bounds,
+            list(_conjuncts(rest.get())) if rest.isDefined() else [], by_key, times, bounds, {_id(one) for one in some},
         )  # fmt: skip
 
 
@@ -201,9 +198,13 @@ class _Sent:
 
     def __post_init__(self) -> None:
         self.key_columns = [column for key in self.found.keys[0] for column in key.columns]
+        self.left_over = [one for one in self.found.rest if all(self._sides(one)) and self._comparison(one) is None]
+        if self.left_over and self.found.how != "Inner":
+            raise plan_rules.refusal("join_condition", str(self.left_over[0].sql()))
+        read = set(self.found.read).union(*map(_ids, self.left_over))
         for at, output in enumerate(self.found.outputs[:1] if self.found.how == _SEMI else self.found.outputs):
             of_key = self._of_key(at)
-            for one in output:
+            for one in (one for one in output if _id(one) in read):
                 if _id(one) in of_key:
                     self.told[at][_id(one)] = name = self._free(str(one.name()))
                     self.of_key[at][name] = of_key[_id(one)]
@@ -231,36 +232,36 @@ class _Sent:
         return free
 
     def _condition(self, one: Node) -> None:
-        """Take a part of the condition: of one side, a comparison of both, or one that only Spark can evaluate."""
-        sides = [_ids(one) & {_id(column) for column in output} for output in self.found.outputs]
-        if not all(sides):
+        """Take a part of the condition: of one side, or a comparison of both."""
+        compared, sides = self._comparison(one), self._sides(one)
+        if compared is not None:
+            left, word, right = compared
+            self.compared.append(stage_specs.Comparison(self._known(0, left), word, self._known(1, right)))
+            self.said.append(str(one.sql()))
+        elif not all(sides):
             self.passes[0 if sides[0] else 1].append(one)
-            return
-        if self._is_compared(one):
-            return
-        if self.found.how != "Inner":
-            raise plan_rules.refusal("join_condition", str(one.sql()))
-        self.left_over.append(one)
 
-    def _is_compared(self, one: Node) -> bool:
-        """Take a part of the condition if it compares something of one side with something of the other."""
+    def _sides(self, one: Node) -> list[bool]:
+        """Tell of each side whether a part of the condition has columns of it."""
+        return [not _ids(one).isdisjoint(map(_id, output)) for output in self.found.outputs]
+
+    def _comparison(self, one: Node) -> tuple[Node, str, Node] | None:
+        """Return what a part of the condition compares, if it is something of one side with something of the other."""
         words, below = _FUNCTIONS.get(kind(one)), children(one)
         if words is None or not _are_alike(below[0]):
-            return False
-        ids = [{_id(column) for column in output} for output in self.found.outputs]
+            return None
         for word, (left, right) in zip(words, (below, below[::-1]), strict=True):
-            if _ids(left) <= ids[0] and _ids(right) <= ids[1]:
-                self.compared.append(stage_specs.Comparison(self._known(0, left), word, self._known(1, right)))
-                self.said.append(str(one.sql()))
-                return True
-        return False
+            if self._sides(left) == [True, False] and self._sides(right) == [False, True]:
+                return left, word, right
+        return None
 
     def _known(self, at: int, expression: Node) -> str:
         """Return the column that is an expression of a side."""
-        if kind(expression) == "AttributeReference" and _id(expression) in self.told[at]:
+        is_plain = kind(expression) == "AttributeReference"
+        if is_plain and _id(expression) in self.told[at]:
             return self.told[at][_id(expression)]
         known = (name for name, one in self.columns[at].items() if one.semanticEquals(expression))
-        return next(known, None) or self._column(at, _COMPARED, expression)
+        return next(known, None) or self._column(at, str(expression.name()) if is_plain else _COMPARED, expression)
 
     def _times(self) -> list[Node | None]:
         """Return the event time of each side's rows: of a window it is the end."""
@@ -314,6 +315,15 @@ class _Sent:
         passes = self.of_passes if any(self.passes) else None
         return stage_specs.JoinSide(told, kept, passes, due, later, tuple(of_key.items()))
 
+    def meanings(self) -> dict[str, str]:
+        """Return what is kept in each column, and what kind of join says which rows have had a partner."""
+        kept = {
+            name: f"{side} {one.name() if kind(one) == 'AttributeReference' else one.sql()}"
+            for side, columns in zip(("left", "right"), self.columns, strict=True)
+            for name, one in columns.items()
+        }
+        return {"join": " ".join([self.found.how, *self.said]), **kept}
+
     def evaluation(self, answer: pa.Schema, output: Sequence[Node]) -> tuple[Node, batch_pieces.Hole]:
         """Return the plan of what is answered, under the attributes that the join has, and where rows go."""
         spark = self.catalyst
@@ -321,7 +331,13 @@ class _Sent:
         columns: Mapping[str, Node] = {str(one.name()): one for one in items(leaf.output())}
         names = {**self.told[0], **self.told[1]}
         plan = spark.project(
-            [spark.alias(columns[names[_id(one)]], str(one.name()), one.exprId()) for one in output], leaf
+            [
+                spark.alias(
+                    columns[names[_id(one)]] if _id(one) in names else spark.null(one), str(one.name()), one.exprId()
+                )
+                for one in output
+            ],
+            leaf,
         )
         for one in self.left_over:
             plan = spark.named("plans.logical.Filter")(one, plan)

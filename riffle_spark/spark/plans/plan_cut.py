@@ -70,12 +70,15 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stateful node of the plan, what kind it is, and what its children are: inputs, or pieces on other stages."""
+    """A stateful node of the plan, what kind it is, and what its children are: inputs, or pieces on other stages.
+    ``read`` are the ids of those of its columns that somebody reads; ``None``: all of them.
+    """
 
     number: int
     kind: str
     node: Node
     below: tuple[Input | Piece, ...]
+    read: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +143,9 @@ class _Cutter:
     inputs: list[Input] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
 
-    def part(self, plan: Node) -> Input | Piece:
-        """Return what a plan is: a piece on stages, or else an input."""
-        holes = tuple(Hole(path, self.stage(at(plan, path))) for path in list(_topmost(plan)))
+    def part(self, plan: Node, above: Node = None) -> Input | Piece:
+        """Return what a plan is: a piece on stages, or else an input. ``above`` is the stateful node right above it."""
+        holes = tuple(Hole(path, self.stage(at(plan, path), _read(plan, path, above))) for path in list(_topmost(plan)))
         if holes:
             piece = piece_of(self.catalyst, plan, holes)
             _check_streams(piece)
@@ -150,11 +153,23 @@ class _Cutter:
         self.inputs.append(Input(len(self.inputs), plan))
         return self.inputs[-1]
 
-    def stage(self, node: Node) -> int:
+    def stage(self, node: Node, read: frozenset[int] | None) -> int:
         """Cut what is below a stateful node, and return its own number; an initial state is no stream."""
-        below = tuple(self.part(child) for child in children(node) if child.isStreaming())
-        self.stages.append(Stage(len(self.stages), STATEFUL[kind(node)], node, below))
+        below = tuple(self.part(child, node) for child in children(node) if child.isStreaming())
+        self.stages.append(Stage(len(self.stages), STATEFUL[kind(node)], node, below, read))
         return len(self.stages) - 1
+
+
+def _read(plan: Node, path: Path, above: Node) -> frozenset[int] | None:
+    """Return the ids of columns that are read of the node at a place, up to where others take their place."""
+    ids = set[int]()
+    for node in [*(at(plan, path[:depth]) for depth in reversed(range(len(path)))), *([above] if above else [])]:
+        if kind(node) not in {"Project", "Aggregate", "Filter", "SubqueryAlias"}:
+            return None
+        ids |= {int(one.exprId().id()) for one in items(node.references().toSeq())}
+        if kind(node) in {"Project", "Aggregate"}:
+            return frozenset(ids)
+    return None
 
 
 def _topmost(node: Node, path: Path = ()) -> Iterator[Path]:

@@ -170,7 +170,7 @@ def _distinct(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple
 
 
 def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = join_plan.read_join(catalyst, stage.node, taken)
+    plan = join_plan.read_join(catalyst, stage.node, taken, stage.read)
     spec, said = plan.spec, list[str]()
     for name, side in (("left", spec.left), ("right", spec.right)):
         leaves = (
@@ -180,7 +180,7 @@ def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str
     said.extend(f"{one.left} {one.function} {one.right}" for one in spec.compared)
     return PlannedStage(
         stage, spec.store, spec.keys, lambda _mode: paired_rows.PairedRows(spec), plan.map_side, plan.evaluation,
-        None if spec.late is None else LateRule(spec.late, "rows"), {"join": plan.meaning}, tuple(said),
+        None if spec.late is None else LateRule(spec.late, "rows"), plan.meanings, tuple(said),
     )  # fmt: skip
 
 
@@ -248,6 +248,14 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Se
                 "go on with what is kept",
                 where=stage.store,
             )
+    begins = sorted(stage.meanings.keys() - before.keys() - set(accepted)) if before else []
+    if begins and stage.stage.kind == "join":
+        raise ConfigError(
+            f"rows that are kept have no {', '.join(begins)}, which the query now reads of the join",
+            remedy=f"give the store another name, so that it begins anew; or option({ACCEPT!r}, {','.join(begins)!r}), "
+            "to have null there for rows that are kept",
+            where=stage.store,
+        )
     for name in stage.meanings.keys() - before.keys() if before else ():
         _logger.warning("store %s: %s begins now (%s)", stage.store, name, stage.meanings[name])
     for name in before.keys() - stage.meanings.keys():

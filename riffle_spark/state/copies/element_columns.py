@@ -23,6 +23,7 @@ from riffle_spark.state.schemas.variables import VariableColumns
 
 __all__ = ["ElementColumns", "ElementKeys", "FoundElements"]
 
+
 class ElementKeys(NamedTuple):
     """Keys by key-group, and the hashes that parts have of them. ``spans`` holds (key-group, first key, end)."""
 

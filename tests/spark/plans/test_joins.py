@@ -4,6 +4,7 @@ of each side leave.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -39,8 +40,8 @@ RIGHT = (["bt", "m"], ("event_time", 5_001))
 FORMS = {
     "within": Read("inner", WITHIN, ["k"], BOUNDS, LEFT, RIGHT),
     "before": Read("left_semi", "k = j AND bt > at - INTERVAL 20 SECONDS AND bt < at", ["k"],
-                   ["compared less compared_2", "at greater compared_2"],
-                   (["at", "n", "compared"], ("event_time", 0)), (["compared_2"], ("event_time", 20_000))),
+                   ["compared less bt", "at greater bt"],
+                   (["at", "n", "compared"], ("event_time", 0)), (["bt"], ("event_time", 20_000))),
     "number beside": Read("left_outer", f"{WITHIN} AND n > 3", ["k"], BOUNDS, LEFT, RIGHT, passes=True),
     "both numbers": Read("full_outer", f"{WITHIN} AND n < m", ["k"], [*BOUNDS, "n less m"], LEFT, RIGHT),
     "same time": Read("inner", "k = j AND at = bt", ["k", "at"], [], (["n"], ("at", 0)), (["m"], ("at", 0))),
@@ -58,9 +59,9 @@ def sides(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def read(query: DataFrame) -> JoinPlan:
-    """Return what is read of a query's one stage."""
-    (stage,) = cut_of(query).stages
-    return read_join(Catalyst(query.sparkSession), stage.node)
+    """Return what is read of a query's first stage."""
+    stage = cut_of(query).stages[0]
+    return read_join(Catalyst(query.sparkSession), stage.node, (), stage.read)
 
 
 def leaves(side: JoinSide) -> tuple[list[str], tuple[str | None, int]]:
@@ -88,3 +89,29 @@ def test_a_condition_that_only_spark_has_is_refused_where_partners_count(
     with pytest.raises(ConfigError, match=r"no comparison is refused.*a\.n > 3 - b\.m|no comparison is refused"):
         read(sides[0].join(sides[1], condition, how))
     assert read(sides[0].join(sides[1], condition)).spec.compared != ()
+
+
+READERS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str], list[str], list[str]]] = {
+    "a projection": (lambda rows: rows.select("m"), ["m"], ["compared", "compared_2"], ["m", "bt"]),
+    "a condition": (lambda rows: rows.where("n > 1").select("k"), ["k_2", "n"], ["n", "compared", "compared_2"], ["bt"]),
+    "an aggregate": (lambda rows: rows.groupBy("n").count(), ["n"], ["n", "compared", "compared_2"], ["bt"]),
+    "nothing": (lambda rows: rows.select(F.lit(1)), ["at"], ["at", "compared", "compared_2"], ["bt"]),
+    "a map": (
+        lambda rows: rows.mapInArrow(lambda tables: tables, rows.schema).select("n"),
+        ["at", "k_2", "n", "bt", "j", "m"], ["at", "n", "compared", "compared_2"], ["bt", "m"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_columns_that_nobody_reads_are_neither_kept_nor_answered(name: str, sides: tuple[DataFrame, DataFrame]) -> None:
+    """Of a wide stream a join keeps what follows it asks for, and what its condition compares."""
+    behind, told, left, right = READERS[name]
+    spec = read(behind(sides[0].join(sides[1], F.expr(WITHIN)))).spec
+    assert (spec.answer.names, spec.left.kept.names, spec.right.kept.names) == (told, left, right)
+
+
+def test_a_time_that_nobody_reads_makes_no_row_late(sides: tuple[DataFrame, DataFrame]) -> None:
+    """As in Spark, which takes it away below the join; without a bound of time nobody needs it there."""
+    joined = sides[0].join(sides[1], F.expr("k = j"))
+    assert (read(joined.select("n", "m")).spec.late, read(joined.select("n", "at")).spec.late) == (None, "event_time")

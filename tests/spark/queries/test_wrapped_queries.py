@@ -240,6 +240,32 @@ def test_a_changed_query_tells_what_it_keeps_on(
     assert {"aggregate.page", "visits"} == records(f"file://{tmp_path}/state")[-1].schemas.keys()
 
 
+def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: Path) -> None:
+    """They lack what nobody read of the join, and whether they had a partner where nobody asked."""
+    clicks = Feed(tmp_path / "clicks", "at timestamp, page string, n long")
+    views = Feed(tmp_path / "views", "bt timestamp, view string, m long")
+    clicks.add([{"at": BEGIN.isoformat(), "page": "a", "n": 1}])
+
+    def run(how: str, *columns: str, **options: str) -> list[Row]:
+        views.add([{"bt": BEGIN.isoformat(), "view": "a", "m": 5}])
+        left, right = (
+            riffle_spark.on(one.stream(spark), settings=settings_in(tmp_path)).withWatermark(time, "1 minute")
+            for one, time in ((clicks, "at"), (views, "bt"))
+        )
+        condition = "page = view AND bt BETWEEN at AND at + INTERVAL 1 HOUR"
+        found, joined = Batches(), left.join(right, F.expr(condition), how).select(*columns)
+        played(keeping(joined, found, tmp_path / "c", "append").options(**options))
+        return [row for _, rows in sorted(found.items()) for row in rows]
+
+    assert run("inner", "page", "m") == [Row(page="a", m=5)]
+    with pytest.raises(ConfigError, match="rows that are kept have no n, which the query now reads"):
+        run("inner", "page", "m", "n")
+    with pytest.raises(ConfigError, match="the state has Inner .* under 'join', and the query says LeftOuter"):
+        run("left_outer", "page", "m")
+    assert run("inner", "page", "bt") == [Row(page="a", bt=BEGIN.astimezone().replace(tzinfo=None))] * 3
+    assert run("inner", "n", "page", **{"riffle.accept": "n"}) == [Row(n=None, page="a")]
+
+
 def test_a_query_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     """What Spark runs, each stage with its keys and columns, and what follows on top of its evaluation."""
     in_windows(riffle_spark.on(feed.stream(spark))).explain()
