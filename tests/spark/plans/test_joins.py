@@ -93,7 +93,9 @@ def test_a_condition_that_only_spark_has_is_refused_where_partners_count(
 
 READERS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str], list[str], list[str]]] = {
     "a projection": (lambda rows: rows.select("m"), ["m"], ["compared", "compared_2"], ["m", "bt"]),
-    "a condition": (lambda rows: rows.where("n > 1").select("k"), ["k_2", "n"], ["n", "compared", "compared_2"], ["bt"]),
+    "a condition": (
+        lambda rows: rows.where("n > 1").select("k"), ["k_2", "n"], ["n", "compared", "compared_2"], ["bt"],
+    ),
     "an aggregate": (lambda rows: rows.groupBy("n").count(), ["n"], ["n", "compared", "compared_2"], ["bt"]),
     "nothing": (lambda rows: rows.select(F.lit(1)), ["at"], ["at", "compared", "compared_2"], ["bt"]),
     "a map": (

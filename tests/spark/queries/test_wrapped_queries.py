@@ -260,7 +260,7 @@ def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: 
     assert run("inner", "page", "m") == [Row(page="a", m=5)]
     with pytest.raises(ConfigError, match="rows that are kept have no n, which the query now reads"):
         run("inner", "page", "m", "n")
-    with pytest.raises(ConfigError, match="the state has Inner .* under 'join', and the query says LeftOuter"):
+    with pytest.raises(ConfigError, match=r"the state has Inner .* under 'join', and the query says LeftOuter"):
         run("left_outer", "page", "m")
     assert run("inner", "page", "bt") == [Row(page="a", bt=BEGIN.astimezone().replace(tzinfo=None))] * 3
     assert run("inner", "n", "page", **{"riffle.accept": "n"}) == [Row(n=None, page="a")]
