@@ -53,7 +53,7 @@ class MergeOptions:
 
 def _numbers(text: str) -> float | tuple[float, ...]:
     """Return one number, or those of a list in brackets."""
-    return tuple(map(float, text[1:-1].split(", "))) if text.startswith("[") else float(text)
+    return tuple(float(one) for one in text[1:-1].split(", ") if one) if text.startswith("[") else float(text)
 
 
 _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {

@@ -127,7 +127,7 @@ class MergedQuantiles(MergeFunction):
         return [self._thinned(groups.codes[owners], items, groups)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return for each percentage the least value that so many are not above, of those that Spark has it for too."""
+        """Return for each percentage the least value that so many are at most; null where there is no value."""
         owners, items = owned(state[0])
         values, levels = items.flatten()
         order = np.lexsort((ranks(values), owners))
@@ -142,7 +142,9 @@ class MergedQuantiles(MergeFunction):
         if not isinstance(self.percentages, tuple):
             return [found]
         offsets = np.arange(len(state[0]) + 1, dtype=np.int32) * len(wanted)
-        return [pa.ListArray.from_arrays(pa.array(offsets), found, mask=pa.array(np.diff(ends) == 0))]
+        return [
+            pa.ListArray.from_arrays(pa.array(offsets), found, mask=pa.array((np.diff(ends) == 0) | (not len(wanted))))
+        ]
 
     def _thinned(self, owners: IndexArray, items: pa.Array, groups: Groups) -> pa.Array:
         """Return lists of items, of which no level has too many."""

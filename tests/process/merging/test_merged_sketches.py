@@ -64,6 +64,8 @@ def test_few_values_have_their_own_ranks(rows: DrawnRows[int | None]) -> None:
             values = sorted(value for value in rows.of(group) if value is not None)
             ranks = [max(int(np.ceil(one * len(values))), 1) - 1 for one in PERCENTAGES]
             assert way[group] == ([values[rank] for rank in ranks] if values else None,)
+    (nothing, *_) = merged_ways(MergedQuantiles(100, ()), [pa.int64()], rows, lambda value: (value,))
+    assert nothing == [(None,)] * SIZE
     (one, *_) = merged_ways(MergedQuantiles(100, 0.5), [pa.int64()], rows, lambda value: (value,))
     assert one == [((told[0] or [None] * 6)[3],) for told in way]
 

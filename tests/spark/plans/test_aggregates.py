@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -268,6 +269,17 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
     result = plan.evaluated(rdd_of(rows.sparkSession.createDataFrame(told)))
     found = spark.frame(cut.top.on({stage.number: result})).collect()
     assert _in_order(found) == _in_order(query(rows).collect())
+
+
+def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame) -> None:
+    """A row comes once for its group, and once more for each function that has a value of it to count."""
+    counts = [F.expr("count(distinct n) filter (where ok)"), F.count_distinct("s", "d"), F.count("*")]
+    spark, cut = Catalyst(rows.sparkSession), cut_of(events.groupBy("page").agg(*counts))
+    plan, (below,) = read_aggregate(spark, cut.stages[0].node), cut.stages[0].below
+    assert isinstance(below, Input)
+    sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow()
+    found = sorted(Counter(sent["distinct_for"].to_pylist()).values())
+    assert found == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
 
 
 def test_what_values_mean_is_told(events: DataFrame) -> None:
