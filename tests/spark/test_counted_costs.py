@@ -24,8 +24,8 @@ SETTLED = 2
 ANALYSED = "org.apache.spark.sql.catalyst.analysis.UpdateOuterReferences"
 OPTIMISED = "org.apache.spark.sql.catalyst.optimizer.InferFiltersFromConstraints"
 """Rules that Spark runs once a plan that it analyses, and once a plan that it optimises."""
-# Limits on calls allow for four look-ups of classes an operator, which a batch in a process of its own does without:
-# where many sessions have run before, what was looked up does not stay known.
+A_KEPT_FRAME = 4
+"""Calls an operator for each frame that somebody else keeps: Spark tells of all of them at once."""
 Costs = dict[str, int]
 
 
@@ -74,11 +74,17 @@ def noop(rows: DataFrame, batch_id: int) -> None:
     rows.write.format("noop").mode("append").save()
 
 
+def kept_frames(spark: SparkSession) -> int:
+    """Return how many frames other tests of this process have left in the session's memory."""
+    context: Any = spark.sparkContext
+    return int(context._jsc.getPersistentRDDs().size())
+
+
 @pytest.mark.parametrize(
     ("stores", "most"),
     [
-        (["totals"], {"calls": 93, "jobs": 2, "analysed": 4, "optimised": 2}),
-        (["a", "b"], {"calls": 174, "jobs": 4, "analysed": 8, "optimised": 4}),
+        (["totals"], {"calls": 89, "jobs": 2, "analysed": 4, "optimised": 2}),
+        (["a", "b"], {"calls": 166, "jobs": 4, "analysed": 8, "optimised": 4}),
     ],
     ids=["one operator", "two together"],
 )
@@ -95,6 +101,7 @@ def test_a_batch_costs_no_more_than_it_did(
     run_to_end(feed.stream(spark), counted, tmp_path / "checkpoint")
     print(f"{' and '.join(stores)}: {counted.costs}")
     settled = {kind: {costs[kind] for costs in counted.costs[SETTLED:]} for kind in most}
+    most = {**most, "calls": most["calls"] + A_KEPT_FRAME * kept_frames(spark) * len(stores)}
     assert {kind: max(found) for kind, found in settled.items() if max(found) > most[kind]} == {}
 
 
@@ -122,4 +129,5 @@ def test_a_wrapped_query_costs_few_calls_more(
     writer = frame.writeStream.outputMode("update").foreachBatch(sink)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(120)
-    assert max(after - before for before, after in itertools.pairwise(seen[SETTLED - 1 :])) <= 110
+    calls = max(after - before for before, after in itertools.pairwise(seen[SETTLED - 1 :]))
+    assert calls <= 107 + A_KEPT_FRAME * kept_frames(spark)

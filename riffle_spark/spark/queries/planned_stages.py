@@ -213,14 +213,16 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
     Raises ``ConfigError`` for what is not there in a wrapped query.
     """
     stages = list[PlannedStage]()
+    readers = [one for one in found.stages if any(isinstance(below, plan_cut.Input) for below in one.below)]
+    if len(readers) > 1:
+        raise ConfigError(
+            f"{plan_nodes.kind(found.stages[-1].node)} on results of several streams is not there in a wrapped query",
+            remedy="unite or join the streams before the first of these operators; or write the results to a sink by "
+            "a query for each, and read that",
+            where=plan_nodes.kind(readers[-1].node),
+        )
     named = [name.strip() for name in (names or "").split(",") if name.strip()]
     for stage in found.stages:
-        if len(stage.below) > 1 and any(isinstance(below, batch_pieces.Piece) for below in stage.below):
-            raise ConfigError(
-                f"a {plan_nodes.kind(stage.node)} of results of stateful operators is not there in a wrapped query",
-                remedy="write the results below it to a sink by a query of their own, and join those",
-                where=plan_nodes.kind(stage.node),
-            )
         planned = READERS[stage.kind](catalyst, stage, tuple(one.store for one in stages))
         if stage.number < len(named):
             planned = replace(planned, store=paths.check_store_name(named[stage.number]))

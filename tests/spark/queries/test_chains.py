@@ -181,5 +181,5 @@ def test_results_of_several_streams_are_refused(spark: SparkSession, feed: Feed)
     """A union of two operators' results has its rows from two inputs."""
     one, other = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
     both = in_fives(one).union(in_fives(other)).groupBy(F.window("window", "10 seconds")).count()
-    with pytest.raises(ConfigError, match="on results of several streams is not there yet"):
+    with pytest.raises(ConfigError, match="on results of several streams is not there"):
         both.writeStream.format("noop").start()
