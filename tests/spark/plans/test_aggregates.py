@@ -254,7 +254,20 @@ def of_users(frame: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("query", [estimated, exact, of_users])
+def estimated_in_sessions(frame: DataFrame) -> DataFrame:
+    """Estimates, ranks and functions of one's own, of sessions that become one."""
+    gap = F.expr("if(n % 5 = 0, '2 seconds', '3 seconds')")
+    found = frame.groupBy(F.session_window("at", gap), "page")
+    return found.agg(F.approx_count_distinct("n"), F.percentile_approx("n", [0.2, 0.5]), F.count("*"))
+
+
+def of_users_in_sessions(frame: DataFrame) -> DataFrame:
+    """Functions of users' own, of sessions that become one."""
+    found = frame.groupBy(F.session_window("at", "2 seconds"), "ok")
+    return found.agg(user_aggregate(WeightedMean())("d", "n"), user_aggregate(Latest(3))("n"))
+
+
+@pytest.mark.parametrize("query", [estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions])
 def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
     spark, cut = Catalyst(rows.sparkSession), cut_of(query(events))
@@ -262,7 +275,7 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
     plan = read_aggregate(spark, stage.node)
     assert isinstance(below, Input)
     sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow().cast(plan.spec.rows)
-    operator = Stateful("values", plan.spec.stored.names, groups_of(plan.spec, "update"))
+    operator = Stateful("values", plan.spec.stored.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         slots.feed(sent.slice(0, sent.num_rows // 2))
         told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.answer)
