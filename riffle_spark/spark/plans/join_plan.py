@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from riffle_spark.process.types import stage_specs
-from riffle_spark.spark.engine import jvm, routing
+from riffle_spark.spark.engine import routing
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, items, kind, walk
 
@@ -149,10 +149,7 @@ def _bounds(catalyst: Catalyst, join: Node, times: list[Node | None]) -> tuple[i
     whole = told[0]
     for one in told[1:]:
         whole = catalyst.named("expressions.And")(whole, one)
-    some, helper = (
-        jvm.looked_up(jvm.context(catalyst.spark)._jvm, "scala.Some"),
-        catalyst.module("analysis.StreamingJoinHelper"),
-    )
+    some, helper = catalyst.some, catalyst.module("analysis.StreamingJoinHelper")
     later = list[int | None]()
     for at, one in enumerate(times):
         sets = (join.left().outputSet(), join.right().outputSet())

@@ -293,6 +293,10 @@ class Catalyst:
         classes = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")
         return hasattr(part, "getClass") and bool(classes(name).isInstance(part))
 
+    def some(self, value: object) -> Node:
+        """Return a value as a Scala option that has it."""
+        return looked_up(context(self.spark)._jvm, "scala.Some")(value)
+
     def _none(self) -> Node:
         return looked_up(context(self.spark)._jvm, _NONE, _MODULE)
 
