@@ -61,6 +61,16 @@ class TransformWithState:
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(times), times, where=where)
 
+    def counted(self) -> Mapping[str, int]:
+        """Return how many state variables of each kind there are, by the names that Spark's progress has for them."""
+        found = declare(self.processor, self.time_mode)
+        counts = {f"num{kind}StateVars": 0 for kind in ("Value", "List", "Map")}
+        counts |= {f"num{kind}StateWithTTLVars": 0 for kind in ("Value", "List", "Map")}
+        for one in found.variables:
+            counts[f"num{one.kind.capitalize()}StateVars"] += 1
+            counts[f"num{one.kind.capitalize()}StateWithTTLVars"] += one.ttl_ms is not None
+        return {**counts, "numDeletedStateVars": len(found.deleted)}
+
     def with_conf(self, conf: Mapping[str, str]) -> "TransformWithState":
         """Return the same under other settings of Spark's; those that are not given are as Spark has them."""
         return self if self.pandas is None else replace(self, pandas=pandas_options(conf))

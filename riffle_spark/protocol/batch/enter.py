@@ -15,6 +15,8 @@ from riffle_spark.state.log.record import Record
 
 __all__ = ["Decision", "check_fixed", "check_schemas", "decide", "shards_of"]
 
+_SPARKS_WORDS = "  as Spark says: [STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"
+
 
 class Decision(Enum):
     """What becomes of a batch."""
@@ -113,7 +115,7 @@ def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[O
         if before is not None and not operator.schema.can_read(before):
             raise ConfigError(
                 f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
-                f"\n  declared: {operator.schema.to_text()['text']}",
+                f"\n  declared: {operator.schema.to_text()['text']}\n{_SPARKS_WORDS}",
                 remedy="keep the key's columns, and when keys end; add columns that may be null, leave some out, or "
                 "make types wider; for any other change use another store name",
                 where=operator.store,

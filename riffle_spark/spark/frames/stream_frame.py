@@ -26,8 +26,6 @@ from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "on"]
 
-_PLAIN = ("observe",)
-"""Methods that are left alone: what observes is bound to a run of Spark's."""
 _NOTED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
 """Methods that Spark's own writer checks; what they were given is remembered."""
 
@@ -143,7 +141,7 @@ def _remembered(method: Callable[..., object], name: str) -> Callable[..., objec
 def _methods(base: type) -> Iterator[tuple[str, Callable[..., object]]]:
     """Yield the public methods of a class; a property or a method of the class itself is none."""
     for name in dir(base):
-        if not name.startswith("_") and name not in _PLAIN and callable(member := getattr(base, name)):
+        if not name.startswith("_") and callable(member := getattr(base, name)):
             yield name, member
 
 

@@ -16,6 +16,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.spark.stateful import StatefulJob
+from riffle_spark.spark.transform import TransformWithState
 
 __all__ = ["StreamJob", "StreamQuery"]
 
@@ -28,6 +29,8 @@ _NAMES = {
     "within": "dedupeWithinWatermark",
 }
 """What Spark calls its own operators, by the kinds of stages."""
+_NONE_NOW: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWatermark": 0}
+"""What Spark tells of an operator where no batch was due."""
 
 
 class StreamJob(StatefulJob):
@@ -70,6 +73,7 @@ class StreamQuery(StreamingQuery):
         super().__init__(query._jsq)
         self.job = job
         self._told = told
+        self._variables: dict[str, Mapping[str, int]] = {}
 
     @property
     def reports(self) -> deque[BatchReport]:
@@ -106,12 +110,15 @@ class StreamQuery(StreamingQuery):
         print("\n".join(self._told()))  # noqa: T201 - as Spark does
 
     def _progress(self, told: dict[str, Any]) -> StreamingQueryProgress:
-        """Return Spark's progress of a batch with what our report of it says; both go by the batch's id."""
-        report = next((one for one in reversed(self.job.reports) if one.version == told["batchId"]), None)
+        """Return Spark's progress of a batch with what our report of it says; both go by the batch's id.
+
+        Spark also tells, now and then, that no batch was due: then state is as the last one left it.
+        """
+        report = next((one for one in reversed(self.job.reports) if one.version <= told["batchId"]), None)
         if report is not None and report.decision == "run":
-            phases = {f"riffle.{name}": round(seconds * _MS) for name, seconds in report.seconds.items()}
-            told["durationMs"] = {**told.get("durationMs", {}), **phases}
-            told["stateOperators"] = [self._state_operator(one, report) for one in reversed(self.job.operators)]
+            now = {} if report.version == told["batchId"] else _NONE_NOW
+            operators = [self._state_operator(one, report) for one in reversed(self.job.operators)]
+            told["stateOperators"] = [{**one, **now} for one in operators]
         return StreamingQueryProgress.fromJson(told)
 
     def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
@@ -120,6 +127,7 @@ class StreamQuery(StreamingQuery):
         """
         of_store = report.by_store.get(operator.store, StoreFigures())
         seconds = of_store.slot_seconds
+        phases = {f"{name}Ms": round(took * _MS) for name, took in report.seconds.items()}
         return {
             "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
             "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
@@ -135,9 +143,15 @@ class StreamQuery(StreamingQuery):
             "customMetrics": {
                 "outputRows": of_store.output_rows, "sealedBytes": of_store.sealed_bytes,
                 "fetchedBytes": of_store.fetched_bytes, "restores": of_store.restores, "runs": report.runs,
-                "requests": sum(report.requests.values()),
+                "requests": sum(report.requests.values()), **phases, **self._variables_of(operator),
             },
         }  # fmt: skip
+
+    def _variables_of(self, operator: JobOperator) -> Mapping[str, int]:
+        """Return what kinds of state variables a processor has; ``init`` says so, and has run well before."""
+        if isinstance(operator.compute, TransformWithState) and operator.store not in self._variables:
+            self._variables[operator.store] = operator.compute.counted()
+        return self._variables.get(operator.store, {})
 
 
 def _ms(seconds: Mapping[str, float], *names: str) -> int:

@@ -120,7 +120,7 @@ def test_windows_are_answered_as_spark_does(
         assert facts(ours) == facts(theirs)
         kept = [[one.stateOperators[0].numRowsTotal for one in each.recentProgress] for each in (ours, theirs)]
         assert all(mine >= sparks for mine, sparks in zip(*kept, strict=True))
-    assert all(one.durationMs["riffle.total"] > 0 for one in ours.recentProgress)
+    assert all(one.stateOperators[0].customMetrics["totalMs"] > 0 for one in ours.recentProgress)
 
 
 def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
