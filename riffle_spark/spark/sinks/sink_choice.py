@@ -152,6 +152,7 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
         return _in_memory(frame, told)
     if source == "console":
         return _console(told)
+    spark_sinks.check_format(frame.sparkSession, source)
     return _batch_writer(told, source)
 
 

@@ -15,7 +15,7 @@ from riffle_spark.errors import ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
 
-__all__ = ["FileSink", "MemorySink", "is_there", "qualified", "to_each"]
+__all__ = ["FileSink", "MemorySink", "check_format", "is_there", "qualified", "to_each"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
@@ -94,6 +94,13 @@ class MemorySink:
     def give(self, frame: DataFrame, delivery: Delivery) -> None:
         """Take a batch's rows, once, or instead of all others."""
         self._sink.write(delivery.batch_id, self._is_complete, frame._jdf.collect())
+
+
+def check_format(spark: SparkSession, source: str) -> None:
+    """Raise what Spark raises for a format of which no class is there, neither Java's nor a registered one of Python."""
+    state = session(spark).sessionState()
+    if not state.dataSourceManager().dataSourceExists(source):
+        looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
 
 
 def to_each(frame: DataFrame, function: Any) -> None:

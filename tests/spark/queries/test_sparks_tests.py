@@ -11,7 +11,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kit.queries.sparks_tests import run_wrapped, own_tests
+from tests.kit.queries.sparks_tests import own_tests, run_wrapped
 
 if not pyspark.__version__.startswith("4.0."):
     pytest.skip("the names are those of Spark 4.0", allow_module_level=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -145,6 +146,28 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     with_header = sink_choice._with_id(spark.range(1).select(header), "kafka", "by", "query/0/0")
     assert with_header.head() == ([("a", b"b"), ("by", b"query/0/0")],)
     assert sink_choice._with_id(spark.range(1), "kafka", "by", "query/0/0").columns == ["id", "headers"]
+
+
+def test_a_database_has_a_batch_again_under_the_same_delivery(spark: SparkSession) -> None:
+    """By Spark's writer for JDBC, into the database that comes with Spark: a column tells what came twice, and in
+    complete mode the last batch is all that there is.
+    """
+    place = {"url": "jdbc:derby:memory:sinks;create=true"}
+    settings = told(format="jdbc", options={**place, "dbtable": "seen", "riffle.delivery_id": "delivery"})
+    given(spark, sink_of(rows(spark, 0), settings), 0, 1, 1)
+    seen = spark.read.format("jdbc").options(**place, dbtable="seen").load()
+    assert by_batch(seen) == [(0, 3), (1, 6)]
+    assert by_batch(seen.distinct()) == [(0, 3), (1, 3)]
+    assert {row.delivery for row in seen.collect()} == {"query/0/0", "query/0/1"}
+    whole = told(format="jdbc", outputMode="complete", options={**place, "dbtable": "whole"})
+    given(spark, sink_of(rows(spark, 0), whole), 0, 1)
+    assert by_batch(spark.read.format("jdbc").options(**place, dbtable="whole").load()) == [(1, 3)]
+
+
+def test_a_format_that_is_not_there_is_told_at_the_start(spark: SparkSession) -> None:
+    """In Spark's words, before any batch has run."""
+    with pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+        sink_of(rows(spark, 0), told("/x", format="delta"))
 
 
 def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:

@@ -1,0 +1,37 @@
+"""A windowed query moves by one line from Kafka to Kafka: every result arrives, and says which delivery it is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from apps.demo.jars import connector_jars
+from apps.demo.servers import KafkaBroker
+from tests.kit.folders import APPS
+from tests.kit.streams.apps.kafka_sinks_app import BROKEN, EVENTS, RESULTS
+from tests.kit.streams.streaming import told_by
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+TIMEOUT_SECONDS = 240
+
+
+def test_every_result_arrives_over_a_broken_batch_and_a_restart(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """What a broken batch left behind comes again under the same delivery, so that who reads can leave it out."""
+    for topic, partitions in ((EVENTS, 2), (RESULTS, 1)):
+        kafka_broker.create_topic(topic, partitions)
+    jars = ",".join(str(jar) for jar in connector_jars())
+    (told,) = told_by(APPS / "kafka_sinks_app.py", str(tmp_path), kafka_broker.bootstrap, jars, seconds=TIMEOUT_SECONDS)
+    assert told["failed"]
+    assert told["ended"] == ["", ""]
+    found = [(one.pop("delivery"), one["window"]["start"], one["page"], one) for one in told["found"]]
+    batches = [int(delivery.rpartition("/")[2]) for delivery, *_ in found]
+    assert batches == sorted(batches)
+    assert len({delivery.rpartition("/")[0] for delivery, *_ in found}) == 1
+    once = {(delivery, start, page): one for delivery, start, page, one in found}
+    assert len(found) - len(once) >= told["before"]  # All that the broken batch had written came again, and no more.
+    assert sum(batch > 0 for batch in batches) == sum(not delivery.endswith("/0") for delivery, *_ in once)
+    latest = {(start, page): one for (_, start, page), one in once.items()}
+    assert latest == {(one["window"]["start"], one["page"]): one for one in told["expected"]}
+    assert BROKEN in {page for _, page in latest}
