@@ -5,7 +5,7 @@ Spark's file sink keeps a list of its files, by batch, and takes no batch twice:
 would take none either that come again after the state was rolled back, so that is refused here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +20,9 @@ __all__ = ["FileSink", "MemorySink", "check_format", "is_there", "qualified", "t
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
 _NO_SUCH = "does not exist"
+_INTERVAL = ("spark.sql.streaming.fileSink.log.compactInterval", "10")
+_EMPTY = b"v1"
+"""What Spark's list has of a batch without files."""
 _METADATA = "_spark_metadata"
 _LINES = "_riffle"
 """Where a table's folder says which lines of which queries it has batches of; no reader takes it for rows."""
@@ -57,15 +60,36 @@ class FileSink:
         if files.exists(marker):
             return
         names = [str(one.getPath().getName()) for one in files.listStatus(listed)] if files.exists(listed) else []
+        has_any = files.exists(path(folder, _LINES))
         newest = max((int(name.partition(".")[0]) for name in names if name.partition(".")[0].isdigit()), default=-1)
-        if newest >= batch_id:
+        if newest >= batch_id or (has_any and newest < batch_id - 1):
             raise ConflictError(
                 f"the files in {self._folder} go to batch {newest}, and batch {batch_id} comes now: they are of "
-                "another query, or of before a rollback, and Spark's file sink would leave the batch out",
+                "another query, or of before a rollback, and Spark's file sink would leave the batch out, or the "
+                "folder could not be read",
                 remedy="start the query with another path; what is written stays readable where it is",
                 where=self._folder,
             )
+        if newest < batch_id - 1:
+            for name in _before(batch_id, int(self._spark.conf.get(*_INTERVAL) or 1)):
+                _write(files, path(listed, name))
         files.mkdirs(marker)
+
+
+def _before(batch_id: int, interval: int) -> Iterator[str]:
+    """Yield what Spark's list is of before a table's first batch: without it the table cannot be read where that has
+    another number than 0. Spark wants all from the last one that stands for those before it.
+    """
+    first = max(batch_id // interval * interval - 1, 0)
+    for batch in range(first, batch_id):
+        yield f"{batch}.compact" if (batch + 1) % interval == 0 else str(batch)
+
+
+def _write(files: Any, place: Any) -> None:
+    """Write an entry without files."""
+    out = files.create(place, True)
+    out.write(bytearray(_EMPTY))
+    out.close()
 
 
 def _made(source: Any, mode: Any, schema: Any) -> Any:
@@ -97,7 +121,7 @@ class MemorySink:
 
 
 def check_format(spark: SparkSession, source: str) -> None:
-    """Raise what Spark raises for a format of which no class is there, neither Java's nor a registered one of Python."""
+    """Raise what Spark raises for a format of which no class is there, neither Java's nor one of Python's."""
     state = session(spark).sessionState()
     if not state.dataSourceManager().dataSourceExists(source):
         looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())

@@ -71,7 +71,7 @@ def _wrapped(method: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
 @contextmanager
 def _working_in(spark: SparkSession, folder: Path) -> Iterator[None]:
     """Have Spark find relative paths in a folder."""
-    jvm: Any = spark.sparkContext._jvm
+    jvm: Any = spark.sparkContext._jvm  # private: Hadoop is there alone
     hadoop = jvm.org.apache.hadoop.fs
     files = hadoop.FileSystem.getLocal(spark.sparkContext._jsc.hadoopConfiguration())
     before = files.getWorkingDirectory()

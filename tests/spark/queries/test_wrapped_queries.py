@@ -156,6 +156,40 @@ def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Fe
     assert [each.kind for each in records(f"file://{tmp_path}/c/ours/riffle")].count("claim") == 2
 
 
+def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_path: Path) -> None:
+    """The old path is refused, at each start, and stays as it is; the new one has each batch from there on once."""
+    feed, checkpoint = Feed(tmp_path / "in", "at timestamp, page string, n long"), tmp_path / "c"
+
+    def count_into(name: str) -> list[tuple[object, ...]]:
+        counts = riffle_spark.on(feed.stream(spark)).withWatermark("at", "0 seconds").groupBy("at").count()
+        writer = counts.writeStream.format("parquet").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(checkpoint)).start(str(tmp_path / name))
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        return rows_in(name)
+
+    def rows_in(name: str) -> list[tuple[object, ...]]:
+        return sorted((row.at.minute, row["count"]) for row in spark.read.parquet(str(tmp_path / name)).collect())
+
+    def add(minute: int) -> None:
+        feed.add([{"at": (BEGIN + timedelta(minutes=minute)).isoformat(), "page": "a", "n": 1}])
+
+    for minute in range(3):
+        add(minute)
+    assert count_into("old") == [(0, 1), (1, 1), (2, 1)]
+    riffle_spark.rollback(f"file://{checkpoint}/riffle", 1, str(checkpoint), execute=True)
+    add(3)
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="start the query with another path"):
+            count_into("old")
+    assert rows_in("old") == [(0, 1), (1, 1), (2, 1)]
+    assert count_into("new") == [(1, 1), (2, 1), (3, 1)]
+    add(4)
+    assert count_into("new") == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
 def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """It has no mark that fails, keeps no state, and is no query of ours."""
     found = Batches()

@@ -62,8 +62,24 @@ def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: P
     with pytest.raises(ConflictError, match=r"(?s)go to batch 2, and batch 1 comes now.*another path"):
         given(spark, sink_of(rows(spark, 0), settings), 1, rollbacks=1)
     given(spark, sink_of(rows(spark, 0), told(str(tmp_path / "new"), format="parquet")), 1, rollbacks=1)
+    assert by_batch(spark.read.parquet(str(tmp_path / "new"))) == [(1, 3)]
     given(spark, sink_of(rows(spark, 0), settings), 3, 3, rollbacks=1)
     assert by_batch(spark.read.parquet(str(tmp_path / "out"))) == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("first", [2, 9, 10, 25])
+def test_a_table_begins_with_any_batch(first: int, spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's list of files wants to know of those before it; what was broken off in saying so is said again."""
+    settings = told(str(tmp_path / "out"), format="parquet")
+    (listed := tmp_path / "out" / "_spark_metadata").mkdir(parents=True)
+    (listed / "0").write_text("v1")
+    spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "5")
+    batches = range(first, first + 6)
+    given(spark, sink_of(rows(spark, 0), settings), *batches[:2])
+    given(spark, sink_of(rows(spark, 0), settings), *batches[1:])
+    assert by_batch(spark.read.parquet(str(tmp_path / "out"))) == [(batch, 3) for batch in batches]
+    with pytest.raises(ConflictError, match="could not be read"):
+        given(spark, sink_of(rows(spark, 0), settings), batches[-1] + 2, rollbacks=1)
 
 
 def test_memory_is_a_live_table(spark: SparkSession) -> None:

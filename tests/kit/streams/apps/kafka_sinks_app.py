@@ -66,7 +66,7 @@ def results(bootstrap: str) -> list[dict[str, object]]:
     partition = TopicPartition(RESULTS, 0)
     consumer.assign([partition])
     consumer.seek_to_beginning(partition)
-    end, found = consumer.end_offsets([partition])[partition], []
+    end, found = consumer.end_offsets([partition])[partition], list[dict[str, object]]()
     while len(found) < end:
         one = next(consumer)
         found.append({**json.loads(one.value), "delivery": dict(one.headers)["delivery"].decode()})
