@@ -4,17 +4,20 @@
         --bootstrap HOST:PORT --topic events --output-topic totals \
         --checkpoint s3a://bucket/checkpoints/totals --root s3://bucket/state/totals
 
-Events are JSON: {"user_id": "u17", "amount": 12}. Everything else comes from conf/riffle.toml or spark.riffle.*.
+Events are JSON: {"user_id": "u17", "amount": 12}. Everything else comes from conf/riffle.toml or spark.riffle.*. With
+--minutes-path a second query writes the totals of each minute, once it is over: one of Spark's, moved by one line.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 from collections.abc import Callable
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 import riffle_spark as riffle
 
@@ -25,6 +28,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--topic", default="events")
     parser.add_argument("--output-topic", help="write each batch's totals to this topic")
     parser.add_argument("--output-path", help="or append them to Parquet files below this path")
+    parser.add_argument(
+        "--minutes-path", help="write what the first partition has in each minute to Parquet files here"
+    )
+    parser.add_argument("--minutes-root", help="where the state of that is kept")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--root", help="where the state is kept (or spark.riffle.root)")
     parser.add_argument("--max-offsets", type=int, default=100_000, help="rows a batch")
@@ -36,17 +43,17 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def events(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+def events(spark: SparkSession, options: argparse.Namespace, **topics: str) -> DataFrame:
     raw = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", options.bootstrap)
-        .option("subscribe", options.topic)
+        .options(**topics or {"subscribe": options.topic})
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", options.max_offsets)
         .load()
     )
     body = F.from_json(F.col("value").cast("string"), "user_id string, amount long")
-    return raw.select(body.alias("event")).select("event.*")
+    return raw.select(body.alias("event"), "timestamp").select("event.*", "timestamp")
 
 
 def writer(options: argparse.Namespace) -> Callable[[DataFrame, int], None]:
@@ -61,6 +68,17 @@ def writer(options: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     return write
 
 
+def minutes(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
+    stream = events(spark, options, assign=json.dumps({options.topic: [0]}))
+    settings = riffle.Settings(root=options.minutes_root, report_file=f"{options.minutes_path}.jsonl")
+    stream = riffle.on(stream, settings=settings)  # the one new line
+    groups = stream.withWatermark("timestamp", "1 minute").groupBy(F.window("timestamp", "1 minute"))
+    totals = groups.agg(F.count("*").alias("count"), F.sum("amount").alias("total"))
+    closed = totals.select(F.unix_seconds("window.start").alias("since"), "count", "total")
+    writer = closed.writeStream.format("parquet").option("checkpointLocation", f"{options.checkpoint}/minutes")
+    return writer.trigger(processingTime="5 seconds").start(options.minutes_path)
+
+
 def main() -> None:
     options = arguments()
     spark = riffle.configure(SparkSession.builder.appName("running-totals")).getOrCreate()
@@ -68,7 +86,10 @@ def main() -> None:
     riffle.warm_up(spark, settings)
     compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
     job = riffle.Stateful("totals", key="user_id", compute=compute, settings=settings).into(writer(options))
-    stream = events(spark, options).writeStream.foreachBatch(job).option("checkpointLocation", options.checkpoint)
+    if options.minutes_path:
+        minutes(spark, options)
+    rows = events(spark, options).drop("timestamp")
+    stream = rows.writeStream.foreachBatch(job).option("checkpointLocation", options.checkpoint)
     interval = {"processingTime": f"{options.trigger_seconds} seconds"}
     query = stream.trigger(**({"availableNow": True} if options.available_now else interval)).start()
     signal.signal(signal.SIGTERM, lambda *_: query.stop())

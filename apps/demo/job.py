@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +18,12 @@ from apps.demo.jars import connector_jars, spark_home
 from apps.demo.ledger import Ledger
 from apps.demo.servers import JVM_OPTIONS, Child, KafkaBroker, Launch, S3Server, StandaloneCluster
 
-__all__ = ["APP", "Job", "counted_by"]
+__all__ = ["APP", "Job", "counted_by", "counted_minutes"]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 APP = CHECKOUT / "apps" / "running_totals.py"
 PREFIX = "running-totals"
+MINUTE_SECONDS = 60
 BATCHES_WANTED = 15
 # The limit is divided over partitions, rounded down; without some more a few rows make a last batch of their own.
 SPARE_ROWS = 100
@@ -45,6 +48,11 @@ class Job:
         """Where the job writes each batch's totals."""
         return self.folder / "totals"
 
+    @property
+    def minutes(self) -> Path:
+        """Where its query of minutes writes those that are over."""
+        return self.folder / "minutes"
+
     def stage(self) -> str:
         """How far it is, by what Spark has written into its folders."""
         planned = [int(file.name) for file in (self.folder / "checkpoint" / "offsets").glob("[0-9]*")]
@@ -60,6 +68,7 @@ class Job:
             command += ["--conf", f"{name}={value}"]
         command += [str(self.app), "--bootstrap", broker.bootstrap, "--topic", self.topic]
         command += ["--checkpoint", str(self.folder / "checkpoint"), "--output-path", str(self.output)]
+        command += ["--minutes-path", str(self.minutes), "--minutes-root", f"s3://{store.bucket}/{PREFIX}-minutes"]
         command += [
             "--max-offsets",
             str(max(self.events // BATCHES_WANTED + SPARE_ROWS, 1000)),
@@ -102,6 +111,21 @@ def counted_by(output: Path, keys: int) -> Ledger:
         numbers = pc.cast(pc.utf8_slice_codeunits(totals["user_id"], 1), pa.int64()).to_numpy()
         counted.counts[numbers] = totals["count"].to_numpy()
         counted.sums[numbers] = totals["total"].to_numpy()
+    return counted
+
+
+def counted_minutes(output: Path, minutes: int) -> Ledger:
+    """Each minute's count and sum, from the first one on, in the files that Spark lists; doubled where told twice."""
+    counted = Ledger(np.zeros(minutes, np.int64), np.zeros(minutes, np.int64))
+    lists = [file.read_text().splitlines()[1:] for file in (output / "_spark_metadata").glob("[0-9]*")]
+    files = {urlsplit(json.loads(line)["path"]).path for lines in lists for line in lines}
+    tables = [pq.ParquetFile(file).read(["since", "count", "total"]) for file in sorted(files)]
+    told = pa.concat_tables(tables) if tables else None
+    if told is not None and told.num_rows:
+        since = told["since"].to_numpy()
+        numbers = np.minimum((since - since.min()) // MINUTE_SECONDS, minutes - 1)
+        np.add.at(counted.counts, numbers, told["count"].to_numpy())
+        np.add.at(counted.sums, numbers, told["total"].to_numpy())
     return counted
 
 

@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Difference", "Events", "Ledger", "compare", "make_events"]
+__all__ = ["MINUTES", "Difference", "Events", "Ledger", "compare", "make_events", "minutes_of", "times_of"]
 
 Integers = npt.NDArray[np.int64]
 SEED = 20_250_101
+MINUTES = 10
+"""Over how many minutes the events are spread."""
+_OPEN = 2
+"""How many of these are not over for a query that waits a minute for late events."""
+_MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,19 @@ def make_events(events: int, keys: int) -> Events:
     """Events with uniform keys and amounts of 1 to 100; the same for the same numbers."""
     random = np.random.default_rng(SEED)
     return Events(random.integers(0, keys, events), random.integers(1, 101, events))
+
+
+def times_of(events: int) -> Integers:
+    """Return when each event happened, in milliseconds after the first."""
+    return np.arange(events, dtype=np.int64) * (MINUTES * _MINUTE_MS) // events
+
+
+def minutes_of(events: Events, partitions: int) -> Ledger:
+    """Count and sum the events of the first partition by minute, without those minutes that are not over."""
+    mine = slice(None, None, partitions)
+    minutes = times_of(len(events.keys))[mine] // _MINUTE_MS
+    every = Ledger.of(Events(minutes, events.amounts[mine]), MINUTES)
+    return Ledger(every.counts[:-_OPEN], every.sums[:-_OPEN])
 
 
 def compare(ledger: Ledger, counted: Ledger) -> Difference:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from apps.demo.job import APP, PREFIX, Job, counted_by
-from apps.demo.ledger import Ledger, compare
+from apps.demo.job import APP, PREFIX, Job, counted_by, counted_minutes
+from apps.demo.ledger import Difference, Ledger, compare
 from apps.demo.live import LiveView
 from apps.demo.outcome import Outcome, outcome_of
 from apps.demo.producer import produced_by
@@ -54,6 +54,7 @@ class Demo:
         self._cluster = StandaloneCluster(folder / "cluster", environments=RACKS)
         self._job = Job(folder, TOPIC, self._events, options.app)
         self._ledger_file = folder / "ledger.npz"
+        self._minutes_file = folder / "minutes.npz"
         self._goes_on: Callable[[], str] = str
         self._waiting = Waiting(self._say, self._what_goes_on)
 
@@ -73,9 +74,21 @@ class Demo:
             self._goes_on = lambda: "comparing with the ledger, and ending what was started"
             ledger = Ledger.read(self._ledger_file)
             difference = compare(ledger, counted_by(self._job.output, self._keys))
-            outcome = outcome_of(run, ledger, difference, time.monotonic() - started)
+            of_minutes = self._compare_minutes(job)
+            outcome = outcome_of(run, ledger, difference, of_minutes, time.monotonic() - started)
             outcome.print_on(self._console, self._where_the_state_lies())
         return outcome
+
+    def _compare_minutes(self, job: Child) -> Difference:
+        """Wait until the windowed query beside the running totals has told all minutes that are over."""
+        self._goes_on = lambda: "waiting for the windowed query's last minutes"
+        expected = Ledger.read(self._minutes_file)
+
+        def counted() -> Ledger:
+            return counted_minutes(self._job.minutes, len(expected.counts))
+
+        job.wait_until(lambda: bool(counted().counts.all()), STALL_SECONDS)
+        return compare(expected, counted())
 
     def _what_goes_on(self) -> str:
         return self._goes_on()
@@ -105,7 +118,7 @@ class Demo:
 
     def _start_producer(self, stack: ExitStack) -> Child:
         command = [sys.executable, "-m", "apps.demo.producer", self._broker.bootstrap, TOPIC]
-        command += [str(self._events), str(self._keys), str(self._ledger_file)]
+        command += [str(self._events), str(self._keys), str(self._ledger_file), str(self._minutes_file)]
         producer = Child(Launch("the producer", command, self._folder / "producer.log"))
         stack.callback(producer.stop)
         return producer

@@ -15,13 +15,14 @@ __all__ = ["Outcome", "outcome_of"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of ``--json``, in its order, and how many keys have a wrong count or sum."""
+    """The figures of ``--json``, in its order, and how many keys and minutes have a wrong count or sum."""
 
     events: int
     keys: int
     lost: int
     doubled: int
     wrong_keys: int
+    wrong_minutes: int
     batches: int
     rows_per_s: int
     requests_per_batch: float
@@ -30,23 +31,27 @@ class Outcome:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every key's count and sum equals the producer's ledger."""
-        return self.lost == self.doubled == self.wrong_keys == 0
+        """Whether the count and sum of every key, and of every minute, equals the producer's ledger."""
+        return self.lost == self.doubled == self.wrong_keys == self.wrong_minutes == 0
 
     def to_json(self) -> str:
         """Return the figures as one JSON object."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "wrong_keys"})
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in _NOT_FIGURES})
 
     def print_on(self, console: Console, state: str) -> None:
         """Print one figure a line, then where the state lies."""
         for name, value in asdict(self).items():
             console.print(f"{name.replace('_', ' '):>20}  {value:,}", highlight=False, soft_wrap=True)
         console.print(f"{'state':>20}  {state}", highlight=False, soft_wrap=True)
-        verdict = "every key's count and sum equals the ledger" if self.is_exact else "DIFFERENT from the ledger"
+        exact = "every key's count and sum equals the ledger, and every minute's"
+        verdict = exact if self.is_exact else "DIFFERENT from the ledger"
         console.print(f"{'verdict':>20}  {verdict}", highlight=False, soft_wrap=True)
 
 
-def outcome_of(run: Run, ledger: Ledger, difference: Difference, seconds: float) -> Outcome:
+_NOT_FIGURES = ("wrong_keys", "wrong_minutes")
+
+
+def outcome_of(run: Run, ledger: Ledger, difference: Difference, of_minutes: Difference, seconds: float) -> Outcome:
     """Put the figures together."""
     return Outcome(
         events=int(ledger.counts.sum()),
@@ -54,6 +59,7 @@ def outcome_of(run: Run, ledger: Ledger, difference: Difference, seconds: float)
         lost=difference.lost,
         doubled=difference.doubled,
         wrong_keys=difference.wrong_keys,
+        wrong_minutes=of_minutes.wrong_keys,
         batches=len(run.filled),
         rows_per_s=round(run.rows_per_second),
         requests_per_batch=round(run.requests_per_batch, 1),

@@ -1,20 +1,21 @@
 """Sends the demo's events to Kafka and writes the ledger of what was sent. Knows kafka-python. Does not know the job.
 
-    python -m apps.demo.producer BOOTSTRAP TOPIC EVENTS KEYS LEDGER
+    python -m apps.demo.producer BOOTSTRAP TOPIC EVENTS KEYS LEDGER MINUTES
 
-The ledger appears once the broker has acknowledged every event and counts as many as were sent.
+The ledgers of keys and minutes appear once the broker has acknowledged every event and counts as many as were sent.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from apps.demo.ledger import Events, Ledger, make_events
+from apps.demo.ledger import MINUTES, Events, Ledger, make_events, minutes_of, times_of
 from apps.demo.servers.child import Child
 from riffle_spark.errors import UnavailableError
 
@@ -23,23 +24,30 @@ TOLD_EVENTS = 20_000
 SENT = "events sent: "
 # It stands for machines elsewhere, which take no processor from the job.
 NICENESS = 10
+MINUTE_MS = 60_000
 
 
-def produce(bootstrap: str, topic: str, events: Events) -> None:
-    """Send every event as JSON, spread over the topic's partitions, and wait until all are acknowledged."""
+def produce(bootstrap: str, topic: str, events: Events) -> int:
+    """Send every event as JSON, spread over the topic's partitions and the last minutes, and wait until all are
+    acknowledged; return how many partitions there are.
+    """
     # Compressed batches are smaller to hand to the socket, which costs this client more than compressing them.
     producer = KafkaProducer(
         bootstrap_servers=bootstrap, acks="all", linger_ms=20, batch_size=1 << 18, compression_type="gzip"
     )
-    partitions = np.arange(len(events.keys)) % len(producer.partitions_for(topic))
+    count = len(producer.partitions_for(topic))
+    partitions = np.arange(len(events.keys)) % count
+    times = times_of(len(events.keys)) + (time.time_ns() // 1_000_000 // MINUTE_MS - MINUTES) * MINUTE_MS
     for first in range(0, len(events.keys), TOLD_EVENTS):
         some = slice(first, first + TOLD_EVENTS)
-        numbers = (events.keys[some].tolist(), events.amounts[some].tolist(), partitions[some].tolist())
-        for key, amount, partition in zip(*numbers, strict=True):
-            producer.send(topic, b'{"user_id":"u%d","amount":%d}' % (key, amount), partition=partition)
+        numbers = [each[some].tolist() for each in (events.keys, events.amounts, partitions, times)]
+        for key, amount, partition, at in zip(*numbers, strict=True):
+            value = b'{"user_id":"u%d","amount":%d}' % (key, amount)
+            producer.send(topic, value, partition=partition, timestamp_ms=at)
         print(f"{SENT}{first + len(numbers[0])}", flush=True)
     producer.flush(FLUSH_TIMEOUT_SECONDS)
     producer.close()
+    return count
 
 
 def produced_by(producer: Child) -> str:
@@ -58,13 +66,14 @@ def held_by_broker(bootstrap: str, topic: str) -> int:
 
 
 def _main(arguments: list[str]) -> None:
-    bootstrap, topic, events, keys, path = arguments
+    bootstrap, topic, events, keys, path, minutes_path = arguments
     os.nice(NICENESS)
     made = make_events(int(events), int(keys))
-    produce(bootstrap, topic, made)
+    partitions = produce(bootstrap, topic, made)
     held = held_by_broker(bootstrap, topic)
     if held != int(events):
         raise UnavailableError(f"sent {events} events, the broker holds {held}", where=topic)
+    minutes_of(made, partitions).write(Path(minutes_path))
     Ledger.of(made, int(keys)).write(Path(path))
 
 

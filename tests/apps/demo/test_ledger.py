@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from apps.demo.job import counted_by
-from apps.demo.ledger import Difference, Events, Ledger, compare, make_events
+from apps.demo.job import counted_by, counted_minutes
+from apps.demo.ledger import MINUTES, Difference, Events, Ledger, compare, make_events, minutes_of
 
 
 def ledger(counts: list[int], sums: list[int]) -> Ledger:
@@ -54,6 +54,24 @@ def test_the_last_batch_of_a_key_counts(tmp_path: Path) -> None:
     counted = counted_by(tmp_path, 3)
     assert counted.counts.tolist() == [1, 2, 0]
     assert counted.sums.tolist() == [10, 30, 0]
+
+
+def test_minutes_are_those_of_the_first_partition(tmp_path: Path) -> None:
+    """Without those that are not over; counted are files that Spark lists, a minute that is told twice is doubled."""
+    expected = minutes_of(Events(np.zeros(600, np.int64), np.arange(600)), partitions=2)
+    assert expected.counts.tolist() == [30] * (MINUTES - 2)
+    assert expected.sums[:2].tolist() == [sum(range(0, 60, 2)), sum(range(60, 120, 2))]
+    (tmp_path / "_spark_metadata").mkdir()
+    for batch, since in enumerate(([120, 60], [180])):
+        told = {"since": since, "count": [30] * len(since), "total": [at * 30 - 930 for at in since]}
+        pq.write_table(pa.table(told), tmp_path / f"{batch}.parquet")
+        pq.write_table(pa.table(told), tmp_path / f"{batch}-broken.parquet")
+        entry = f'v1\n{{"path":"file://{tmp_path}/{batch}.parquet"}}'
+        (tmp_path / "_spark_metadata" / str(batch)).write_text(entry)
+    assert counted_minutes(tmp_path, 4).counts.tolist() == [30, 30, 30, 0]
+    assert counted_minutes(tmp_path, 4).sums.tolist() == [870, 2670, 4470, 0]
+    (tmp_path / "_spark_metadata" / "2").write_text(entry.replace("1.parquet", "1-broken.parquet"))
+    assert counted_minutes(tmp_path, 4).counts.tolist() == [30, 30, 60, 0]
 
 
 def test_an_unfinished_batch_does_not_count(tmp_path: Path) -> None:
