@@ -86,12 +86,12 @@ def main() -> None:
     riffle.warm_up(spark, settings)
     compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
     job = riffle.Stateful("totals", key="user_id", compute=compute, settings=settings).into(writer(options))
-    if options.minutes_path:
-        minutes(spark, options)
     rows = events(spark, options).drop("timestamp")
     stream = rows.writeStream.foreachBatch(job).option("checkpointLocation", options.checkpoint)
     interval = {"processingTime": f"{options.trigger_seconds} seconds"}
     query = stream.trigger(**({"availableNow": True} if options.available_now else interval)).start()
+    if options.minutes_path:
+        minutes(spark, options)
     signal.signal(signal.SIGTERM, lambda *_: query.stop())
     query.awaitTermination()
     spark.stop()

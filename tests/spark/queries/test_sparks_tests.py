@@ -30,11 +30,11 @@ CLASSES: Final = {
 }
 OFTEN: Final = (
     "test_apply_in_pandas_with_state_basic",
-    "test_apply_in_pandas_with_state_basic_no_state_no_data",
     "test_apply_in_pandas_with_state_basic_with_null",
     "test_transform_with_state_in_pandas_basic",
     "test_streaming_drop_duplicate_within_watermark",
     "test_streaming_foreach_batch_tempview",
+    "test_streaming_progress",
     "test_streaming_with_temporary_view",
 )
 """Those that every run of the tests has."""
