@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.blocks.block_play import NOT_PLAYED, Played, Side, play, play_here
-from benchmarks.blocks.block_queries import BLOCKS
 from benchmarks.kit import cases
 from benchmarks.kit.side import HERE, Code, alternately, answer
 from benchmarks.kit.streams import median
@@ -167,18 +166,10 @@ CASES: dict[str, Callable[[Player], Figures]] = {
 }
 
 
-def owed(name: str) -> str:
-    """Return why a case cannot run yet, ``""`` if it can."""
-    return BLOCKS["count" if name == "wrapper" else name].owed
-
-
 def run(names: Sequence[str], player: Player) -> Figures:
-    """Run the cases in turn, those left out whose operator is owed, and return their figures together."""
+    """Run the cases in turn and return their figures together."""
     found: Figures = {}
     for name in names:
-        if owed(name):
-            print(f"{name} is left out: {owed(name)}", file=sys.stderr)
-            continue
         started = time.monotonic()
         found |= CASES[name](player)
         found[f"{name}_case_s"] = time.monotonic() - started

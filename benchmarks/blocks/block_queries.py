@@ -25,14 +25,13 @@ WITHIN = "key = other_key AND other_at BETWEEN at - INTERVAL 10 MINUTES AND at +
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A query over streams of a schema. ``owed`` says why ours does not run yet, ``""`` if it does."""
+    """A query over streams of a schema."""
 
     schema: str
     feed: Callable[[Sizes], Iterator[Batch]]
     build: Callable[[Mapping[str, DataFrame]], DataFrame]
     mode: str = "append"
     streams: tuple[str, ...] = ("rows",)
-    owed: str = ""
 
 
 def _count_and_sum(rows: DataFrame, length: str, delay: str) -> DataFrame:

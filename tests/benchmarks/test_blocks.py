@@ -72,15 +72,6 @@ def test_what_one_that_is_closed_takes_is_what_its_batch_took_longer() -> None:
     assert math.isnan(Played([1.0, 1.0], [1, 1], rows=10, measured=2).closing_s)
 
 
-def test_what_is_owed_is_left_out_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """A case whose operator is not there takes no time and has no figures; the others have theirs."""
-    owed = next((name for name in blocks.CASES if blocks.owed(name)), "")
-    if not owed:
-        pytest.skip("nothing is owed any more")
-    assert blocks.run([owed], blocks.Player([], 1.0, None, 1)) == {}
-    assert f"{owed} is left out: {blocks.owed(owed)}" in capsys.readouterr().err
-
-
 def test_every_case_has_its_wish_and_its_block() -> None:
     """Each case's ratio is among what is wanted, and its query among the blocks."""
     assert {f"{name}_ratio" for name in blocks.CASES} == set(blocks.WANTED)
