@@ -6,6 +6,7 @@ nodes of Spark's plans keep state. Does not know what a stage computes, or what 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
@@ -42,6 +43,8 @@ STATEFUL = {
     "TransformWithStateInPySpark": "processor",
 }
 """Spark's nodes that keep state where their rows are a stream, and what kind of stage each is."""
+_PASSING = frozenset(("Project", "Aggregate", "Filter", "SubqueryAlias"))
+"""Spark's nodes that read of the columns below them what their expressions say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +164,22 @@ class _Cutter:
 
 
 def _read(plan: Node, path: Path, above: Node) -> frozenset[int] | None:
-    """Return the ids of columns that are read of the node at a place, up to where others take their place."""
-    ids = set[int]()
-    for node in [*(at(plan, path[:depth]) for depth in reversed(range(len(path)))), *([above] if above else [])]:
-        if kind(node) not in {"Project", "Aggregate", "Filter", "SubqueryAlias"}:
-            return None
-        ids |= {int(one.exprId().id()) for one in items(node.references().toSeq())}
-        if kind(node) in {"Project", "Aggregate"}:
-            return frozenset(ids)
-    return None
+    """Return the ids of columns that are read of the node at a place: a projection passes on what it is asked for."""
+    nodes = [*(at(plan, path[:depth]) for depth in reversed(range(len(path)))), *([above] if above else [])]
+    read: frozenset[int] | None = None
+    for node in reversed(list(takewhile(lambda one: kind(one) in _PASSING, nodes))):
+        if kind(node) == "Aggregate" or (kind(node) == "Project" and read is None):
+            read = _ids([node])
+        elif kind(node) == "Project":
+            read = _ids([one for one in items(node.projectList()) if int(one.exprId().id()) in (read or ())])
+        elif read is not None:
+            read |= _ids([node])
+    return read
+
+
+def _ids(nodes: Sequence[Node]) -> frozenset[int]:
+    """Return the ids of the columns that nodes or expressions refer to."""
+    return frozenset(int(one.exprId().id()) for node in nodes for one in items(node.references().toSeq()))
 
 
 def _topmost(node: Node, path: Path = ()) -> Iterator[Path]:

@@ -26,7 +26,6 @@ from riffle_spark.spark.plans import (
     plan_nodes,
 )
 from riffle_spark.spark.queries.group_stages import GroupsStage
-from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import meanings_in
 
@@ -182,8 +181,8 @@ def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str
     return PlannedStage(
         stage, spec.store, spec.keys, lambda _mode: paired_rows.PairedRows(spec), plan.map_side, plan.evaluation,
         None if spec.late is None else LateRule(spec.late, "rows"), plan.meanings, tuple(said),
-        # What is kept that long may be answered then.
-        shift_ms=-max((side.later_ms for side in (spec.left, spec.right) if side.due), default=NEVER_MS),
+        # What is kept that long may be answered then; as in Spark, nobody waits for what is kept for ever.
+        shift_ms=-max([0, *(side.later_ms for side in (spec.left, spec.right) if side.due)]),
     )  # fmt: skip
 
 

@@ -148,10 +148,25 @@ def _three(given: Frames) -> DataFrame:
 
 
 def _joined_then_counted(given: Frames) -> DataFrame:
+    return _pairs(given, "bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS")
+
+
+def _joined_after_then_counted(given: Frames) -> DataFrame:
+    return _pairs(given, "bt > at + INTERVAL 5 SECONDS")
+
+
+def _joined_ever_then_counted(given: Frames) -> DataFrame:
+    return _pairs(given, "n = m")
+
+
+def _outer_joined_then_counted(given: Frames) -> DataFrame:
+    return _pairs(given, "bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS", "left_outer")
+
+
+def _pairs(given: Frames, bound: str, how: str = "inner") -> DataFrame:
     others = given.timed_others().select("bt", "j", "m")
-    bound = F.expr("k = j AND bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS")
-    joined = given.timed().select("at", "k", "n").join(others, bound)
-    return joined.groupBy(F.window("at", "10 seconds")).agg(F.count("*").alias("pairs"))
+    joined = given.timed().select("at", "k", "n").join(others, F.expr(f"k = j AND {bound}"), how)
+    return joined.groupBy(F.window("at", "10 seconds")).agg(F.count("*").alias("pairs"), F.sum("m").alias("m"))
 
 
 def _counted_then_joined(given: Frames) -> DataFrame:
@@ -196,6 +211,9 @@ CHAINS = (
     _chain("by_window_time", _by_window_time),
     _chain("three", _three, restart_after=1),
     _chain("joined_then_counted", _joined_then_counted, BOTH),
+    _chain("joined_after_then_counted", _joined_after_then_counted, BOTH),
+    _chain("joined_ever_then_counted", _joined_ever_then_counted, BOTH),
+    _chain("outer_joined_then_counted", _outer_joined_then_counted, BOTH, restart_after=2),
     _chain("counted_then_joined", _counted_then_joined, BOTH, owed=JOINED),
     _chain("sessions_then_windows", _sessions_then_windows),
     _chain("once_then_sessions", _once_then_sessions),
