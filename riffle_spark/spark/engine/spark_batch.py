@@ -55,7 +55,8 @@ _LINK = "version long, attempt string, start long, length long, checksum string,
 class SparkWork:
     """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``.
 
-    ``reads`` says of stores whose slots read another one's results where these come from; all others read the batch.
+    ``reads`` says of stores whose slots read others' results, or a part of the batch, where their rows come from; all
+    others read the batch as it is.
     Only what ``sinks`` names is delivered.
     """
 
@@ -117,9 +118,10 @@ class SparkWork:
         return receipts
 
     def _input(self, order: Order, receipts: Sequence[Receipt]) -> DataFrame:
-        """Return the rows of an order whose slots read what the receipts are of."""
+        """Return the rows of an order whose slots read what the receipts are of, or a part of the batch."""
         reads = self._reads[order.store]
-        frame = reads.frame(self._rows(reads.after, receipts), order.time_ms)
+        answers = {store: self._rows(store, receipts) for store in reads.after}
+        frame = reads.frame(self._batch, answers, order.time_ms)
         return routing.prepared(frame, [self._operators[order.store]])
 
     def _run(self, layout: SlotLayout, order: Order, *, several: bool) -> list[Receipt]:

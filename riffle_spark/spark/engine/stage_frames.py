@@ -4,7 +4,7 @@ not know plans, sinks or the steps of a batch.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -35,14 +35,14 @@ _logger = logging.getLogger("riffle_spark")
 
 
 class StageInput(Protocol):
-    """The rows of a stage that reads another stage's results, and not the batch.
+    """The rows of a stage that does not read the batch as it is: of other stages' results, or a part of the batch.
 
-    ``after`` is that stage's store; ``empty`` is a frame of the columns of the rows, without any.
+    ``after`` are those stages' stores; ``empty`` is a frame of the columns of the rows, without any.
     """
 
     @property
-    def after(self) -> str:
-        """Return the store of the stage before."""
+    def after(self) -> Sequence[str]:
+        """Return the stores of the stages before."""
         ...
 
     @property
@@ -50,8 +50,8 @@ class StageInput(Protocol):
         """Return a frame without rows."""
         ...
 
-    def frame(self, answers: DataFrame, time_ms: int) -> DataFrame:
-        """Return the rows, of what the slots of the stage before answered, in a batch of this time."""
+    def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
+        """Return the rows, of a batch of this time and of what the slots of stages before answered, by store."""
         ...
 
 

@@ -30,6 +30,17 @@ REFUSED: Final = {
         "the aggregate's rows come again with each change, and would count twice",
         "use outputMode('append') with a watermark, or make two queries with a sink between them",
     ),
+    "several_results": Refused(
+        "results of several stateful operators at the end of a query, as a union of two aggregates",
+        "a sink takes the results of one store in each batch",
+        "write each to the sink by a query of its own, or unite the streams before the operator",
+    ),
+    "result_and_input": Refused(
+        "join of a stateful operator's results with another stream",
+        "the join's rows would come from a store and from a source in the same batch",
+        "group the other stream, too (dropDuplicates by its key and time will do), or write the results to a sink by a "
+        "query of its own, and join what that reads",
+    ),
     "limit": Refused(
         "limit, offset and tail of a stream",
         "they count rows over the whole query, and each batch would begin anew",

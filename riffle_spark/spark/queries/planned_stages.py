@@ -5,10 +5,12 @@ what an earlier start left in these. Knows the plan and the computation of each 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
@@ -24,6 +26,7 @@ from riffle_spark.spark.plans import (
     join_plan,
     plan_cut,
     plan_nodes,
+    plan_rules,
 )
 from riffle_spark.spark.queries.group_stages import GroupsStage
 from riffle_spark.state.log import paths
@@ -34,6 +37,7 @@ __all__ = [
     "READERS",
     "PlannedStage",
     "check_stored",
+    "input_of",
     "inputs_of",
     "operators_of",
     "planned_stages",
@@ -43,6 +47,8 @@ _logger = logging.getLogger("riffle_spark")
 
 ACCEPT: Final = "riffle.accept"
 """The option with the columns that go on though they mean something else."""
+_SHARE: Final = "rows_"
+"""What the columns of a batch are called that has rows for several stages, each with its number behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,10 @@ class PlannedStage:
     shift_ms: int = 0
 
     @property
-    def after(self) -> int | None:
-        """The number of the stage whose results it reads; ``None``: it reads inputs."""
+    def after(self) -> tuple[int, ...]:
+        """The numbers of the stages whose results it reads; none: it reads inputs."""
         pieces = [below for below in self.stage.below if isinstance(below, batch_pieces.Piece)]
-        return pieces[0].holes[0].stage if pieces else None
+        return tuple(hole.stage for piece in pieces for hole in piece.holes)
 
     def operator(self, mode: str, sink: DeliverySink | None, reads: "StageRows | None", shift_ms: int) -> JobOperator:
         """Return what a job runs: ``shift_ms`` is how far its watermark is from the query's."""
@@ -88,42 +94,78 @@ class PlannedStage:
     def lines(self, stages: Sequence["PlannedStage"]) -> Iterator[str]:
         """Yield what is told of it, one of these stages, to people."""
         yield f"== Stage {self.stage.number}: {self.store} =="
-        if self.after is not None:
-            yield f"reads the results of {stages[self.after].store}"
+        if self.after:
+            yield f"reads the results of {' and '.join(stages[one].store for one in self.after)}"
         yield f"keys: {', '.join(f'{one.name} {one.type}' for one in self.keys)}"
         yield from self.said
 
 
 class StageRows:
-    """The rows that a stage's slots get where these are of another stage's results: the piece between the two, and its
-    own map side, on what the slots of the other one answered.
+    """The rows that a stage's slots get where these are not the batch: those of one of its columns, ``share``, where
+    each stage that reads inputs has one; or else results of other stages under the pieces between.
     """
 
-    def __init__(self, before: PlannedStage, stage: PlannedStage) -> None:
-        (below,) = stage.stage.below
-        assert isinstance(below, batch_pieces.Piece)
-        self.after = before.store
+    def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, share: str | None) -> None:
+        self.after = tuple(stages[one].store for one in stage.after)
         self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
-        self._results = batch_pieces.PiecesOnRows(before.evaluation, below, stage.map_side)
+        self._map_side, self._share = stage.map_side, share
+        self._pieces = [below for below in stage.stage.below if isinstance(below, batch_pieces.Piece)]
+        self._results = {
+            one: (stages[one].store, batch_pieces.PiecesOnRows(stages[one].evaluation)) for one in stage.after
+        }
 
-    def frame(self, answers: DataFrame, time_ms: int) -> DataFrame:
+    def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
         """Return the rows of a batch."""
-        return plan_nodes.Catalyst(answers.sparkSession).computed(self._results.of(answers, time_ms))
+        if self._share is not None:
+            plan = plan_nodes.analysed(batch.where(F.col(self._share).isNotNull()).select(f"{self._share}.*"))
+        else:
+            results = {one: rows.of(answers[store], time_ms) for one, (store, rows) in self._results.items()}
+            below = {at: piece.on(results, time_ms) for at, piece in enumerate(self._pieces)}
+            plan = self._map_side.on(below, time_ms)
+        return plan_nodes.Catalyst(batch.sparkSession).computed(plan)
 
 
 def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
     """Return the streams of rows that the slots of stages get which read inputs."""
-    plans = ((one, [below.plan for below in one.stage.below if isinstance(below, plan_cut.Input)]) for one in stages)
-    return [one.map_side.catalyst.frame(one.map_side.on(dict(enumerate(of_it)))) for one, of_it in plans if of_it]
+    return [
+        one.map_side.catalyst.frame(one.map_side.on({at: below.plan for at, below in enumerate(_inputs(one))}))
+        for one in stages
+        if _inputs(one)
+    ]
+
+
+def _inputs(stage: PlannedStage) -> list[plan_cut.Input]:
+    return [below for below in stage.stage.below if isinstance(below, plan_cut.Input)]
+
+
+def input_of(stages: Sequence[PlannedStage]) -> DataFrame:
+    """Return all that stages read of inputs as one stream: where several do, each row has a column for each of them,
+    and is in the one whose it is.
+    """
+    frames = inputs_of(stages)
+    if len(frames) == 1:
+        return frames[0]
+    tagged = [
+        frame.select(
+            *[
+                (F.struct("*") if other is frame else F.lit(None).cast(other.schema)).alias(f"{_SHARE}{at}")
+                for at, other in enumerate(frames)
+            ]
+        )
+        for frame in frames
+    ]
+    return reduce(DataFrame.union, tagged)
 
 
 def operators_of(stages: Sequence[PlannedStage], mode: str, sink: DeliverySink) -> list[JobOperator]:
     """Return what a job runs: the sink takes the results of the last stage, and each other one is read by another."""
     made, left_at = list[JobOperator](), list[int]()
+    readers = [one.stage.number for one in stages if not one.after]
     for stage in stages:
-        before = stage.after
-        reads = None if before is None else StageRows(stages[before], stage)
-        shift_ms = 0 if before is None else left_at[before]
+        share = f"{_SHARE}{readers.index(stage.stage.number)}" if len(readers) > 1 and not stage.after else None
+        reads = StageRows(stages, stage, share) if stage.after or share else None
+        # As in Spark, an operator goes by the earliest of what comes to it.
+        shift_ms = min((left_at[one] for one in stage.after), default=0)
         made.append(stage.operator(mode, sink if stage is stages[-1] else None, reads, shift_ms))
         left_at.append(shift_ms + stage.shift_ms)
     return made
@@ -215,14 +257,11 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
     Raises ``ConfigError`` for what is not there in a wrapped query.
     """
     stages = list[PlannedStage]()
-    readers = [one for one in found.stages if any(isinstance(below, plan_cut.Input) for below in one.below)]
-    if len(readers) > 1:
-        raise ConfigError(
-            f"{plan_nodes.kind(found.stages[-1].node)} on results of several streams is not there in a wrapped query",
-            remedy="unite or join the streams before the first of these operators; or write the results to a sink by "
-            "a query for each, and read that",
-            where=plan_nodes.kind(readers[-1].node),
-        )
+    if len(found.top.holes) > 1:
+        raise plan_rules.refusal("several_results", plan_nodes.kind(found.top.plan))
+    for one in found.stages:
+        if len({type(below) for below in one.below}) > 1:
+            raise plan_rules.refusal("result_and_input", plan_nodes.kind(one.node))
     named = [name.strip() for name in (names or "").split(",") if name.strip()]
     for stage in found.stages:
         planned = READERS[stage.kind](catalyst, stage, tuple(one.store for one in stages))

@@ -66,7 +66,7 @@ def started(frame: DataFrame, told: sink_choice.WriterSettings, options: StreamO
     results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
     operators = planned_stages.operators_of(stages, told.mode, PieceSink(results, sink_choice.sink_of(frame, told)))
     ticking = tick.Tick(spark, checkpoint, by_clock=any(stage.by_clock for stage in stages))
-    rows = ticking.beside(*planned_stages.inputs_of(stages))
+    rows = ticking.beside(planned_stages.input_of(stages))
     job = stream_query.StreamJob(operators, settings, ticking)
     writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
     query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()

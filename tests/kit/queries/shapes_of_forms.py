@@ -175,6 +175,12 @@ def _counted_then_joined(given: Frames) -> DataFrame:
     return left.join(others, F.expr("w = v AND k = j")).select("w.end", "k", "s", "t")
 
 
+def _united_then_counted(given: Frames) -> DataFrame:
+    others = given.timed_others().groupBy(F.window("bt", "5 seconds").alias("window"), "j").agg(F.sum("m").alias("s"))
+    both = _in_fives(given).select("window", "k", "s").union(others)
+    return both.groupBy(F.window("window", "20 seconds")).agg(F.sum("s").alias("s"), F.count("*").alias("fives"))
+
+
 def _sessions_then_windows(given: Frames) -> DataFrame:
     visits = given.timed().groupBy(F.session_window("at", "5 seconds"), "k").count()
     return visits.select(F.window_time("session_window").alias("at"), "count").groupBy(
@@ -201,7 +207,6 @@ def _with_pieces_between(given: Frames) -> DataFrame:
     return named.groupBy(F.window("window", "10 seconds"), "name").agg(F.sum("s").alias("s")).where("s > 1")
 
 
-JOINED = "a join of results of stateful operators is not built"
 CHAINS = (
     _chain("of_windows", _of_windows),
     _chain("of_windows_over_restart", _of_windows, restart_after=2),
@@ -214,7 +219,9 @@ CHAINS = (
     _chain("joined_after_then_counted", _joined_after_then_counted, BOTH),
     _chain("joined_ever_then_counted", _joined_ever_then_counted, BOTH),
     _chain("outer_joined_then_counted", _outer_joined_then_counted, BOTH, restart_after=2),
-    _chain("counted_then_joined", _counted_then_joined, BOTH, owed=JOINED),
+    _chain("counted_then_joined", _counted_then_joined, BOTH),
+    _chain("counted_then_joined_over_restart", _counted_then_joined, BOTH, restart_after=1),
+    _chain("united_then_counted", _united_then_counted, BOTH, breaks_in=1),
     _chain("sessions_then_windows", _sessions_then_windows),
     _chain("once_then_sessions", _once_then_sessions),
     _chain("once_then_counted_in_update", _once_then_counted, mode="update", restart_after=1),

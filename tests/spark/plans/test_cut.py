@@ -258,9 +258,10 @@ BY_US: dict[str, tuple[Query, str]] = {
 
 BY_READERS = {
     *("array_key", "collated_key", "random_key", "distinct", "own_buffer", "user_function", "ordered_texts"),
-    *("event_times", "struct_key", "several_stages", "join_condition", "join_structs"),
+    *("event_times", "struct_key", "several_stages", "join_condition", "join_structs", "several_results"),
+    "result_and_input",
 }
-"""What ``test_aggregates.py``, ``test_distinct.py`` and ``test_joins.py`` ask for, and two of below."""
+"""What tests of aggregates, de-duplications, joins and chains ask for, and two of below."""
 
 
 @pytest.mark.parametrize("name", BY_US)

@@ -177,9 +177,24 @@ def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.Ca
     assert f"== Stage 1: {TENS} ==\nreads the results of {FIVES}\n" in said
 
 
-def test_results_of_several_streams_are_refused(spark: SparkSession, feed: Feed) -> None:
-    """A union of two operators' results has its rows from two inputs."""
+def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed: Feed) -> None:
+    """Results of two stores at one sink, and a join of results with rows that come past the operator."""
     one, other = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
-    both = in_fives(one).union(in_fives(other)).groupBy(F.window("window", "10 seconds")).count()
-    with pytest.raises(ConfigError, match="on results of several streams is not there"):
-        both.writeStream.format("noop").start()
+    with pytest.raises(ConfigError, match="results of several stateful operators at the end"):
+        in_fives(one).union(in_fives(other)).writeStream.format("noop").start()
+    with pytest.raises(ConfigError, match="join of a stateful operator's results with another stream"):
+        in_fives(one).select(F.window_time("window").alias("end"), "c").join(other, F.expr("end = at")).explain()
+
+
+def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spark's plan of each input, and a join that reads two stages; its watermark is the earlier one."""
+    one, other = (in_fives(riffle_spark.on(timed(feed, spark))) for _ in range(2))
+    both = one.join(other.toDF("v", "p", "d"), F.expr("window = v AND page = p"))
+    both.explain()
+    said = capsys.readouterr().out
+    assert said.count("== Physical Plan ==") == 2
+    assert f"reads the results of {FIVES} and {FIVES}-2\n" in said
+    catalyst = plan_nodes.Catalyst(spark)
+    planned = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(both)), None)
+    moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-1, -5_000, 0), strict=True)]
+    assert [one.shift_ms for one in planned_stages.operators_of(moved, "append", NoSink())] == [0, 0, -5_000]

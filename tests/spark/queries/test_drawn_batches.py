@@ -19,7 +19,7 @@ DRAWN = (
     "tumbling_append", "tumbling_update", "sliding_append", "session_count", "dedup_by_time_over_restart",
     "within_by_key", "outer_left", "outer_full", "semi_within", "groups_until_quiet", "chain_of_windows",
     "chain_joined_then_counted", "chain_joined_after_then_counted", "chain_joined_ever_then_counted",
-    "chain_outer_joined_then_counted",
+    "chain_outer_joined_then_counted", "chain_counted_then_joined", "chain_united_then_counted",
 )  # fmt: skip
 OFTEN = ("tumbling_append",)
 EXAMPLES = 3
