@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 
 import riffle_spark
 from riffle_spark import Settings
@@ -187,7 +188,9 @@ def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed
 
 
 def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-    """Spark's plan of each input, and a join that reads two stages; its watermark is the earlier one."""
+    """Spark's plan of each input, and a join that reads two stages, which have their own rows of a batch; its watermark
+    is the earlier one.
+    """
     one, other = (in_fives(riffle_spark.on(timed(feed, spark))) for _ in range(2))
     both = one.join(other.toDF("v", "p", "d"), F.expr("window = v AND page = p"))
     both.explain()
@@ -197,4 +200,9 @@ def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys:
     catalyst = plan_nodes.Catalyst(spark)
     planned = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(both)), None)
     moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-1, -5_000, 0), strict=True)]
-    assert [one.shift_ms for one in planned_stages.operators_of(moved, "append", NoSink())] == [0, 0, -5_000]
+    made = planned_stages.operators_of(moved, "append", NoSink())
+    assert [one.shift_ms for one in made] == [0, 0, -5_000]
+    schema = planned_stages.input_of(planned).schema
+    nulls = [(None,) * len(kind.names) for kind in (field.dataType for field in schema) if isinstance(kind, StructType)]
+    batch = spark.createDataFrame([(nulls[0], None), (None, nulls[1]), (None, nulls[1])], schema, verifySchema=False)
+    assert [one.reads.frame(batch, {}, 0).count() for one in made[:2] if one.reads] == [1, 2]
