@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from riffle_spark.process.types.stage_specs import TimeSpec, free_name, store_name
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, is_distinct, items, kind, metadata
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, is_distinct, items, kind, metadata, told_in_sql
 from riffle_spark.spark.plans.plan_rules import check_key
 from riffle_spark.state.log.paths import check_store_name
 
@@ -158,7 +158,7 @@ def read_elements(catalyst: Catalyst, functions: list[Node], below: Node, taken:
             used += keys[-1].columns
             if kind(told) in _OF_VALUES:
                 passes = catalyst.where(catalyst.is_null(value), catalyst.literal(False), passes)
-        values.append(DistinctValues(str(function.sql()), tuple(keys), passes))
+        values.append(DistinctValues(told_in_sql(function), tuple(keys), passes))
     return Elements(mark, tuple(values))
 
 
@@ -230,7 +230,7 @@ def _metadata_of(named: Node, results: list[Node]) -> dict[str, object]:
             break
     else:
         if kind(named) == "Alias":
-            told["name"] = str(named.child().sql())
+            told["name"] = told_in_sql(named.child())
     return told
 
 

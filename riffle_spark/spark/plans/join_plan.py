@@ -14,7 +14,7 @@ import pyarrow as pa
 from riffle_spark.process.types import stage_specs
 from riffle_spark.spark.engine import routing
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, items, kind, walk
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, items, kind, told_in_sql, walk
 
 __all__ = ["JoinPlan", "read_join"]
 
@@ -134,7 +134,7 @@ def _named(catalyst: Catalyst, expression: Node, output: list[Node]) -> Node:
     """Return a key as a column: the attribute that it is, with all that is told of it, or else under a name."""
     if kind(expression) == "AttributeReference":
         return next(one for one in output if one.exprId().equals(expression.exprId()))
-    return catalyst.alias(expression, str(expression.sql()))
+    return catalyst.alias(expression, told_in_sql(expression))
 
 
 def _bounds(catalyst: Catalyst, join: Node, times: list[Node | None]) -> tuple[int | None, int | None]:
@@ -234,7 +234,7 @@ class _Sent:
         if compared is not None:
             left, word, right = compared
             self.compared.append(stage_specs.Comparison(self._known(0, left), word, self._known(1, right)))
-            self.said.append(str(one.sql()))
+            self.said.append(told_in_sql(one))
         elif not all(sides):
             self.passes[0 if sides[0] else 1].append(one)
 
@@ -315,7 +315,7 @@ class _Sent:
     def meanings(self) -> dict[str, str]:
         """Return what is kept in each column, and what kind of join says which rows have had a partner."""
         kept = {
-            name: f"{side} {one.name() if kind(one) == 'AttributeReference' else one.sql()}"
+            name: f"{side} {one.name() if kind(one) == 'AttributeReference' else told_in_sql(one)}"
             for side, columns in zip(("left", "right"), self.columns, strict=True)
             for name, one in columns.items()
         }

@@ -26,6 +26,7 @@ __all__ = [
     "metadata",
     "placed",
     "replaced",
+    "told_in_sql",
     "walk",
 ]
 
@@ -97,6 +98,17 @@ def function_id(node: Node) -> int | None:
     if kind(node) == "UpdateEventTimeWatermarkColumn":  # it says what the function's event time is
         node = node.child()
     return int(node.functionExpr().resultId().id()) if "InP" in kind(node) else None
+
+
+def told_in_sql(expression: Node) -> str:
+    """Return an expression in SQL, its columns by their names alone: what is stored under it goes on where a view or an
+    alias that they come from is called otherwise.
+    """
+    text = str(expression.sql())
+    for one in walk(expression):
+        if kind(one) == "AttributeReference" and one.qualifier().nonEmpty():
+            text = text.replace(str(one.sql()), str(one.withQualifier(one.qualifier().take(0)).sql()))
+    return text
 
 
 def replaced(catalyst: "Catalyst", node: Node, others: Mapping[Path, Node]) -> Node:

@@ -19,7 +19,7 @@ from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, U
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal, free_name
 from riffle_spark.spark.plans import grouping_keys
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind, told_in_sql
 from riffle_spark.spark.plans.plan_rules import refusal
 
 __all__ = ["PlannedFunction", "check_function", "named_functions", "top_k", "user_aggregate"]
@@ -139,9 +139,9 @@ def named_functions(functions: list[Node], results: list[Node], taken: list[str]
 def _text(node: Node, own: UserAggregate | None) -> str:
     """Return a function in SQL. Spark's own text of one of Python's has ids, others in each run."""
     if own is None:
-        return str(node.sql())
+        return told_in_sql(node)
     called, distinct = node.aggregateFunction(), "DISTINCT " if node.isDistinct() else ""
-    return f"{called.name()}({distinct}{', '.join(str(one.sql()) for one in children(called))})"
+    return f"{called.name()}({distinct}{', '.join(map(told_in_sql, children(called)))})"
 
 
 def check_function(function: PlannedFunction, *, has_sessions: bool) -> None:

@@ -193,6 +193,11 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
     )
     assert spec_of(query()) == spec_of(query())
     assert (spec_of(query()).store, spec_of(query()).rows.names) == ("visits", ["k", "sum(n)", "max(n)", "K_2"])
+    called = lambda name: spec_of(  # noqa: E731 - Spark's names of columns have the alias that they come from
+        events.alias(name).groupBy(F.expr(f"{name}.n % 3"), F.upper("page")).agg(F.expr(f"sum({name}.d) / max(n) AS m"))
+    )
+    assert called("some") == called("others")
+    assert called("some").functions[0].buffers[0].meaning == "sum(d): sum"
     with pytest.raises(ConfigError, match="cannot be a store name"):
         spec_of(events.groupBy(F.col("page").alias("p", metadata={"riffle.store": "a b"})).count())
 
