@@ -55,15 +55,16 @@ _AGAIN_MS = 1_000
 class Tick:
     """The stream without rows of one start of a query. ``checkpoint`` is the query's, ``by_clock`` says whether
     anything of it goes by processing time: then a later start is a tick, since nobody knows yet when it is due.
+    A start that is to run one batch alone (``once``) has none: as in Spark, what is due waits for rows.
     """
 
-    def __init__(self, spark: SparkSession, checkpoint: str, *, by_clock: bool = False) -> None:
+    def __init__(self, spark: SparkSession, checkpoint: str, *, by_clock: bool = False, once: bool = False) -> None:
         self._spark = spark
         self._checkpoint = checkpoint
-        self._by_clock = by_clock
+        self._by_clock = by_clock and not once
         self._alarm = Alarm(self._ring)
         self._stream: Any = None
-        self._without_rows = str(spark.conf.get(_NO_DATA, "true")).lower() == "true"
+        self._without_rows = not once and str(spark.conf.get(_NO_DATA, "true")).lower() == "true"
         self._silent = False
 
     def beside(self, frame: DataFrame) -> DataFrame:
