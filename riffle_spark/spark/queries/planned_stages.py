@@ -299,7 +299,21 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Se
             "to have null there for rows that are kept",
             where=stage.store,
         )
+    _check_aliases(stage, before, accepted)
     for name in stage.meanings.keys() - before.keys() if before else ():
         _logger.warning("store %s: %s begins now (%s)", stage.store, name, stage.meanings[name])
     for name in before.keys() - stage.meanings.keys():
         _logger.warning("store %s: %s is dropped (%s)", stage.store, name, before[name])
+
+
+def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: Sequence[str]) -> None:
+    """Refuse a result under another alias than what is kept of it: it would begin at nothing, and Spark goes on."""
+    gone = {meaning: name for name, meaning in before.items() if name not in stage.meanings}
+    for name, meaning in stage.meanings.items():
+        if name not in before and name not in accepted and meaning in gone:
+            raise ConfigError(
+                f"the state has {meaning} under {gone[meaning]!r}, and the query calls it {name!r} now",
+                remedy=f"keep the alias, and rename the result in a select behind it; or option({ACCEPT!r}, {name!r}), "
+                "to begin it anew and drop what is kept",
+                where=stage.store,
+            )

@@ -267,6 +267,8 @@ def test_a_changed_query_tells_what_it_keeps_on(
     told = [record.getMessage() for record in caplog.records]
     assert "store aggregate.page: least begins now (min(n): min)" in told
     assert "store aggregate.page: t is dropped (sum(n): sum)" in told
+    with pytest.raises(ConfigError, match=r"the state has min\(n\): min under 'least', .* calls it 'lowest' now"):
+        run(F.count("*").alias("c"), F.min("n").alias("lowest"))
     accepted = run(F.count("n").alias("c"), **{"riffle.accept": "c"})
     assert sum(row.c for row in accepted) > sum(row.c for row in second)
     named = run(F.count("n").alias("c"), **{"riffle.stores": "visits"})
