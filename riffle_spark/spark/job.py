@@ -47,7 +47,8 @@ class JobOperator:
     """One operator of a job as its user declared it, and where its rows go. ``late`` and ``shift_ms`` (``Operator``)
     are for jobs that go by Spark's watermark, ``watermark`` for those that make their own. ``shown`` are the columns
     that a processor sees, by those of the input, where these are not simply all. ``reads`` says where its rows come
-    from if that is another operator; where nobody but another operator reads its own results, it has no ``sink``.
+    from if that is another operator; where nobody but another operator reads its own results, it has no ``sink``. One for which ``closes`` is false has
+    nothing that is ever over: it asks for no batch without rows.
     """
 
     store: str
@@ -64,6 +65,7 @@ class JobOperator:
     meanings: Mapping[str, str] | None = None
     shown: Mapping[str, str] | None = None
     reads: StageInput | None = None
+    closes: bool = True
 
     def rows(self, batch: DataFrame) -> DataFrame:
         """Return a frame of the columns that it reads: the batch, or one without rows."""
@@ -143,7 +145,10 @@ class RunningJob:
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, work)
         if self._tick is not None:
-            by_watermark = any(o.late is not None or o.declared.time_mode == "EventTime" for o in operators)
+            closing = {given.store for given in self._declared if given.closes}
+            by_watermark = any(
+                o.store in closing and (o.late is not None or o.declared.time_mode == "EventTime") for o in operators
+            )
             self._tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
         self._tell(report)
         return report

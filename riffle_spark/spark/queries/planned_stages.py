@@ -89,6 +89,8 @@ class PlannedStage:
         return JobOperator(
             self.store, keys, compute, (), True, sink, initial=self.initial, late=late, meanings=self.meanings,
             shown=self.shown, reads=reads, shift_ms=shift_ms,
+            # As in Spark: where rows stay for ever, neither they nor what follows wait for a time that passes.
+            closes=shift_ms + self.shift_ms > -NEVER_MS,
         )  # fmt: skip
 
     def lines(self, stages: Sequence["PlannedStage"]) -> Iterator[str]:

@@ -29,6 +29,8 @@ PAIRS = beside(
 )
 """Pairs at once and across batches, many of one key, late rows on either side, null keys, files for one side alone."""
 FEW = beside(("0a1 1b2 2a3", "0a5 3b1"), ("4a1 30c1", "5a2 31c1 32d1"), ("60a1", "61b1"), ("120z1", "121z1"))
+UNBOUNDED = beside(("0a1", "0a1 60b1"), ("1a1", "5a2"), ("2a1", "61a1"), ("120z1", "55z1 130a1"), ("130z1", "100z1"))
+"""Rows that a batch without rows would make late: Spark has none where no row ever leaves."""
 
 
 def _join(kind: str, name: str, build: Build, batches: Sequence[Batch] = PAIRS, **told: Any) -> Shape:
@@ -94,6 +96,7 @@ INNER = (
     _join("inner", "two_keys", _on("inner", f"{WITHIN} AND n = m")),
     _join("inner", "null_safe", _on("inner", WITHIN.replace("j = k", "j <=> k"))),
     _join("inner", "sql", _in_sql),
+    _join("inner", "unbounded", _on("inner", "k = j"), UNBOUNDED),
     _join("inner", "latest_watermark", _on("inner", AFTER), conf=MAX_POLICY),
 )
 
