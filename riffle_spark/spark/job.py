@@ -47,8 +47,8 @@ class JobOperator:
     """One operator of a job as its user declared it, and where its rows go. ``late`` and ``shift_ms`` (``Operator``)
     are for jobs that go by Spark's watermark, ``watermark`` for those that make their own. ``shown`` are the columns
     that a processor sees, by those of the input, where these are not simply all. ``reads`` says where its rows come
-    from if that is another operator; where nobody but another operator reads its own results, it has no ``sink``. One for which ``closes`` is false has
-    nothing that is ever over: it asks for no batch without rows.
+    from if that is another operator; where nobody but another operator reads its own results, it has no ``sink``. One
+    for which ``closes`` is false has nothing that is ever over: as in Spark, it asks for no batch without rows.
     """
 
     store: str

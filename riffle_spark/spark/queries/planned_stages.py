@@ -58,7 +58,8 @@ class PlannedStage:
     in each column of the state, ``late`` what is too late where the mode leaves that out, ``said`` more to people. With
     ``by_clock`` something is due by processing time; ``initial`` and ``shown`` are a processor's (``JobOperator``).
     ``shift_ms`` is how far event time moves in it: its results may be so much older than the watermark of its rows
-    (less than 0), and what is late and due behind it goes by a watermark that is moved alike.
+    (less than 0), and what is late and due behind it goes by a watermark that is moved alike. ``closes``: something of
+    it is over at some time.
     """
 
     stage: plan_cut.Stage
@@ -74,6 +75,7 @@ class PlannedStage:
     initial: DataFrame | None = None
     shown: Mapping[str, str] | None = None
     shift_ms: int = 0
+    closes: bool = True
 
     @property
     def after(self) -> tuple[int, ...]:
@@ -88,9 +90,7 @@ class PlannedStage:
         keys, compute = tuple(self.keys.names), self.compute(cast(merged_groups.OutputMode, mode))
         return JobOperator(
             self.store, keys, compute, (), True, sink, initial=self.initial, late=late, meanings=self.meanings,
-            shown=self.shown, reads=reads, shift_ms=shift_ms,
-            # As in Spark: where rows stay for ever, neither they nor what follows wait for a time that passes.
-            closes=shift_ms + self.shift_ms > -NEVER_MS,
+            shown=self.shown, reads=reads, shift_ms=shift_ms, closes=self.closes,
         )  # fmt: skip
 
     def lines(self, stages: Sequence["PlannedStage"]) -> Iterator[str]:
@@ -227,6 +227,7 @@ def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str
         None if spec.late is None else LateRule(spec.late, "rows"), plan.meanings, tuple(said),
         # What is kept that long may be answered then; as in Spark, nobody waits for what is kept for ever.
         shift_ms=-max([0, *(side.later_ms for side in (spec.left, spec.right) if side.due)]),
+        closes=bool(spec.left.due or spec.right.due),
     )  # fmt: skip
 
 
