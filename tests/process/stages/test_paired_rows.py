@@ -200,6 +200,18 @@ def test_a_side_of_keys_alone_is_kept_too() -> None:
         assert [row["j"] for row in query.feed(table_of([Row(True, "a", 2_000_000, 1, True)]))] == ["a"]
 
 
+def test_rows_without_a_time_meet_no_bound_and_stay() -> None:
+    """What is compared with null does not hold, and no time is ever over for such a row."""
+    timed = table_of([Row(True, "a", 1000, 1, True)])
+    columns = [pa.nulls(1, one.type) if pa.types.is_timestamp(one.type) else timed.column(one.name) for one in ROWS]
+    with harness(SPECS["full"]) as query:
+        query.feed(pa.table(columns, schema=ROWS))
+        assert query.feed(table_of([Row(False, "a", 1000, 2, True)])) == []
+        query.advance_watermark(1_000_000)
+        assert [(row["n"], row["m"]) for row in query.feed()] == [(None, 2)]
+        assert len(query.state(paired_rows.LEFT)) == 1
+
+
 def test_keys_that_are_never_null_are_found_when_their_rows_are_due() -> None:
     """A map side may say of a column that it holds no nulls; what is kept says nothing of that."""
     rows = ROWS.set(1, ROWS.field("k").with_nullable(False))
