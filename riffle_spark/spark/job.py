@@ -5,6 +5,7 @@ the steps of a batch.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, SparkWork
-from riffle_spark.spark.engine.stage_frames import StageInput
+from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
@@ -74,7 +75,8 @@ class JobOperator:
 
 class RunningJob:
     """One job's driver, and what is kept between its batches. ``watermark_source`` is ``spark`` where the query has
-    Spark's own ``withWatermark`` for it (``IncomingBatch``); then ``tick`` brings batches without rows.
+    Spark's own ``withWatermark`` for it (``IncomingBatch``); then ``tick`` brings batches without rows, and ``side``
+    takes rows that are late.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class RunningJob:
         reached: Callable[[str], None],
         watermark_source: WatermarkSource = "rows",
         tick: Tick | None = None,
+        side: SideOutput | None = None,
     ) -> None:
         self._declared = declared
         self._settings = settings_of(spark, settings)
@@ -101,6 +104,7 @@ class RunningJob:
         self._policy: WatermarkPolicy = "min"
         self._source = watermark_source
         self._tick = tick
+        self._side = side
         self._query_id = inventory.DIRECT
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
@@ -135,13 +139,15 @@ class RunningJob:
         if self._seen != incoming.run_id:
             self._begin(batch)
             self._seen = incoming.run_id
-        operators = self._operators_for(batch)
+        rows = batch if self._side is None else self._side.mapped(batch, incoming.time_ms)
+        operators = self._operators_for(rows)
         sinks = {given.store: given.sink for given in self._declared if given.sink is not None}
         reads = {given.store: given.reads for given in self._declared if given.reads is not None}
         initial = {given.store: given.initial for given in self._declared if given.initial is not None}
         initial = {o.store: _keyed_alike(initial[o.store], o) for o in operators if o.store in initial}
-        prepared = routing.prepared(batch, [operator for operator in operators if operator.store not in reads])
+        prepared = routing.prepared(rows, [operator for operator in operators if operator.store not in reads])
         work = SparkWork(prepared, operators, sinks, self._frames, self._home, self._settings, initial, reads)
+        work.late = partial(self._side.deliver, batch) if self._side is not None else None
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, work)
         if self._tick is not None:

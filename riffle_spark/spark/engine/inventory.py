@@ -204,6 +204,15 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     return IncomingBatch(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
 
 
+def watermark_before(batch: DataFrame, version: int) -> int:
+    """Return Spark's watermark (ms) of the batch before one, by which the rows of that one are late."""
+    execution = running_query(batch) if version > 0 else None
+    if execution is None:
+        return 0
+    entry = _offset_entry(handles.context(batch.sparkSession), execution, version - 1)
+    return int(json.loads(entry.split("\n")[1])["batchWatermarkMs"])
+
+
 def running_query(batch: DataFrame) -> Any:
     """Return the JVM's query that a micro-batch belongs to, or ``None``, as with Spark Connect."""
     spark = batch.sparkSession

@@ -56,8 +56,8 @@ class SparkWork:
     """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``.
 
     ``reads`` says of stores whose slots read others' results, or a part of the batch, where their rows come from; all
-    others read the batch as it is.
-    Only what ``sinks`` names is delivered.
+    others read the batch as it is. Only what ``sinks`` names is delivered. ``late`` takes what the slots that read the
+    batch left out as too late: a watermark (ms), and the delivery.
     """
 
     def __init__(
@@ -79,6 +79,8 @@ class SparkWork:
         self._settings = settings
         self._initial = initial
         self._reads = reads
+        self.late: Callable[[int, Delivery], object] | None = None
+        self._left_out: tuple[int, int] | None = None
         self._inputs: dict[str, DataFrame] = {}
         self._results: dict[str, KeptResult] = {}
         self._routing: dict[str, Callable[[], DataFrame]] = {}
@@ -115,6 +117,9 @@ class SparkWork:
                     with raising_stale_rows():
                         self._inputs[order.store] = self._input(order, receipts)
                         receipts += self._run(layout, order, several=len(executors) > 1)
+        if self.late is not None:
+            late_ms = max(order.late_watermark_ms or 0 for order in orders if order.store not in self._reads)
+            self._left_out = late_ms, sum(one.late_rows for one in receipts if one.store not in self._reads)
         return receipts
 
     def _input(self, order: Order, receipts: Sequence[Receipt]) -> DataFrame:
@@ -174,6 +179,7 @@ class SparkWork:
             checking = beside.submit(check)
             frames = {store: self._rows(store, receipts) for store in self._results if store in self._sinks}
             checking.result()
+        self._deliver_late(delivery)
         for store, rows in frames.items():
             with raising_stale_rows():
                 self._give(store, rows, delivery)
@@ -186,10 +192,18 @@ class SparkWork:
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""
         spark = self._batch.sparkSession
+        self._deliver_late(delivery)
         for store in self._sinks:
             operator = self._operators[store]
             links = [link for owner, link in outputs if owner == store]
             self._give(store, sealed_rows(spark, self._home, links, operator.declared.output), delivery)
+
+    def _deliver_late(self, delivery: Delivery) -> None:
+        """Give on what was left out. Of a batch that ran before a restart nobody says any more whether that is any."""
+        if self.late is not None:
+            late_ms, count = self._left_out or (inventory.watermark_before(self._batch, delivery.batch_id), 1)
+            if count:
+                self.late(late_ms, delivery)
 
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
         sink = self._sinks[store]

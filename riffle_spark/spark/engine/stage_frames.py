@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
-from riffle_spark.protocol.ports import StaleRows
+from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import kept_plan, routing
 
-__all__ = ["GONE", "KeptResult", "StageInput", "mentions", "raising_stale_rows", "rows_of"]
+__all__ = ["GONE", "KeptResult", "SideOutput", "StageInput", "mentions", "raising_stale_rows", "rows_of"]
 
 _STALE = "riffle: a row of an attempt that was given up"
 # As Spark says it when it is raised: the bare text is in every plan of the frame, which Spark shows with other errors.
@@ -52,6 +52,20 @@ class StageInput(Protocol):
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
         """Return the rows, of a batch of this time and of what the slots of stages before answered, by store."""
+        ...
+
+
+class SideOutput(Protocol):
+    """What takes the rows that are too late for the slots which read the batch. Where there is one, the batch's rows
+    are not yet those that slots get.
+    """
+
+    def mapped(self, batch: DataFrame, time_ms: int) -> DataFrame:
+        """Return what slots get of a batch's rows, as of the batch's time."""
+        ...
+
+    def deliver(self, batch: DataFrame, late_ms: int, delivery: Delivery) -> None:
+        """Give on those rows of a batch that are late by a watermark."""
         ...
 
 

@@ -21,7 +21,7 @@ from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explained, started
 from riffle_spark.spark.queries.stream_options import StreamOptions, marked, options_in
-from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings
+from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings, side_sink
 from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "on"]
@@ -174,13 +174,17 @@ _wrap(StreamGroups, GroupedData)
 
 
 @checks_keywords
-def on(frame: DataFrame, *, root: str | None = None, settings: Settings | None = None) -> StreamFrame:
+def on(
+    frame: DataFrame, *, root: str | None = None, settings: Settings | None = None,
+    late_rows: str | Callable[..., object] | None = None,
+) -> StreamFrame:  # fmt: skip
     """Return a stream's frame with all methods of a ``DataFrame``, whose stateful operators run on riffle.
 
     ``root`` is where the query keeps its state, ``settings`` all else that can be set; several streams of one query
     share one root. A frame that Spark's own hands made of a wrapped one, as ``spark.sql`` over a view of it, is wrapped
-    once more before it is started; it has its root from there. Raises ``ConfigError`` for what is no stream's frame,
-    and on Spark Connect.
+    once more before it is started; it has its root from there. ``late_rows`` takes the rows that the query leaves out
+    as too late: a function as of ``foreachBatch``, or a folder for Parquet. Raises ``ConfigError`` for
+    what is no stream's frame, and on Spark Connect.
 
     >>> events = riffle_spark.on(events, root="s3://bucket/state/visits")  # doctest: +SKIP
     """
@@ -202,10 +206,14 @@ def on(frame: DataFrame, *, root: str | None = None, settings: Settings | None =
             remedy="wrap the frame that spark.readStream...load() returned, and leave static frames as they are",
             where="frame",
         )
-    return _with_options(frame, root, settings)
+    if late_rows is not None:
+        side_sink(late_rows)  # It checks what it is given.
+    return _with_options(frame, root, settings, late_rows or None)
 
 
-def _with_options(frame: DataFrame, root: str | None, settings: Settings | None) -> StreamFrame:
+def _with_options(
+    frame: DataFrame, root: str | None, settings: Settings | None, late_rows: str | Callable[..., object] | None
+) -> StreamFrame:  # fmt: skip
     given = root or (settings.root if settings is not None else None) or ""
     known = options_in(frame).root
     if given and known and given != known:
@@ -214,5 +222,5 @@ def _with_options(frame: DataFrame, root: str | None, settings: Settings | None)
             remedy="give riffle_spark.on one root for all streams of a query, or none where a frame has it already",
             where="root",
         )
-    frame = marked(frame, StreamOptions(given, settings))
+    frame = marked(frame, StreamOptions(given, settings, late_rows))
     return StreamFrame(frame._jdf, frame.sparkSession)

@@ -16,6 +16,7 @@ __all__ = [
     "Elements",
     "GroupingKey",
     "delay_of",
+    "event_time_of",
     "is_exact",
     "read_elements",
     "read_keys",
@@ -180,6 +181,19 @@ def delay_of(attribute: Node) -> int | None:
     """Return how far the watermark is behind an attribute's newest time; ``None``: it is not of event time."""
     found = json.loads(metadata(attribute)).get(_DELAY)
     return found if isinstance(found, int) else None
+
+
+def event_time_of(catalyst: Catalyst, node: Node) -> Node | None:
+    """Return by what the rows below a stateful node are late, as an expression of them: of a window it is the end.
+    ``None``: by nothing.
+    """
+    named = items(node.groupingExpressions()) if kind(node) == "Aggregate" else items(node.child().output())
+    columns = [one.child() if kind(one) == "Alias" else one for one in named]
+    timed = [one for one in columns if kind(one) == "AttributeReference" and delay_of(one) is not None]
+    found = next((one for one in timed if "spark.sessionWindow" in metadata(one)), next(iter(timed), None))
+    if found is None or str(found.dataType().typeName()) != "struct":
+        return found
+    return catalyst.field(found, 1)
 
 
 def stored_as(kind_of_stage: str, keys: list[GroupingKey], taken: Collection[str]) -> str:

@@ -5,18 +5,17 @@ what an earlier start left in these. Knows the plan and the computation of each 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Final, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups
 from riffle_spark.spark.engine.spark_batch import DeliverySink
+from riffle_spark.spark.engine.stage_frames import StageInput
 from riffle_spark.spark.job import JobOperator
 from riffle_spark.spark.plans import (
     aggregate_plan,
@@ -32,23 +31,12 @@ from riffle_spark.spark.queries.group_stages import GroupsStage
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import meanings_in
 
-__all__ = [
-    "ACCEPT",
-    "READERS",
-    "PlannedStage",
-    "check_stored",
-    "input_of",
-    "inputs_of",
-    "operators_of",
-    "planned_stages",
-]
+__all__ = ["ACCEPT", "READERS", "PlannedStage", "check_stored", "planned_stages"]
 
 _logger = logging.getLogger("riffle_spark")
 
 ACCEPT: Final = "riffle.accept"
 """The option with the columns that go on though they mean something else."""
-_SHARE: Final = "rows_"
-"""What the columns of a batch are called that has rows for several stages, each with its number behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +66,17 @@ class PlannedStage:
     closes: bool = True
 
     @property
+    def inputs(self) -> tuple[plan_cut.Input, ...]:
+        """The inputs that it reads."""
+        return tuple(below for below in self.stage.below if isinstance(below, plan_cut.Input))
+
+    @property
     def after(self) -> tuple[int, ...]:
         """The numbers of the stages whose results it reads; none: it reads inputs."""
         pieces = [below for below in self.stage.below if isinstance(below, batch_pieces.Piece)]
         return tuple(hole.stage for piece in pieces for hole in piece.holes)
 
-    def operator(self, mode: str, sink: DeliverySink | None, reads: "StageRows | None", shift_ms: int) -> JobOperator:
+    def operator(self, mode: str, sink: DeliverySink | None, reads: StageInput | None, shift_ms: int) -> JobOperator:
         """Return what a job runs: ``shift_ms`` is how far its watermark is from the query's."""
         # As in Spark: complete results have late rows, too, but none that another operator has left out.
         late = None if mode == "complete" and self.stage.kind == "aggregate" else self.late
@@ -100,77 +93,6 @@ class PlannedStage:
             yield f"reads the results of {' and '.join(stages[one].store for one in self.after)}"
         yield f"keys: {', '.join(f'{one.name} {one.type}' for one in self.keys)}"
         yield from self.said
-
-
-class StageRows:
-    """The rows that a stage's slots get where these are not the batch: those of one of its columns, ``share``, where
-    each stage that reads inputs has one; or else results of other stages under the pieces between.
-    """
-
-    def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, share: str | None) -> None:
-        self.after = tuple(stages[one].store for one in stage.after)
-        self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
-        self._map_side, self._share = stage.map_side, share
-        self._pieces = [below for below in stage.stage.below if isinstance(below, batch_pieces.Piece)]
-        self._results = {
-            one: (stages[one].store, batch_pieces.PiecesOnRows(stages[one].evaluation)) for one in stage.after
-        }
-
-    def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
-        """Return the rows of a batch."""
-        if self._share is not None:
-            plan = plan_nodes.analysed(batch.where(F.col(self._share).isNotNull()).select(f"{self._share}.*"))
-        else:
-            results = {one: rows.of(answers[store], time_ms) for one, (store, rows) in self._results.items()}
-            below = {at: piece.on(results, time_ms) for at, piece in enumerate(self._pieces)}
-            plan = self._map_side.on(below, time_ms)
-        return plan_nodes.Catalyst(batch.sparkSession).computed(plan)
-
-
-def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
-    """Return the streams of rows that the slots of stages get which read inputs."""
-    return [
-        one.map_side.catalyst.frame(one.map_side.on({at: below.plan for at, below in enumerate(_inputs(one))}))
-        for one in stages
-        if _inputs(one)
-    ]
-
-
-def _inputs(stage: PlannedStage) -> list[plan_cut.Input]:
-    return [below for below in stage.stage.below if isinstance(below, plan_cut.Input)]
-
-
-def input_of(stages: Sequence[PlannedStage]) -> DataFrame:
-    """Return all that stages read of inputs as one stream: where several do, each row has a column for each of them,
-    and is in the one whose it is.
-    """
-    frames = inputs_of(stages)
-    if len(frames) == 1:
-        return frames[0]
-    tagged = [
-        frame.select(
-            *[
-                (F.struct("*") if other is frame else F.lit(None).cast(other.schema)).alias(f"{_SHARE}{at}")
-                for at, other in enumerate(frames)
-            ]
-        )
-        for frame in frames
-    ]
-    return reduce(DataFrame.union, tagged)
-
-
-def operators_of(stages: Sequence[PlannedStage], mode: str, sink: DeliverySink) -> list[JobOperator]:
-    """Return what a job runs: the sink takes the results of the last stage, and each other one is read by another."""
-    made, left_at = list[JobOperator](), list[int]()
-    readers = [one.stage.number for one in stages if not one.after]
-    for stage in stages:
-        share = f"{_SHARE}{readers.index(stage.stage.number)}" if len(readers) > 1 and not stage.after else None
-        reads = StageRows(stages, stage, share) if stage.after or share else None
-        # As in Spark, an operator goes by the earliest of what comes to it.
-        shift_ms = min((left_at[one] for one in stage.after), default=0)
-        made.append(stage.operator(mode, sink if stage is stages[-1] else None, reads, shift_ms))
-        left_at.append(shift_ms + stage.shift_ms)
-    return made
 
 
 def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:

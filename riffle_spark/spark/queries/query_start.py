@@ -21,7 +21,7 @@ from riffle_spark.spark.engine import inventory, jvm, tick
 from riffle_spark.spark.job import home_of, settings_of
 from riffle_spark.spark.plans import batch_pieces, plan_nodes, plan_rules
 from riffle_spark.spark.plans.plan_cut import CutPlan, cut
-from riffle_spark.spark.queries import planned_stages, stream_query
+from riffle_spark.spark.queries import planned_stages, stage_rows, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.state.log import log
@@ -56,19 +56,21 @@ def started(frame: DataFrame, told: sink_choice.WriterSettings, options: StreamO
     found = cut(catalyst, plan_nodes.analysed(frame))
     plan_rules.check_plan(catalyst, found, told.mode)
     if not found.stages:
+        stage_rows.late_rows((), told.mode, options.late_rows)
         return _sparks_own(catalyst, found, told)
     _check_trigger(told)
     stages = planned_stages.planned_stages(catalyst, found, told.option(_STORES))
+    late = stage_rows.late_rows(stages, told.mode, options.late_rows)
     checkpoint = _checkpoint(spark, told)
     sink_choice.check_recovery(spark, told, checkpoint)
     settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
     planned_stages.check_stored(stages, _stored(spark, settings), told.option(planned_stages.ACCEPT))
     results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
-    operators = planned_stages.operators_of(stages, told.mode, PieceSink(results, sink_choice.sink_of(frame, told)))
+    operators = stage_rows.operators_of(stages, told.mode, PieceSink(results, sink_choice.sink_of(frame, told)))
     by_clock = any(stage.by_clock for stage in stages)
     ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in told.trigger)
-    rows = ticking.beside(planned_stages.input_of(stages))
-    job = stream_query.StreamJob(operators, settings, ticking)
+    rows = ticking.beside(late.input() if late is not None else stage_rows.input_of(stages))
+    job = stream_query.StreamJob(operators, settings, ticking, late)
     writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
     query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
     return stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
@@ -80,7 +82,7 @@ def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -
     found = cut(catalyst, plan_nodes.analysed(frame))
     stages = planned_stages.planned_stages(catalyst, found, None)
     lines = ["== Run by Spark =="]
-    for one in planned_stages.inputs_of(stages) or [catalyst.frame(found.plan)]:
+    for one in stage_rows.inputs_of(stages) or [catalyst.frame(found.plan)]:
         with redirect_stdout(io.StringIO()) as said:
             one.explain(extended, mode)
         lines.append(said.getvalue().strip())

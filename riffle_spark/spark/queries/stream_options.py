@@ -1,10 +1,12 @@
 """What ``riffle_spark.on`` was told, found again by a frame's plan. Knows marks. Does not know what becomes of it."""
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.spark.plans.plan_cut import Mark, marks_in
 from riffle_spark.spark.plans.plan_nodes import analysed
@@ -14,10 +16,13 @@ __all__ = ["StreamOptions", "marked", "options_in"]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What ``riffle_spark.on`` was told; ``root`` is ``""`` where it was given none."""
+    """What ``riffle_spark.on`` was told; ``root`` is ``""`` where it was given none. ``late_rows`` is a folder, or a
+    function as of ``foreachBatch``.
+    """
 
     root: str = ""
     settings: Settings | None = None
+    late_rows: str | Callable[..., object] | None = None
 
 
 _options: dict[int, StreamOptions] = {}
@@ -35,6 +40,17 @@ def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
 
 
 def options_in(frame: DataFrame) -> StreamOptions:
-    """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root."""
+    """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root.
+
+    Raises ``ConfigError`` where they send late rows to several places.
+    """
     told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in marks_in(analysed(frame))]
-    return next((options for options in told if options.root), told[0] if told else StreamOptions())
+    found = next((options for options in told if options.root), told[0] if told else StreamOptions())
+    places = [options.late_rows for options in told if options.late_rows is not None]
+    if any(place != places[0] for place in places):
+        raise ConfigError(
+            "the query reads frames whose late rows go to different places",
+            remedy="give riffle_spark.on the same late_rows for all streams of a query, or to one of them alone",
+            where="late_rows",
+        )
+    return replace(found, late_rows=places[0]) if places else found

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
 from riffle_spark.settings import Settings
+from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.spark.stateful import StatefulJob
@@ -36,10 +37,13 @@ _NONE_NOW: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWaterma
 class StreamJob(StatefulJob):
     """The ``foreachBatch`` function of a wrapped query: its stages as operators that are known before any batch."""
 
-    def __init__(self, operators: Sequence[JobOperator], settings: Settings, tick: Tick) -> None:
+    def __init__(
+        self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, side: SideOutput | None = None
+    ) -> None:
         super().__init__([], settings)
         self.operators = list(operators)
         self._tick = tick
+        self._side = side
         self._stored: dict[int, Mapping[str, int]] = {}
 
     def stored_rows(self, version: int) -> Mapping[str, int]:
@@ -52,7 +56,7 @@ class StreamJob(StatefulJob):
         self._stopped()
 
     def _made(self, spark: SparkSession) -> RunningJob:
-        return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick)
+        return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._side)
 
     def _hand_over(self, report: BatchReport) -> None:
         if self._driver is not None:

@@ -16,7 +16,16 @@ from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import arity
 from riffle_spark.spark.sinks import spark_sinks
 
-__all__ = ["TEMPORARY", "Give", "WriterCall", "WriterSettings", "check_recovery", "check_sparks_own", "sink_of"]
+__all__ = [
+    "TEMPORARY",
+    "Give",
+    "WriterCall",
+    "WriterSettings",
+    "check_recovery",
+    "check_sparks_own",
+    "side_sink",
+    "sink_of",
+]
 
 Give = Callable[[DataFrame, Delivery], object]
 """What a sink does with a delivery's rows."""
@@ -154,6 +163,15 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
         return _console(told)
     spark_sinks.check_format(frame.sparkSession, source)
     return _batch_writer(told, source)
+
+
+def side_sink(given: str | Callable[..., object]) -> Give:
+    """Return what takes the rows of a side output: a function as of ``foreachBatch``, or Parquet in a folder, in which
+    each batch has one of its own. One that comes again writes over it, since it has the same rows.
+    """
+    if not isinstance(given, str):
+        return _by_function("foreachBatch", given, WriterSettings(()))
+    return lambda frame, delivery: frame.write.mode("overwrite").parquet(f"{given}/batch_id={delivery.batch_id}")
 
 
 def check_recovery(spark: SparkSession, told: WriterSettings, checkpoint: str) -> None:

@@ -21,7 +21,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_cut import cut
-from riffle_spark.spark.queries import planned_stages
+from riffle_spark.spark.queries import planned_stages, stage_rows
 from riffle_spark.spark.queries.stream_query import StreamQuery
 from tests.kit.streams.streaming import Feed, records, settings_in
 
@@ -158,7 +158,7 @@ def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: Spar
     catalyst = plan_nodes.Catalyst(spark)
     planned = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(frame)), None)
     moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-5_000, -1, 0), strict=True)]
-    made = planned_stages.operators_of(moved, "append", NoSink())
+    made = stage_rows.operators_of(moved, "append", NoSink())
     assert [one.shift_ms for one in made] == [0, -5_000, -5_001]
     assert [one.sink is None for one in made] == [True, True, False]
 
@@ -200,9 +200,9 @@ def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys:
     catalyst = plan_nodes.Catalyst(spark)
     planned = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(both)), None)
     moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-1, -5_000, 0), strict=True)]
-    made = planned_stages.operators_of(moved, "append", NoSink())
+    made = stage_rows.operators_of(moved, "append", NoSink())
     assert [one.shift_ms for one in made] == [0, 0, -5_000]
-    schema = planned_stages.input_of(planned).schema
+    schema = stage_rows.input_of(planned).schema
     nulls = [(None,) * len(kind.names) for kind in (field.dataType for field in schema) if isinstance(kind, StructType)]
     batch = spark.createDataFrame([(nulls[0], None), (None, nulls[1]), (None, nulls[1])], schema, verifySchema=False)
     assert [one.reads.frame(batch, {}, 0).count() for one in made[:2] if one.reads] == [1, 2]

@@ -1,0 +1,150 @@
+"""The rows of a wrapped query's stages in each batch: what Spark's query hands over, where each stage has its own from,
+and what was too late for the first one. Knows planned stages. Does not know how their nodes were read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark.engine.spark_batch import DeliverySink
+from riffle_spark.spark.job import JobOperator
+from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_nodes
+from riffle_spark.spark.queries.planned_stages import PlannedStage
+from riffle_spark.spark.sinks import sink_choice
+
+__all__ = ["LateRows", "input_of", "inputs_of", "late_rows", "operators_of"]
+
+_SHARE: Final = "rows_"
+"""What the columns of a batch are called that has rows for several stages, each with its number behind."""
+_LATE_BY: Final = "__riffle_late_by"
+
+
+class StageRows:
+    """The rows that a stage's slots get where these are not the batch: those of one of its columns, ``share``, where
+    each stage that reads inputs has one; or else results of other stages under the pieces between.
+    """
+
+    def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, share: str | None) -> None:
+        self.after = tuple(stages[one].store for one in stage.after)
+        self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
+        self._map_side, self._share = stage.map_side, share
+        self._pieces = [below for below in stage.stage.below if isinstance(below, batch_pieces.Piece)]
+        self._results = {
+            one: (stages[one].store, batch_pieces.PiecesOnRows(stages[one].evaluation)) for one in stage.after
+        }
+
+    def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
+        """Return the rows of a batch."""
+        if self._share is not None:
+            plan = plan_nodes.analysed(batch.where(F.col(self._share).isNotNull()).select(f"{self._share}.*"))
+        else:
+            results = {one: rows.of(answers[store], time_ms) for one, (store, rows) in self._results.items()}
+            below = {at: piece.on(results, time_ms) for at, piece in enumerate(self._pieces)}
+            plan = self._map_side.on(below, time_ms)
+        return plan_nodes.Catalyst(batch.sparkSession).computed(plan)
+
+
+def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
+    """Return the streams of rows that the slots of stages get which read inputs."""
+    return [
+        one.map_side.catalyst.frame(one.map_side.on({at: below.plan for at, below in enumerate(one.inputs)}))
+        for one in stages
+        if one.inputs
+    ]
+
+
+def input_of(stages: Sequence[PlannedStage]) -> DataFrame:
+    """Return all that stages read of inputs as one stream: where several do, each row has a column for each of them,
+    and is in the one whose it is.
+    """
+    frames = inputs_of(stages)
+    if len(frames) == 1:
+        return frames[0]
+    tagged = [
+        frame.select(
+            *[
+                (F.struct("*") if other is frame else F.lit(None).cast(other.schema)).alias(f"{_SHARE}{at}")
+                for at, other in enumerate(frames)
+            ]
+        )
+        for frame in frames
+    ]
+    return reduce(DataFrame.union, tagged)
+
+
+def operators_of(stages: Sequence[PlannedStage], mode: str, sink: DeliverySink) -> list[JobOperator]:
+    """Return what a job runs: the sink takes the results of the last stage, and each other one is read by another."""
+    made, left_at = list[JobOperator](), list[int]()
+    readers = [one.stage.number for one in stages if not one.after]
+    for stage in stages:
+        share = f"{_SHARE}{readers.index(stage.stage.number)}" if len(readers) > 1 and not stage.after else None
+        reads = StageRows(stages, stage, share) if stage.after or share else None
+        # As in Spark, an operator goes by the earliest of what comes to it.
+        shift_ms = min((left_at[one] for one in stage.after), default=0)
+        made.append(stage.operator(mode, sink if stage is stages[-1] else None, reads, shift_ms))
+        left_at.append(shift_ms + stage.shift_ms)
+    return made
+
+
+class LateRows:
+    """The rows that the stage which reads the input leaves out as too late, and the sink of their own that takes them.
+
+    Spark's query then hands over rows as they are below the stage, and its map side is put on each batch of them.
+    """
+
+    def __init__(self, stage: PlannedStage, time: plan_nodes.Node, give: sink_choice.Give) -> None:
+        catalyst, (hole,) = stage.map_side.catalyst, stage.map_side.holes
+        (below,) = stage.inputs
+        self._catalyst, self._plan, self._give = catalyst, below.plan, give
+        self._mapped = batch_pieces.PiecesOnRows(stage.map_side)
+        attributes = plan_nodes.at(stage.map_side.plan, hole.path).output()
+        self._rows = batch_pieces.KeptRows(catalyst, attributes)
+        self._columns = [*plan_nodes.items(attributes), catalyst.alias(time, _LATE_BY)]
+
+    def input(self) -> DataFrame:
+        """Return the stream of rows, whose columns have names that are one's alone."""
+        columns = enumerate(plan_nodes.items(self._plan.output()))
+        named = [self._catalyst.alias(one, f"column_{index}") for index, one in columns]
+        return self._catalyst.frame(self._catalyst.project(named, self._plan))
+
+    def mapped(self, batch: DataFrame, time_ms: int) -> DataFrame:
+        """Return what slots get of a batch's rows, as of the batch's time."""
+        return plan_nodes.Catalyst(batch.sparkSession).computed(self._mapped.of(batch, time_ms))
+
+    def deliver(self, batch: DataFrame, late_ms: int, delivery: Delivery) -> None:
+        """Give on those rows of a batch that are late by a watermark."""
+        plan = self._catalyst.project(self._columns, self._rows.of(batch))
+        rows = plan_nodes.Catalyst(batch.sparkSession).frame(plan)
+        late = rows.where(f"{_LATE_BY} <= timestamp_millis({late_ms})")
+        self._give(late.drop(_LATE_BY), delivery)
+
+
+def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[..., object] | None) -> LateRows | None:
+    """Return the side output of a query's late rows, if it is to have one.
+
+    Raises ``ConfigError`` where no rows can be late, and for a join, whose rows are of two streams.
+    """
+    if given is None:
+        return None
+    first = next((one for one in stages if not one.after), None)
+    if sum(len(one.inputs) for one in stages) > 1:
+        raise ConfigError(
+            "late_rows is not there where a query reads several streams: their rows have not the same columns",
+            remedy="leave late_rows out; a query of its own for each stream, with an aggregate, can tell its late rows",
+            where="late_rows",
+        )
+    catalyst = first.map_side.catalyst if first else None
+    time = grouping_keys.event_time_of(catalyst, first.stage.node) if catalyst and first else None
+    if first is None or time is None or first.operator(mode, None, None, 0).late is None:
+        raise ConfigError(
+            "late_rows is told, and no row of the query can be too late",
+            remedy="put withWatermark before the stateful operator, which has to go by that time, in append or update "
+            "mode; or leave late_rows out",
+            where="late_rows",
+        )
+    return LateRows(first, time, sink_choice.side_sink(given))

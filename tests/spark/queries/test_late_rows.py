@@ -1,0 +1,166 @@
+"""Rows that a wrapped query leaves out as too late go to a side output, with the guarantees of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from riffle_spark.errors import ConfigError
+from tests.kit.streams.streaming import Feed, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+BEGIN = datetime(2024, 5, 1, tzinfo=timezone.utc)
+SECONDS = ((44,), (70,), (5, 12, 31, 39, 80), (25, 33, 59, 62))
+"""Each batch's events; what is late in the last two is so by 34 and 60 seconds."""
+FIRST_LATE = 2
+
+
+@pytest.fixture(scope="module")
+def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """A file of events for each batch."""
+    made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, second long")
+    for batch in SECONDS:
+        events = [((BEGIN + timedelta(seconds=one)).isoformat(), one) for one in batch]
+        made.add([{"at": at, "page": "ab"[one % 2], "second": one} for at, one in events])
+    return made
+
+
+class Kept:
+    """A function for late rows that keeps what it gets: batch, delivery id, and seconds; the main sink may fail."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str, list[int]]] = []
+        self.failures = 0
+
+    def late(self, rows: DataFrame, batch_id: int, delivery_id: str) -> None:
+        """Keep a delivery of late rows."""
+        self.told.append((batch_id, delivery_id, sorted(row.second for row in rows.collect())))
+
+    def results(self, rows: DataFrame, batch_id: int) -> None:
+        """Take results, or fail."""
+        rows.collect()
+        if batch_id == FIRST_LATE and self.failures:
+            self.failures -= 1
+            raise RuntimeError("the sink is not there")
+
+
+def by_ten(events: DataFrame) -> DataFrame:
+    """Windows of ten seconds, with a function that keeps elements beside its groups."""
+    return events.groupBy(F.window("at", "10 seconds"), "page").agg(F.count_distinct("second").alias("n"))
+
+
+def of_users(events: DataFrame) -> DataFrame:
+    """A function of the user's, whose rows are late by their own time."""
+    return events.groupBy("page").applyInPandasWithState(counted, "page string", "n long", "append", "EventTimeTimeout")
+
+
+def counted(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+    """Tell no more than the key."""
+    yield pd.DataFrame({"page": [key[0]]})
+
+
+QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], list[list[int]]]] = {
+    "sliding windows": (
+        lambda events: events.groupBy(F.window("at", "20 seconds", "10 seconds")).agg(F.max(F.current_timestamp())),
+        [[5, 5, 12, 12], [25, 25, 33, 33, 59]],
+    ),
+    "sessions": (
+        lambda events: events.groupBy("page", F.session_window("at", "5 seconds")).count(),
+        [[5, 12], [25, 33]],
+    ),
+}
+
+
+def run(
+    query: Callable[[DataFrame], DataFrame], feed: Feed, spark: SparkSession, folder: Path, kept: Kept,
+    late_rows: str | Callable[..., object] | None, **settings: object,
+) -> None:  # fmt: skip
+    """Run a query over all files that are there."""
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(folder, **settings), late_rows=late_rows)
+    writer = query(events.withWatermark("at", "10 seconds")).writeStream.foreachBatch(kept.results)
+    started = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+    started.awaitTermination()
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_late_rows_go_to_a_function(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """A function gets the rows that each batch leaves out, and is not called for a batch that leaves out none."""
+    query, expected = QUERIES[name]
+    kept = Kept()
+
+    run(query, feed, spark, tmp_path, kept, kept.late)
+
+    assert [(batch, rows) for batch, _, rows in kept.told] == list(enumerate(expected, FIRST_LATE))
+
+
+def test_a_batch_that_comes_again_has_the_same_late_rows(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """Late rows come again under the same delivery id where the sink of results failed after the commit."""
+    kept = Kept()
+    kept.failures = 1
+
+    with pytest.raises(StreamingQueryException, match="the sink is not there"):
+        run(of_users, feed, spark, tmp_path, kept, kept.late, deliver_after_commit=True)
+    run(of_users, feed, spark, tmp_path, kept, kept.late, deliver_after_commit=True)
+
+    assert kept.told[0] == kept.told[1]
+    assert [rows for _, _, rows in kept.told] == [[5, 12, 31], [5, 12, 31], [25, 33, 59]]
+
+
+def test_late_rows_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """A folder has each late row once, with its window and its batch, also of a batch that came again; and a query that
+    began without one goes on with it.
+    """
+    kept, folder = Kept(), f"{tmp_path}/late"
+    kept.failures = 2
+
+    for late_rows in (None, folder):
+        with pytest.raises(StreamingQueryException, match="the sink is not there"):
+            run(by_ten, feed, spark, tmp_path, kept, late_rows)
+    run(by_ten, feed, spark, tmp_path, kept, folder)
+
+    rows = spark.read.parquet(folder).selectExpr("batch_id", "second", "unix_seconds(window.end) AS closed").collect()
+    begin = int(BEGIN.timestamp())
+    assert sorted((row.batch_id, row.second, row.closed - begin) for row in rows) == [
+        (2, 5, 10), (2, 12, 20), (3, 25, 30), (3, 33, 40), (3, 59, 60),
+    ]  # fmt: skip
+
+
+REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
+    "no operator": (lambda events: events.where("second > 1"), "append", "no row of the query can be too late"),
+    "no watermark": (lambda events: events.groupBy("page").count(), "update", "no row of the query can be too late"),
+    "complete": (by_ten, "complete", "no row of the query can be too late"),
+    "join": (
+        lambda events: events.alias("a").join(events.alias("b"), F.expr("a.page = b.page AND a.at = b.at")),
+        "append", "late_rows is not there for a join",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_late_rows_are_refused_where_there_are_none(name: str, spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """A query of which no row can be late, or rows of two streams, says so when it is started."""
+    query, mode, said = REFUSED[name]
+    timed = feed.stream(spark) if name == "no watermark" else feed.stream(spark).withWatermark("at", "10 seconds")
+    events = riffle_spark.on(timed, settings=settings_in(tmp_path), late_rows=f"{tmp_path}/late")
+
+    with pytest.raises(ConfigError, match=said):
+        query(events).writeStream.outputMode(mode).format("noop").start()
+
+
+def test_late_rows_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """What cannot take rows is refused at once, and two places are where the query is made."""
+    with pytest.raises(ConfigError, match="two or three arguments"):
+        riffle_spark.on(feed.stream(spark), late_rows=lambda rows: rows)
+    left, right = (riffle_spark.on(feed.stream(spark), late_rows=f"{tmp_path}/{name}") for name in "ab")
+    with pytest.raises(ConfigError, match="go to different places"):
+        left.union(right).writeStream  # noqa: B018 - it is where options are looked at
