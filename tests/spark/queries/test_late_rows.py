@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
     "complete": (by_ten, "complete", "no row of the query can be too late"),
     "join": (
         lambda events: events.alias("a").join(events.alias("b"), F.expr("a.page = b.page AND a.at = b.at")),
-        "append", "late_rows is not there for a join",
+        "append", "late_rows is not there where a query reads several streams",
     ),
 }  # fmt: skip
 
