@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 import pyarrow as pa
 
 from riffle_spark import Stateful
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.stages.merged_groups import OutputMode
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec, TimeSpec
 
-__all__ = ["FUNCTIONS", "SESSION", "TIME", "WINDOW", "operator", "spec"]
+__all__ = ["FUNCTIONS", "SESSION", "TIME", "WINDOW", "WindowModel", "operator", "spec"]
 
 TIME = pa.timestamp("us", "UTC")
 WINDOW = TimeSpec("window_end", 3, "time", "window_start")
@@ -42,3 +47,33 @@ def operator(given: AggregateSpec, compute: Computation, delay_ms: int | None = 
     """Return it as an operator whose late rows go by the time of their key."""
     watermark = (given.time.column, f"{delay_ms} milliseconds") if given.time and delay_ms is not None else None
     return Stateful("visits", given.routed.names, compute, watermark=watermark)
+
+
+@dataclass
+class WindowModel:
+    """Windows by key, in a dictionary, by Spark's rules of late and due. A visit has ``key`` and ``end`` (us);
+    what ``group`` makes takes visits (``take``) and returns its row (``answer``).
+    """
+
+    mode: OutputMode
+    group: Callable[[], Any]
+    delay_ms: int
+    groups: dict[Any, tuple[int, Any]] = field(default_factory=dict)
+    late_ms: int = 0
+    watermark_ms: int = 0
+
+    def batch(self, visits: Sequence[Any]) -> list[Any]:
+        """Return what a batch is answered."""
+        touched = dict[Any, Any]()
+        for visit in visits:
+            if visit.end > self.late_ms * 1000:
+                _, group = self.groups.setdefault(visit.key, (visit.end, self.group()))
+                group.take(visit)
+                touched[visit.key] = group
+        answers = [group.answer(key) for key, group in touched.items()] if self.mode == "update" else []
+        for key in [key for key, (end, _) in self.groups.items() if end <= self.watermark_ms * 1000]:
+            _, gone = self.groups.pop(key)
+            answers += [gone.answer(key)] if self.mode == "append" else []
+        newest = max((visit.end // 1000 for visit in visits), default=0)
+        self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - self.delay_ms)
+        return answers

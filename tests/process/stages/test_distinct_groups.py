@@ -19,7 +19,7 @@ from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, Functi
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import Harness
-from tests.kit.process.page_windows import TIME, WINDOW
+from tests.kit.process.page_windows import TIME, WINDOW, WindowModel
 
 DELAY_MS = 3
 OF_USERS, OF_SECONDS = "count(DISTINCT user)", "sum(DISTINCT seconds)"
@@ -47,6 +47,11 @@ class Visit(NamedTuple):
     user: str | None
     seconds: int | None
 
+    @property
+    def key(self) -> Key:
+        """Its key."""
+        return self.end, self.page
+
 
 Key = tuple[int, str | None]
 Answer = tuple[int, str | None, int, int, int | None]
@@ -60,36 +65,15 @@ class Group:
     users: set[str] = field(default_factory=set)
     seconds: set[int] = field(default_factory=set)
 
+    def take(self, visit: Visit) -> None:
+        """Take a visit in."""
+        self.visits += 1
+        self.users |= set() if visit.user is None else {visit.user}
+        self.seconds |= set() if visit.seconds is None else {visit.seconds}
+
     def answer(self, key: Key) -> Answer:
         """Return its row."""
         return (*key, self.visits, len(self.users), sum(self.seconds) if self.seconds else None)
-
-
-@dataclass
-class Model:
-    """Windows by key; Spark's rules of what is late and what is due."""
-
-    mode: OutputMode
-    groups: dict[Key, Group] = field(default_factory=dict)
-    late_ms: int = 0
-    watermark_ms: int = 0
-
-    def batch(self, visits: Sequence[Visit]) -> list[Answer]:
-        """Return what a batch is answered."""
-        touched = dict[Key, Group]()
-        for end, page, user, seconds in visits:
-            if end > self.late_ms * 1000:
-                group = touched[end, page] = self.groups.setdefault((end, page), Group())
-                group.visits += 1
-                group.users |= set() if user is None else {user}
-                group.seconds |= set() if seconds is None else {seconds}
-        answers = [group.answer(key) for key, group in touched.items()] if self.mode == "update" else []
-        for key in [key for key in self.groups if key[0] <= self.watermark_ms * 1000]:
-            gone = self.groups.pop(key)
-            answers += [gone.answer(key)] if self.mode == "append" else []
-        newest = max((visit.end // 1000 for visit in visits), default=0)
-        self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - DELAY_MS)
-        return answers
 
 
 def rows_of(visits: Sequence[Visit]) -> pa.Table:
@@ -130,7 +114,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 @given(st.lists(_BATCH, max_size=8))
 def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Values of one batch and of several, of groups that come and go; nothing of a group that went is left."""
-    model = Model(mode)
+    model = WindowModel(mode, Group, DELAY_MS)
     with Harness(operator(mode), SPEC.rows) as query:
         for visits, later, event in batches:
             moved = [visit._replace(end=visit.end + 1000 * later) for visit in visits]
@@ -138,7 +122,7 @@ def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple
             assert sorted(found, key=repr) == sorted(model.batch(moved), key=repr)
             if event:
                 query.crash(lose_copies=event == "crash")
-        kept = sum(1 + len(group.users) + len(group.seconds) for group in model.groups.values())
+        kept = sum(1 + len(group.users) + len(group.seconds) for _, group in model.groups.values())
         assert len(query.state()) == kept
 
 

@@ -18,7 +18,7 @@ from riffle_spark.process.blocks.block import Batch
 from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec
 from riffle_spark.testing import Harness
-from tests.kit.process.page_windows import operator, spec
+from tests.kit.process.page_windows import WindowModel, operator, spec
 
 DELAY_MS = 3
 Key = tuple[int, int, str | None]
@@ -46,38 +46,16 @@ class Group:
     seconds: list[int | None] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
+    def take(self, visit: Visit) -> None:
+        """Take a visit in."""
+        self.seconds.append(visit.seconds)
+        self.seen += [] if visit.seen is None else [visit.seen]
+
     def answer(self, key: Key) -> Answer:
         """Return its row."""
         known = [one for one in self.seconds if one is not None]
         total = sum(known) if known else None
         return (*key, len(self.seconds), total, float(sum(known)), len(known), tuple(self.seen))
-
-
-@dataclass
-class Model:
-    """Windows by key; Spark's rules of what is late and what is due."""
-
-    mode: OutputMode
-    groups: dict[Key, Group] = field(default_factory=dict)
-    late_ms: int = 0
-    watermark_ms: int = 0
-
-    def batch(self, visits: Sequence[Visit]) -> list[Answer]:
-        """Return what a batch is answered."""
-        touched = dict[Key, Group]()
-        for visit in visits:
-            if visit.end > self.late_ms * 1000:
-                group = self.groups.setdefault(visit.key, Group())
-                group.seconds.append(visit.seconds)
-                group.seen += [] if visit.seen is None else [visit.seen]
-                touched[visit.key] = group
-        answers = [group.answer(key) for key, group in touched.items()] if self.mode == "update" else []
-        for key in [key for key in self.groups if key[1] <= self.watermark_ms * 1000]:
-            gone = self.groups.pop(key)
-            answers += [gone.answer(key)] if self.mode == "append" else []
-        newest = max((visit.end // 1000 for visit in visits), default=0)
-        self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - DELAY_MS)
-        return answers
 
 
 def rows_of(visits: Sequence[Visit], given: AggregateSpec) -> pa.Table:
@@ -116,7 +94,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 @given(st.lists(_BATCH, max_size=10))
 def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""
-    given, model = spec(), Model(mode)
+    given, model = spec(), WindowModel(mode, Group, DELAY_MS)
     with Harness(operator(given, MergedGroups(given, mode), DELAY_MS), given.rows) as query:
         for visits, later, event in batches:
             moved = [visit._replace(end=visit.end + 1000 * later) for visit in visits]
