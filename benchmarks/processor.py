@@ -12,14 +12,14 @@ sides run on its code too, in turn with ours, in so many rounds; Spark's run onc
 from __future__ import annotations
 
 import json
-import math
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from benchmarks.kit import cases
-from benchmarks.kit.side import HERE, Code, alternately, answer
+from benchmarks.kit.cases import Case, Figures
+from benchmarks.kit.side import answer
 from benchmarks.kit.streams import median
 from benchmarks.processors.loads import APPENDED
 from benchmarks.processors.play import NEW_SPARK, NOT_PLAYED, PINNED_SPARK, Played, Side, play, play_here
@@ -44,22 +44,7 @@ WANTED = {
     "ten_million_ratio": "<= 1.5",
     "ten_million_worker_peak_mb": "bounded",
 }
-Figures = dict[str, float]
-
-
-class Player:
-    """Plays sides of those engines that are wanted, at a scale, ours and the other revision's in so many rounds."""
-
-    def __init__(self, engines: Iterable[str], scale: float, before: Code | None, rounds: int) -> None:
-        self._codes = {"riffle": HERE, "spark": HERE, **({"before": before} if before else {})}
-        self._engines = {*engines, "before"} & self._codes.keys()
-        self._scale = scale
-        self.rounds = rounds
-
-    def __call__(self, side: Side) -> Played:
-        """Play one side; what is not wanted takes no number of seconds."""
-        wanted = side.engine in self._engines
-        return play(side.scaled(self._scale), self._codes[side.engine]) if wanted else NOT_PLAYED
+Player: TypeAlias = cases.Player[Side, Played]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +127,7 @@ def map_(run: Player) -> Figures:
 
 def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> Compared:
     mine = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
-    found = alternately(("riffle", "before"), run.rounds, lambda engine: run(replace(mine, engine=engine)))
+    found = run.in_turn(mine, "riffle", "before")
     theirs = Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version)
     return Compared(found["riffle"], found["before"], run(theirs))
 
@@ -168,7 +153,7 @@ def _against_few(name: str, run: Player, side: Side) -> Figures:
     }
 
 
-CASES: dict[str, Callable[[Player], Figures]] = {
+CASES: dict[str, Case[Side, Played]] = {
     "row_form": row_form,
     "pandas_form": pandas_form,
     "list": list_,
@@ -176,16 +161,6 @@ CASES: dict[str, Callable[[Player], Figures]] = {
     "expiry": expiry,
     "ten_million": ten_million,
 }
-
-
-def run(names: Sequence[str], player: Player) -> Figures:
-    """Run the cases in turn and return their figures together."""
-    found: Figures = {}
-    for name in names:
-        started = time.monotonic()
-        found |= CASES[name](player)
-        found[f"{name}_case_s"] = time.monotonic() - started
-    return {name: round(value, 3) for name, value in found.items() if not math.isnan(value)}
 
 
 def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
@@ -203,11 +178,7 @@ def main() -> int:
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-
-    def together(names: Sequence[str], before: Code | None) -> Figures:
-        return run(names, Player(options.engines.split(","), options.scale, before, options.rounds))
-
-    return cases.tell(options, together, repetitions, WANTED)
+    return cases.tell(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
 
 
 if __name__ == "__main__":

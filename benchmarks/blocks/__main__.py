@@ -13,15 +13,15 @@ riffle's sides run on its code too, in turn with ours.
 from __future__ import annotations
 
 import json
-import math
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from benchmarks.blocks.block_play import NOT_PLAYED, Played, Side, play, play_here
 from benchmarks.kit import cases
-from benchmarks.kit.side import HERE, Code, alternately, answer
+from benchmarks.kit.cases import Case, Figures
+from benchmarks.kit.side import answer
 from benchmarks.kit.streams import median
 
 OURS, THEIRS = 10, 5
@@ -44,26 +44,7 @@ WANTED = {
     "chain_ratio": "<= 0.8",
     "wrapper_ratio": "<= 1.05",
 }
-Figures = dict[str, float]
-
-
-class Player:
-    """Plays sides of those engines that are wanted, at a scale, ours and the other revision's in so many rounds."""
-
-    def __init__(self, engines: Iterable[str], scale: float, before: Code | None, rounds: int) -> None:
-        self._codes = {"riffle": HERE, "spark": HERE, "stateful": HERE, **({"before": before} if before else {})}
-        self._engines = {*engines, "before", "stateful"} & self._codes.keys()
-        self._scale = scale
-        self.rounds = rounds
-
-    def __call__(self, side: Side) -> Played:
-        """Play one side; what is not wanted takes no number of seconds."""
-        wanted = side.engine in self._engines
-        return play(side.scaled(self._scale), self._codes[side.engine]) if wanted else NOT_PLAYED
-
-    def in_turn(self, side: Side, *engines: str) -> dict[str, list[Played]]:
-        """Play a side on engines alternately, in all rounds."""
-        return alternately(engines, self.rounds, lambda engine: self(replace(side, engine=engine)))
+Player: TypeAlias = cases.Player[Side, Played]
 
 
 def _median_s(played: Iterable[Played]) -> float:
@@ -157,7 +138,7 @@ def wrapper(run: Player) -> Figures:
     }
 
 
-CASES: dict[str, Callable[[Player], Figures]] = {
+CASES: dict[str, Case[Side, Played]] = {
     "window": window,
     "session": session,
     "dedup": dedup,
@@ -167,16 +148,6 @@ CASES: dict[str, Callable[[Player], Figures]] = {
     "chain": chain,
     "wrapper": wrapper,
 }
-
-
-def run(names: Sequence[str], player: Player) -> Figures:
-    """Run the cases in turn and return their figures together."""
-    found: Figures = {}
-    for name in names:
-        started = time.monotonic()
-        found |= CASES[name](player)
-        found[f"{name}_case_s"] = time.monotonic() - started
-    return {name: round(value, 3) for name, value in found.items() if not math.isnan(value)}
 
 
 def repetitions(names: Iterable[str], rounds: int) -> dict[str, int]:
@@ -193,11 +164,7 @@ def main() -> int:
     if options.side:
         answer(play_here(json.loads(options.side)))
         return 0
-
-    def together(names: Sequence[str], before: Code | None) -> Figures:
-        return run(names, Player(options.engines.split(","), options.scale, before, options.rounds))
-
-    return cases.tell(options, together, repetitions, WANTED)
+    return cases.tell(options, CASES, play, NOT_PLAYED, repetitions, WANTED)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import riffle_spark as riffle
 from apps.demo.servers import DiskS3Server
 from benchmarks.blocks.block_feeds import write
 from benchmarks.blocks.block_queries import BLOCKS, Block
+from benchmarks.kit import cases
 from benchmarks.kit.side import HERE, Code, in_process
 from benchmarks.kit.streams import median, session
 
@@ -29,49 +30,26 @@ __all__ = ["NOT_PLAYED", "Played", "Side", "play", "play_here"]
 START_SECONDS = 120.0
 POLL_SECONDS = 0.1
 TEXT = 3_000
-SCALED = ("keys", "rows")
-ENGINES = ("riffle", "before", "spark", "stateful")
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """A block on an engine: its sizes, how many of its last batches are measured, and how long it may take.
+class Side(cases.Side):
+    """A block on an engine, and how long it may take.
 
     Engines: ``riffle`` wraps the query's frames, ``before`` does so on another revision, ``spark`` does not, and
     ``stateful`` is the running count as ``riffle_spark.Stateful``.
     """
 
-    block: str
-    engine: str
-    sizes: dict[str, int]
-    measured: int
     closes: bool = True
     """Whether rows leave the state in every measured batch."""
     limit_s: float = 1200.0
 
-    def scaled(self, scale: float) -> Side:
-        """Return it with so many times its keys and rows."""
-        sizes = {name: round(size * scale) if name in SCALED else size for name, size in self.sizes.items()}
-        return replace(self, sizes=sizes)
-
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What a side took: seconds of every batch with rows, how many rows left the state in each, and rows a batch."""
+class Played(cases.Played):
+    """What a side took, and how many rows left the state in each batch."""
 
-    seconds: list[float]
     removed: list[int]
-    rows: int
-    measured: int
-
-    def median_s(self) -> float:
-        """Return the median of the last measured batches."""
-        return median(self.seconds[-self.measured :])
-
-    @property
-    def rows_per_s(self) -> float:
-        """Rows of a batch over the median time."""
-        return self.rows / self.median_s()
 
     @property
     def closing_s(self) -> float:
@@ -84,12 +62,12 @@ class Played:
         return (median(with_some) - median(without)) / median(removed for _, removed in taken if removed)
 
 
-NOT_PLAYED = Played([math.nan], [0], rows=0, measured=1)
+NOT_PLAYED = Played([math.nan], rows=0, measured=1, removed=[0])
 
 
 def play(side: Side, code: Code = HERE) -> Played:
     """Run a side on a product in a process, with a folder and an S3 server of its own."""
-    print(f"{side.block} on {side.engine}{code.revision and f' ({code.revision})'}, {side.sizes} ...", file=sys.stderr)
+    print(f"{side.load} on {side.engine}{code.revision and f' ({code.revision})'}, {side.sizes} ...", file=sys.stderr)
     with (
         tempfile.TemporaryDirectory(prefix="riffle-blocks-", ignore_cleanup_errors=True) as base,
         DiskS3Server(Path(base) / "s3") as server,
@@ -97,12 +75,12 @@ def play(side: Side, code: Code = HERE) -> Played:
         spec = asdict(side) | {"folder": f"{base}/side"}
         spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
         found = in_process("benchmarks.blocks", spec, side.limit_s + START_SECONDS, server.environment, code)
-    return Played(found["seconds"], found["removed"], found["rows"], side.measured)
+    return Played(found["seconds"], found["rows"], side.measured, found["removed"])
 
 
 def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Run what a side's process was told; return its figures."""
-    block, folder = BLOCKS[spec["block"]], Path(spec["folder"])
+    block, folder = BLOCKS[spec["load"]], Path(spec["folder"])
     try:
         files = write(folder / "in", block.feed(spec["sizes"]))
         query = _stateful(block, spec) if spec["engine"] == "stateful" else _written(block, spec)

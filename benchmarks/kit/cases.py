@@ -1,21 +1,105 @@
-"""The command line of a benchmark of cases that run in turn, against another revision too: its options, and how its
-figures are told. Does not know the cases.
+"""A benchmark of cases that run in turn, against another revision too: its options, what its sides are and what they
+took, who plays them, and how figures are told. Does not know the cases.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from benchmarks.kit.side import Code, at_revision
+from benchmarks.kit.side import HERE, Code, alternately, at_revision
+from benchmarks.kit.streams import median
 from riffle_spark.errors import RiffleError
 
-__all__ = ["asked", "tell"]
+__all__ = ["Case", "Figures", "Played", "Player", "Side", "asked", "run", "tell"]
 
 Figures = dict[str, float]
+SCALED = ("keys", "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A load on an engine, its sizes, and how many of its last batches are measured. ``before`` is the engine
+    ``riffle`` on another revision.
+    """
+
+    load: str
+    engine: str
+    sizes: dict[str, int]
+    measured: int
+
+    def scaled(self: SideT, scale: float) -> SideT:
+        """Return it with so many times its keys and rows."""
+        sizes = {name: round(size * scale) if name in SCALED else size for name, size in self.sizes.items()}
+        return replace(self, sizes=sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a side took: seconds of every batch with rows, and rows in the last one."""
+
+    seconds: list[float]
+    rows: int
+    measured: int
+
+    def median_s(self, until: int | None = None) -> float:
+        """Return the median of the last measured batches, or of the last before batch ``until``."""
+        return median(self.seconds[:until][-self.measured :])
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows of a batch over the median time."""
+        return self.rows / self.median_s()
+
+
+SideT = TypeVar("SideT", bound=Side)
+PlayedT = TypeVar("PlayedT", bound=Played)
+
+
+class Player(Generic[SideT, PlayedT]):
+    """Plays sides of those engines that are wanted, at a scale, ours and the other revision's in so many rounds.
+
+    ``nothing`` is what a side took that is not wanted: no number of seconds.
+    """
+
+    def __init__(
+        self, play: Callable[[SideT, Code], PlayedT], nothing: PlayedT, engines: Iterable[str], scale: float = 1.0,
+        before: Code | None = None, rounds: int = 1,
+    ) -> None:  # fmt: skip
+        self._play, self._nothing = play, nothing
+        self._codes = {"riffle": HERE, "spark": HERE, "stateful": HERE, **({"before": before} if before else {})}
+        self._engines = {*engines, "before", "stateful"} & self._codes.keys()
+        self._scale = scale
+        self.rounds = rounds
+
+    def __call__(self, side: SideT) -> PlayedT:
+        """Play one side."""
+        wanted = side.engine in self._engines
+        return self._play(side.scaled(self._scale), self._codes[side.engine]) if wanted else self._nothing
+
+    def in_turn(self, side: SideT, *engines: str) -> dict[str, list[PlayedT]]:
+        """Play a side on engines alternately, in all rounds."""
+        return alternately(engines, self.rounds, lambda engine: self(replace(side, engine=engine)))
+
+
+Case = Callable[[Player[SideT, PlayedT]], Figures]
+
+
+def run(names: Iterable[str], cases: Mapping[str, Case[SideT, PlayedT]], player: Player[SideT, PlayedT]) -> Figures:
+    """Run cases in turn and return their figures together, with what each took."""
+    found: Figures = {}
+    for name in names:
+        started = time.monotonic()
+        found |= cases[name](player)
+        found[f"{name}_case_s"] = time.monotonic() - started
+    return {name: round(value, 3) for name, value in found.items() if not math.isnan(value)}
 
 
 def asked(told: str | None, cases: Collection[str]) -> argparse.Namespace:
@@ -39,14 +123,17 @@ def asked(told: str | None, cases: Collection[str]) -> argparse.Namespace:
 
 def tell(
     options: argparse.Namespace,
-    run: Callable[[Sequence[str], Code | None], Figures],
+    cases: Mapping[str, Case[SideT, PlayedT]],
+    play: Callable[[SideT, Code], PlayedT],
+    nothing: PlayedT,
     repetitions: Callable[[Figures, int], Mapping[str, int]],
     wanted: Mapping[str, str],
 ) -> int:
-    """Run the cases, beside another revision if one was named, and print the figures; return the exit code."""
+    """Run the wanted cases, beside another revision if one was named, and print the figures; return the exit code."""
     try:
         with at_revision(options.against) if options.against else nullcontext() as before:
-            result = run(options.names, before)
+            player = Player(play, nothing, options.engines.split(","), options.scale, before, options.rounds)
+            result = run(options.names, cases, player)
         told: dict[str, object] = {**result, **({"against": before.revision} if before else {})}
     except RiffleError as error:
         print(error, file=sys.stderr)

@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from apps.demo.servers import DiskS3Server
+from benchmarks.kit import cases
 from benchmarks.kit.side import HERE, Code, in_process
-from benchmarks.kit.streams import median
 from benchmarks.processors.feeds import write
 from benchmarks.processors.loads import LOADS
 from benchmarks.processors.queries import run_riffle, run_spark
@@ -27,48 +27,24 @@ NEW_SPARK = "4.3.0"
 PINNED_SPARK = ""
 """Whatever Spark this process has."""
 START_SECONDS = 120.0
-SCALED = ("keys", "rows")
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """A load on ``riffle``, ``before`` or ``spark``: its sizes, how many of its last batches are measured, on which
-    Spark, and how long it may take.
-    """
+class Side(cases.Side):
+    """A load on ``riffle``, ``before`` or ``spark``, on which Spark, and how long it may take."""
 
-    load: str
-    engine: str
-    sizes: dict[str, int]
-    measured: int
     spark_version: str = NEW_SPARK
     limit_s: float = 900.0
 
-    def scaled(self, scale: float) -> Side:
-        """Return it with so many times its keys and rows."""
-        sizes = {name: round(size * scale) if name in SCALED else size for name, size in self.sizes.items()}
-        return replace(self, sizes=sizes)
-
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What a side took: seconds of every batch, rows in the last one, and the largest Python worker."""
+class Played(cases.Played):
+    """What a side took, and the largest Python worker."""
 
-    seconds: list[float]
-    rows: int
     worker_peak_mb: float
-    measured: int
-
-    def median_s(self, until: int | None = None) -> float:
-        """Return the median of the last measured batches, or of the last before batch ``until``."""
-        return median(self.seconds[:until][-self.measured :])
-
-    @property
-    def rows_per_s(self) -> float:
-        """Rows of a batch over the median time."""
-        return self.rows / self.median_s()
 
 
-NOT_PLAYED = Played([math.nan], rows=0, worker_peak_mb=math.nan, measured=1)
+NOT_PLAYED = Played([math.nan], rows=0, measured=1, worker_peak_mb=math.nan)
 
 
 def play(side: Side, code: Code = HERE) -> Played:
@@ -83,7 +59,7 @@ def play(side: Side, code: Code = HERE) -> Played:
         spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
         environment = {**_spark_environment(python), **server.environment}
         found = in_process("benchmarks.processor", spec, side.limit_s + START_SECONDS, environment, code, python)
-    return Played(found["seconds"], found["rows"], found["worker_peak_mb"], side.measured)
+    return Played(found["seconds"], found["rows"], side.measured, found["worker_peak_mb"])
 
 
 def play_here(spec: dict[str, Any]) -> dict[str, Any]:

@@ -67,9 +67,9 @@ def test_a_hundredth_is_due_after_every_third_small_batch() -> None:
 
 def test_what_one_that_is_closed_takes_is_what_its_batch_took_longer() -> None:
     """Batches that close are compared with those that do not, of the measured ones alone."""
-    found = Played([9.0, 1.0, 2.0, 1.0, 4.0], [500, 0, 100, 0, 100], rows=10, measured=4)
+    found = Played([9.0, 1.0, 2.0, 1.0, 4.0], rows=10, measured=4, removed=[500, 0, 100, 0, 100])
     assert found.closing_s == pytest.approx(0.02)
-    assert math.isnan(Played([1.0, 1.0], [1, 1], rows=10, measured=2).closing_s)
+    assert math.isnan(Played([1.0, 1.0], rows=10, measured=2, removed=[1, 1]).closing_s)
 
 
 def test_every_case_has_its_wish_and_its_block() -> None:

@@ -12,8 +12,9 @@ import pytest
 from benchmarks.elastic.data import called_last
 from benchmarks.elastic.gets import PIECE_BYTES, Span, pieces
 from benchmarks.elastic.replay import one_owner, python_ticks
-from benchmarks.processor import Compared, Player, repetitions, row_form
-from benchmarks.processors.play import Played, Side
+from benchmarks.kit.cases import Player, run
+from benchmarks.processor import CASES, Compared, repetitions
+from benchmarks.processors.play import NOT_PLAYED, Played, Side, play
 from benchmarks.totals import figures as totals
 from riffle_spark.assign.model import AssignSettings, Member
 from tests.kit.assign_views import view
@@ -86,7 +87,7 @@ def test_ours_runs_beside_the_revision_and_nobody_else_does() -> None:
 
 
 def _played(*seconds: float) -> Played:
-    return Played(list(seconds), rows=100, worker_peak_mb=1.0, measured=2)
+    return Played(list(seconds), rows=100, measured=2, worker_peak_mb=1.0)
 
 
 def test_a_revision_is_compared_round_by_round() -> None:
@@ -99,9 +100,9 @@ def test_a_revision_is_compared_round_by_round() -> None:
 
 def test_engines_that_are_left_out_leave_no_figures() -> None:
     """Without a revision, and with no engine wanted, every figure of a case is no number, and so is not told."""
-    player = Player([], scale=1.0, before=None, rounds=2)
+    player = Player(play, NOT_PLAYED, [], rounds=2)
     assert math.isnan(player(Side("counting", "before", {}, 1)).median_s())
-    assert all(math.isnan(value) for value in row_form(player).values())
+    assert run(["row_form"], CASES, player).keys() == {"row_form_case_s"}
 
 
 def test_rounds_multiply_what_a_median_is_of() -> None:
