@@ -128,13 +128,8 @@ def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:
     column = found_column(watermark.column, own, operator.store, case_sensitive=operator.case_sensitive)
     known = Input(operator.input, {}, operator.fields).with_fields([column] if column else [])
     kind = known.rows.field(column.name).type if column else None
-    if column is None or not pa.types.is_timestamp(kind):
-        raise ConfigError(
-            f"the watermark is on {watermark.column!r}, and "
-            + (f"that is {kind}" if kind else "there is no such column"),
-            remedy="name a timestamp column of the input, or cast one",
-            where=operator.store,
-        )
+    _check_timestamp(kind, f"the watermark is on {watermark.column!r}", operator.store)
+    assert column is not None
     shown = operator.shown or {name: name for name in own.names}
     watermark = watermark._replace(column=column.name)
     if known.fields == operator.fields:
@@ -150,11 +145,15 @@ def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> O
     if late is not None:
         columns = operator.schema.key if late.by == "keys" else operator.input
         kind = columns.field(late.column).type if late.column in columns.names else None
-        if kind is None or not pa.types.is_timestamp(kind):
-            raise ConfigError(
-                f"{late.by} are late by {late.column!r}, and "
-                + (f"that is {kind}" if kind else "there is no such column"),
-                remedy="name a timestamp column",
-                where=operator.store,
-            )
+        _check_timestamp(kind, f"{late.by} are late by {late.column!r}", operator.store)
     return replace(operator, late=late, shift_ms=shift_ms)
+
+
+def _check_timestamp(kind: pa.DataType | None, told: str, store: str) -> None:
+    """Raise ``ConfigError`` for a column of another type, or one that is not there, after what was told of it."""
+    if kind is None or not pa.types.is_timestamp(kind):
+        raise ConfigError(
+            f"{told}, and " + (f"that is {kind}" if kind else "there is no such column"),
+            remedy="name a timestamp column of the input, or cast one",
+            where=store,
+        )
