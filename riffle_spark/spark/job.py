@@ -27,7 +27,7 @@ from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, 
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
 from riffle_spark.spark.engine.placed import PlacedFrames
-from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, SparkWork
+from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, Sinks, SparkWork
 from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
@@ -141,13 +141,15 @@ class RunningJob:
             self._seen = incoming.run_id
         rows = batch if self._side is None else self._side.mapped(batch, incoming.time_ms)
         operators = self._operators_for(rows)
-        sinks = {given.store: given.sink for given in self._declared if given.sink is not None}
+        sinks = Sinks(
+            {given.store: given.sink for given in self._declared if given.sink is not None},
+            late=None if self._side is None else partial(self._side.deliver, batch),
+        )
         reads = {given.store: given.reads for given in self._declared if given.reads is not None}
         initial = {given.store: given.initial for given in self._declared if given.initial is not None}
         initial = {o.store: _keyed_alike(initial[o.store], o) for o in operators if o.store in initial}
         prepared = routing.prepared(rows, [operator for operator in operators if operator.store not in reads])
         work = SparkWork(prepared, operators, sinks, self._frames, self._home, self._settings, initial, reads)
-        work.late = partial(self._side.deliver, batch) if self._side is not None else None
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, work)
         if self._tick is not None:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -33,7 +34,7 @@ from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import store_of
 
-__all__ = ["DeliverySink", "Sink", "SparkWork", "arity", "sealed_rows"]
+__all__ = ["DeliverySink", "Sink", "Sinks", "SparkWork", "arity", "sealed_rows"]
 
 Batches = Iterable[pa.RecordBatch]
 Sink = Callable[..., object]
@@ -48,6 +49,16 @@ class DeliverySink(Protocol):
         """Take one delivery's rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """What takes the results of stores; those that none is for are not delivered. ``late`` takes what the slots that
+    read the batch left out as too late: a watermark (ms), and the delivery.
+    """
+
+    of_stores: Mapping[str, Sink | DeliverySink]
+    late: Callable[[int, Delivery], object] | None = None
+
+
 _ROWS = "riffle_rows"
 _LINK = "version long, attempt string, start long, length long, checksum string, rows long"
 
@@ -56,15 +67,14 @@ class SparkWork:
     """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``.
 
     ``reads`` says of stores whose slots read others' results, or a part of the batch, where their rows come from; all
-    others read the batch as it is. Only what ``sinks`` names is delivered. ``late`` takes what the slots that read the
-    batch left out as too late: a watermark (ms), and the delivery.
+    others read the batch as it is.
     """
 
     def __init__(
         self,
         batch: DataFrame,
         operators: Sequence[Operator],
-        sinks: Mapping[str, Sink | DeliverySink],
+        sinks: Sinks,
         frames: PlacedFrames,
         home: Home,
         settings: Settings,
@@ -79,7 +89,6 @@ class SparkWork:
         self._settings = settings
         self._initial = initial
         self._reads = reads
-        self.late: Callable[[int, Delivery], object] | None = None
         self._left_out: tuple[int, int] | None = None
         self._inputs: dict[str, DataFrame] = {}
         self._results: dict[str, KeptResult] = {}
@@ -117,7 +126,7 @@ class SparkWork:
                     with raising_stale_rows():
                         self._inputs[order.store] = self._input(order, receipts)
                         receipts += self._run(layout, order, several=len(executors) > 1)
-        if self.late is not None:
+        if self._sinks.late is not None:
             late_ms = max(order.late_watermark_ms or 0 for order in orders if order.store not in self._reads)
             self._left_out = late_ms, sum(one.late_rows for one in receipts if one.store not in self._reads)
         return receipts
@@ -177,7 +186,7 @@ class SparkWork:
         """Give each operator's rows to its sink, once the check, which runs while their frames are made, has ended."""
         with ThreadPoolExecutor(1, "riffle-check") as beside:
             checking = beside.submit(check)
-            frames = {store: self._rows(store, receipts) for store in self._results if store in self._sinks}
+            frames = {store: self._rows(store, receipts) for store in self._results if store in self._sinks.of_stores}
             checking.result()
         self._deliver_late(delivery)
         for store, rows in frames.items():
@@ -193,20 +202,20 @@ class SparkWork:
         """Give the sinks the output rows that were sealed with a committed batch."""
         spark = self._batch.sparkSession
         self._deliver_late(delivery)
-        for store in self._sinks:
+        for store in self._sinks.of_stores:
             operator = self._operators[store]
             links = [link for owner, link in outputs if owner == store]
             self._give(store, sealed_rows(spark, self._home, links, operator.declared.output), delivery)
 
     def _deliver_late(self, delivery: Delivery) -> None:
         """Give on what was left out. Of a batch that ran before a restart nobody says any more whether that is any."""
-        if self.late is not None:
+        if self._sinks.late is not None:
             late_ms, count = self._left_out or (inventory.watermark_before(self._batch, delivery.batch_id), 1)
             if count:
-                self.late(late_ms, delivery)
+                self._sinks.late(late_ms, delivery)
 
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
-        sink = self._sinks[store]
+        sink = self._sinks.of_stores[store]
         if isinstance(sink, DeliverySink):
             sink.deliver(rows, delivery)
         else:

@@ -21,7 +21,7 @@ from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRow
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.routing import arrow_schema
-from riffle_spark.spark.engine.spark_batch import SparkWork
+from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
 from riffle_spark.spark.job import home_of
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import Kept, job_group, settings_in
@@ -59,7 +59,8 @@ class Slots:
 
     def work(self, batch: DataFrame) -> SparkWork:
         """Return the work of one batch."""
-        return SparkWork(batch, [self._operator], {"totals": self.kept}, self._frames, self._home, self._settings)
+        sinks = Sinks({"totals": self.kept})
+        return SparkWork(batch, [self._operator], sinks, self._frames, self._home, self._settings)
 
     def order(self, layout: SlotLayout, version: int) -> Order:
         """Return what the slots of a layout are told; the state is empty at every version."""
