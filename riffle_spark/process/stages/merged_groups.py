@@ -7,8 +7,8 @@ It is made of what a plan says and of the query's output mode, and is a ``BlockC
     plan = read_aggregate(catalyst, node)
     compute = MergedGroups(plan.spec, "append")
 
-Its rows are ``plan.spec.rows``, its key ``plan.spec.keys``, its output ``plan.spec.answer``: what ``plan.evaluated``
-takes. Who drops late rows goes by ``plan.spec.time``: here no row is late.
+Its rows are ``plan.spec.rows``, its key ``plan.spec.keys``, its output ``plan.spec.answer``: what ``plan.evaluation``
+is put on. Who drops late rows goes by ``plan.spec.time``: here no row is late.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -192,15 +192,14 @@ class _Kept:
 
     @staticmethod
     def of(told: FunctionSpec) -> "_Kept":
-        given = told.buffers if told.given is None else (told.given,)
-        types = [buffer.type for buffer in given]
+        types = [buffer.type for buffer in told.taken]
         merge = merge_function(told.function, types, MergeOptions.of_facts(told.facts, told.own))
-        kept = zip(given, merge.state(types), strict=True)
+        kept = zip(told.taken, merge.state(types), strict=True)
         return _Kept(told, merge, [pa.field(buffer.name, type) for buffer, type in kept])
 
     def rows(self, rows: pa.Table) -> Iterator[pa.Array]:
         """Yield what rows bring, a column a buffer; those that are always the same are made here."""
-        for buffer in self.told.buffers if self.told.given is None else (self.told.given,):
+        for buffer in self.told.taken:
             if buffer.literal is None:
                 yield one_array(rows.column(buffer.name))
             else:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.columns import one_array, positions_of
 from riffle_spark.process.blocks.block import BoolArray, Declared, ElementBatch, Elements, ElementUpdate, IndexArray
+from riffle_spark.process.merging.merge_function import hold
 from riffle_spark.process.types.stage_specs import JoinSide, JoinSpec, free_name
 from riffle_spark.state.formats.due_times import in_milliseconds
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, Variable
@@ -234,5 +235,4 @@ def _due_ms(side: JoinSide, rows: pa.Table) -> npt.NDArray[np.int64]:
 
 def _mask(column: pa.Array | pa.ChunkedArray) -> BoolArray:
     """Return truth values, a null for false."""
-    told: BoolArray = np.array(pc.fill_null(one_array(column), False).to_numpy(zero_copy_only=False), np.bool_)
-    return told
+    return hold(one_array(column))

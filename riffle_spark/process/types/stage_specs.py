@@ -62,11 +62,14 @@ class FunctionSpec:
     own: object | None = None
 
     @property
+    def taken(self) -> tuple[Buffer, ...]:
+        """What it takes of each row, and so what is kept of a key."""
+        return self.buffers if self.given is None else (self.given,)
+
+    @property
     def sent(self) -> tuple[Buffer, ...]:
         """What a row brings, each a column."""
-        if self.given is not None:
-            return (self.given,)
-        return tuple(buffer for buffer in self.buffers if buffer.literal is None)
+        return tuple(buffer for buffer in self.taken if buffer.literal is None)
 
 
 @dataclass(frozen=True, slots=True)

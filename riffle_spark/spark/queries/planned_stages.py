@@ -98,10 +98,9 @@ class PlannedStage:
 def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
     plan = aggregate_plan.read_aggregate(catalyst, stage.node, taken)
     spec, said = plan.spec, list[str]()
-    kept = [(one, one.buffers if one.given is None else (one.given,)) for one in spec.functions]
-    for function, buffers in kept:
-        columns = ", ".join(f"{buffer.name} {buffer.type}" for buffer in buffers)
-        said.append(f"{function.function}: {columns}; {buffers[0].meaning.rpartition(': ')[0] or buffers[0].meaning}")
+    for function in spec.functions:
+        columns, meaning = ", ".join(f"{one.name} {one.type}" for one in function.taken), function.taken[0].meaning
+        said.append(f"{function.function}: {columns}; {meaning.rpartition(': ')[0] or meaning}")
     if not len(spec.routed):
         raise ConfigError(
             "a session window alone is no key: as in Spark, sessions are those of another key",
@@ -115,7 +114,7 @@ def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tupl
         plan.map_side, plan.evaluation,
         # A row's own session is late or not before it is one with any other.
         None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),
-        {buffer.name: buffer.meaning for _, buffers in kept for buffer in buffers}, tuple(said),
+        {one.name: one.meaning for function in spec.functions for one in function.taken}, tuple(said),
     )  # fmt: skip
 
 

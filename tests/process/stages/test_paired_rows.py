@@ -22,7 +22,6 @@ from riffle_spark.testing import Harness
 TIME = pa.timestamp("us", "UTC")
 BEFORE_MS, AFTER_MS = 2_000, 3_000
 """A right row is at most so long before its left row, and so long after it."""
-BEGUN_MS = 1_700_000_000_000
 _LEFT = [("at", TIME), ("n", pa.int64())]
 _RIGHT = [("bt", TIME), ("m", pa.int64())]
 ROWS = pa.schema(
