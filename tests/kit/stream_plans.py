@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import riffle_spark
 from riffle_spark.process.types.stage_specs import AggregateSpec
-from riffle_spark.spark.plans.aggregate_plan import read_aggregate
+from riffle_spark.spark.plans.aggregate_plan import AggregatePlan, read_aggregate
 from riffle_spark.spark.plans.plan_cut import CutPlan, Input, cut
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, placed, replaced
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, at, children, placed, replaced
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-__all__ = ["ROOT", "by_hand", "cut_of", "merged", "rdd_of", "stream_of", "with_rows"]
+__all__ = ["ROOT", "by_hand", "cut_of", "evaluated", "merged", "rdd_of", "stream_of", "with_rows"]
 
 ROOT = "file:///state/of/visits"
 _NAN = float("nan")
@@ -44,10 +44,17 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
         (below,) = stage.below
         plan = read_aggregate(spark, stage.node, tuple(spec.store for spec in specs))
         given = with_rows(spark, below.plan, rows) if isinstance(below, Input) else below.on(results, time_ms)
-        state = merged(spark.frame(plan.mapped(given, time_ms)), plan.spec)
-        results[stage.number] = plan.evaluated(rdd_of(state), time_ms)
+        state = merged(spark.frame(plan.map_side.on({0: given}, time_ms)), plan.spec)
+        results[stage.number] = evaluated(plan, rdd_of(state), time_ms)
         specs.append(plan.spec)
     return spark.frame(found.top.on(results, time_ms)).collect(), specs
+
+
+def evaluated(plan: AggregatePlan, rdd: Node, time_ms: int | None = None) -> Node:
+    """Return an aggregate's result, under its own attributes, of an RDD of rows of ``spec.answer``."""
+    end = plan.evaluation
+    leaf = end.catalyst.rows(at(end.plan, end.holes[0].path).output(), rdd)
+    return end.on({0: leaf}, time_ms)
 
 
 def rdd_of(frame: DataFrame) -> Node:

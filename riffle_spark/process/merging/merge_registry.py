@@ -13,7 +13,7 @@ from riffle_spark.process.merging import merged_lists, merged_moments, merged_pi
 from riffle_spark.process.merging.merge_function import MergeFunction
 from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
 
-__all__ = ["COLLECTED", "HASHED", "MergeOptions", "merge_function", "merge_names"]
+__all__ = ["COLLECTED", "HASHED", "MergeOptions", "merge_function"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,6 @@ _WAYS_OUT: Mapping[str, str] = {
     "Mode": "It would keep every value. Count by key and value, and choose downstream.",
     "HistogramNumeric": "Group by buckets of your own, such as floor(x / 10).",
 }
-
-
-def merge_names() -> Sequence[str]:
-    """Return the names of the classes that are known."""
-    return tuple(_MERGES)
 
 
 def merge_function(name: str, buffers: Sequence[pa.DataType], options: MergeOptions | None = None) -> MergeFunction:

@@ -15,7 +15,7 @@ from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, 
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
 from riffle_spark.spark.plans.grouping_keys import Elements, GroupingKey, read_elements, read_keys, stored_as, time_of
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, asks_time, at, items, kind, placed, replaced
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, asks_time, items, kind, placed, replaced
 from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
 
 __all__ = ["AggregatePlan", "read_aggregate"]
@@ -23,24 +23,13 @@ __all__ = ["AggregatePlan", "read_aggregate"]
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """A stage that is an aggregate: its specification, and its two ends as pieces on the rows of each batch."""
+    """A stage that is an aggregate: its specification, and its two ends as pieces on the rows of each batch:
+    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.answer``.
+    """
 
-    catalyst: Catalyst
     spec: AggregateSpec
     map_side: Piece
     evaluation: Piece
-
-    def mapped(self, below: Node, time_ms: int | None = None) -> Node:
-        """Return the plan of the rows that slots get: ``spec.rows`` of the rows of a plan below, which has the
-        attributes of the aggregate's own child. ``time_ms`` is the batch's, where that is not Spark's own to tell.
-        """
-        return self.map_side.on({0: below}, time_ms)
-
-    def evaluated(self, rdd: Node, time_ms: int | None = None) -> Node:
-        """Return the aggregate's result, under its own attributes, of an RDD of rows of ``spec.answer``."""
-        (hole,) = self.evaluation.holes
-        leaf = self.catalyst.rows(at(self.evaluation.plan, hole.path).output(), rdd)
-        return self.evaluation.on({0: leaf}, time_ms)
 
 
 def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> AggregatePlan:
@@ -49,8 +38,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     Raises ``ConfigError`` for keys and functions that cannot be had, and for a store's name that cannot be one.
     """
     around = _prepared(catalyst, node)
-    path = next(path for path, one in placed(around) if kind(one) == "Aggregate")
-    inner = at(around, path)
+    path, inner = next((path, one) for path, one in placed(around) if kind(one) == "Aggregate")
     parts = catalyst.module("planning.PhysicalAggregation").unapply(inner).get()
     keys = read_keys(catalyst, items(parts._1()), items(parts._3()), node.child())
     names = [column for key in keys for column in key.columns]
@@ -67,15 +55,14 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     spec = AggregateSpec(store, key_schema, specs, time_of(keys), keyless=is_keyless, elements=beside)
     results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
     evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
-    return AggregatePlan(catalyst, spec, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
+    return AggregatePlan(spec, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
 
 
 def _results(
     catalyst: Catalyst, spec: AggregateSpec, keys: list[GroupingKey], functions: list[PlannedFunction]
 ) -> Node:
     """Return the keys and the functions' results over a leaf of ``spec.answer``: Spark's expressions on its buffers."""
-    leaf = catalyst.no_rows(analysed(catalyst.spark.createDataFrame([], spark_schema(spec.answer))).output())
-    columns = {str(one.name()): one for one in items(leaf.output())}
+    leaf, columns = catalyst.leaf(spark_schema(spec.answer))
     lower, upper, make = list[Node](), list[Node](), catalyst.alias
     for key in keys:
         if key.attribute is not None:

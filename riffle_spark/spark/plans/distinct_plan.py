@@ -13,14 +13,13 @@ import pyarrow as pa
 from riffle_spark.process.types.stage_specs import DistinctSpec, TimeSpec, free_name
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, kind
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, id_of, items, kind
 
 __all__ = ["DistinctPlan", "read_distinct"]
 
 _WITHIN = "DeduplicateWithinWatermark"
 _UNTIL = "known_until"
 _EVENT_TIME = "event_time"
-_STRUCT = "struct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,9 @@ class _Rows:
     def of(catalyst: Catalyst, node: Node) -> "_Rows":
         """Read what a de-duplication has below it. Keys go as their columns do, in whatever order they are named."""
         below = node.child()
-        output = list({_id(one): one for one in items(below.output())}.values())
-        ids = {_id(one) for one in items(node.keys())}
-        attributes = [one for one in output if _id(one) in ids]
+        output = list({id_of(one): one for one in items(below.output())}.values())
+        ids = {id_of(one) for one in items(node.keys())}
+        attributes = [one for one in output if id_of(one) in ids]
         keys = [
             replace(key, expression=one)
             for key, one in zip(grouping_keys.read_keys(catalyst, attributes, [], below), attributes, strict=True)
@@ -82,7 +81,7 @@ class _Rows:
         taken = [column for key in keys for column in key.columns]
         others = dict[str, Node]()
         for one in output:
-            if _id(one) not in ids:
+            if id_of(one) not in ids:
                 others[free_name(str(one.name()), [*taken, *others])] = one
         time, beside = _time(catalyst, _event_time(output), keys, others)
         return _Rows(catalyst, items(below.output()), keys, others, time, beside)
@@ -103,17 +102,12 @@ class _Rows:
     def put_together(self, told: pa.Schema) -> Node:
         """Return the plan of rows that passed, under the attributes that they had."""
         spark = self.catalyst
-        leaf = spark.no_rows(analysed(spark.spark.createDataFrame([], spark_schema(told))).output())
-        columns = {str(one.name()): one for one in items(leaf.output())}
-        made = {_id(key.attribute): key.put_together(spark, columns) for key in self.keys}
-        made |= {_id(one): columns[name] for name, one in self.others.items()}
-        once = {_id(one): one for one in self.output}
+        leaf, columns = spark.leaf(spark_schema(told))
+        made = {id_of(key.attribute): key.put_together(spark, columns) for key in self.keys}
+        made |= {id_of(one): columns[name] for name, one in self.others.items()}
+        once = {id_of(one): one for one in self.output}
         lower = [spark.alias(made[number], str(one.name()), one.exprId()) for number, one in once.items()]
         return spark.project(self.output, spark.project(lower, leaf))
-
-
-def _id(attribute: Node) -> int:
-    return int(attribute.exprId().id())
 
 
 def _event_time(output: list[Node]) -> Node | None:
@@ -130,11 +124,11 @@ def _time(
     """Return by which column rows are late, and that column where rows that pass do not have it: a window's end."""
     if event_time is None:
         return None, {}
-    of_key = grouping_keys.time_of([key for key in keys if _id(key.attribute) == _id(event_time)])
+    of_key = grouping_keys.time_of([key for key in keys if id_of(key.attribute) == id_of(event_time)])
     if of_key is not None:
         return of_key, {}
-    delay = grouping_keys.delay_of(event_time)
-    if str(event_time.dataType().typeName()) != _STRUCT:
+    delay, end = grouping_keys.delay_of(event_time), grouping_keys.end_of(catalyst, event_time)
+    if end is event_time:
         return TimeSpec(next(name for name, one in others.items() if one is event_time), delay), {}
     column = free_name(_EVENT_TIME, [*others, *(column for key in keys for column in key.columns)])
-    return TimeSpec(column, delay), {column: catalyst.field(event_time, 1)}
+    return TimeSpec(column, delay), {column: end}

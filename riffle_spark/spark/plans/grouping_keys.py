@@ -16,6 +16,7 @@ __all__ = [
     "Elements",
     "GroupingKey",
     "delay_of",
+    "end_of",
     "event_time_of",
     "is_exact",
     "read_elements",
@@ -184,16 +185,17 @@ def delay_of(attribute: Node) -> int | None:
 
 
 def event_time_of(catalyst: Catalyst, node: Node) -> Node | None:
-    """Return by what the rows below a stateful node are late, as an expression of them: of a window it is the end.
-    ``None``: by nothing.
-    """
+    """Return by what the rows below a stateful node are late, as an expression of them; ``None``: by nothing."""
     named = items(node.groupingExpressions()) if kind(node) == "Aggregate" else items(node.child().output())
     columns = [one.child() if kind(one) == "Alias" else one for one in named]
     timed = [one for one in columns if kind(one) == "AttributeReference" and delay_of(one) is not None]
     found = next((one for one in timed if "spark.sessionWindow" in metadata(one)), next(iter(timed), None))
-    if found is None or str(found.dataType().typeName()) != "struct":
-        return found
-    return catalyst.field(found, 1)
+    return None if found is None else end_of(catalyst, found)
+
+
+def end_of(catalyst: Catalyst, time: Node) -> Node:
+    """Return what of an event time is compared with the watermark: of a window it is the end."""
+    return catalyst.field(time, 1) if str(time.dataType().typeName()) == "struct" else time
 
 
 def stored_as(kind_of_stage: str, keys: list[GroupingKey], taken: Collection[str]) -> str:

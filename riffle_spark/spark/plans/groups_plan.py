@@ -3,22 +3,19 @@
 these operators. Does not know the functions, which Python has.
 """
 
-import json
 import re
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from riffle_spark.process.types.spark_schemas import schema_of_json
-from riffle_spark.process.types.stage_specs import GroupsSpec, free_name, store_name
+from riffle_spark.process.types.stage_specs import GroupsSpec, free_name
 from riffle_spark.spark.engine.routing import arrow_schema
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind, metadata
-from riffle_spark.state.log.paths import check_store_name
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, id_of, items, kind
 
 __all__ = ["GroupsPlan", "read_groups"]
 
-_DELAY = "spark.watermarkDelayMs"
 _STRUCT = "struct"
 _EVENT_TIME = "event_time"
 _NO_WORD = re.compile(r"\W")
@@ -67,9 +64,7 @@ def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, 
     columns_of_rows = [catalyst.alias(one, name) for name, one in seen.parts.items()]
     map_side = catalyst.project(columns_of_rows, catalyst.no_rows(below.output()))
     rows = arrow_schema(catalyst.frame(map_side))
-    named = next((key.store for key in keys if key.store), None)
-    names = [key.name for key in keys]
-    store = check_store_name(named) if named else store_name(of_kind, names, taken)
+    store = grouping_keys.stored_as(of_kind, keys, taken)
     leaf = catalyst.no_rows(node.output())
     output = arrow_schema(catalyst.frame(leaf))
     spec = GroupsSpec(store, pa.schema(list(rows)[: len(keys)]), rows, seen.shown, output, event_time)
@@ -90,10 +85,10 @@ class _Seen:
         self._shown: dict[str, str] = {}
         for key in keys:
             self.parts.update(key.taken_apart(catalyst))
-        self._columns = {self._id(one): name for name, one in self.parts.items() if kind(one) == "AttributeReference"}
+        self._columns = {id_of(one): name for name, one in self.parts.items() if kind(one) == "AttributeReference"}
         for attribute in seen:
-            if self._columns.get(self._id(attribute)) in self._shown:  # it is there twice
-                del self._columns[self._id(attribute)]
+            if self._columns.get(id_of(attribute)) in self._shown:  # it is there twice
+                del self._columns[id_of(attribute)]
             self._shown[self._column(attribute)] = str(attribute.name())
 
     @property
@@ -102,23 +97,21 @@ class _Seen:
         return tuple((name, column) for column, name in self._shown.items())
 
     def event_time(self, columns: list[Node]) -> str | None:
-        """Return which of all columns is compared with the watermark, and bring it: of a window it is the end."""
-        told = next((one for one in columns if _DELAY in json.loads(metadata(one))), None)
+        """Return which of all columns is compared with the watermark, and bring it."""
+        told = next((one for one in columns if grouping_keys.delay_of(one) is not None), None)
         if told is None:
             return None
-        if str(told.dataType().typeName()) != _STRUCT:
+        end = grouping_keys.end_of(self._catalyst, told)
+        if end is told:
             return self._column(told)
         column = free_name(_EVENT_TIME, self.parts)
-        self.parts[column] = self._catalyst.field(told, 1)
+        self.parts[column] = end
         return column
 
     def _column(self, attribute: Node) -> str:
         """Return the column that an attribute is, and bring it, if it is not there yet."""
-        known = self._columns.get(self._id(attribute))
+        known = self._columns.get(id_of(attribute))
         if known is None:
             known = free_name(_NO_WORD.sub("_", str(attribute.name())) or "_", self.parts)
-            self._columns[self._id(attribute)], self.parts[known] = known, attribute
+            self._columns[id_of(attribute)], self.parts[known] = known, attribute
         return known
-
-    def _id(self, attribute: Node) -> int:
-        return int(attribute.exprId().id())

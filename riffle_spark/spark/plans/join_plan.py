@@ -19,7 +19,6 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, childr
 __all__ = ["JoinPlan", "read_join"]
 
 _IS_LEFT, _EVENT_TIME, _PASSES, _COMPARED = "is_left", "event_time", "passes", "compared"
-_STRUCT: Final = "struct"
 _OUTER: Final = {"LeftOuter": ("left",), "RightOuter": ("right",), "FullOuter": ("left", "right")}
 _SEMI: Final = "LeftSemi"
 _FUNCTIONS: Final = {
@@ -261,12 +260,8 @@ class _Sent:
         return next(known, None) or self._column(at, str(expression.name()) if is_plain else _COMPARED, expression)
 
     def _times(self) -> list[Node | None]:
-        """Return the event time of each side's rows: of a window it is the end."""
-        is_window = [one is not None and str(one.dataType().typeName()) == _STRUCT for one in self.found.times]
-        return [
-            self.catalyst.field(one, 1) if of_window else one
-            for one, of_window in zip(self.found.times, is_window, strict=True)
-        ]
+        """Return the event time of each side's rows."""
+        return [one if one is None else grouping_keys.end_of(self.catalyst, one) for one in self.found.times]
 
     def map_side(self) -> tuple[Node, tuple[batch_pieces.Hole, ...]]:
         """Return the rows of both sides as one plan, and where the inputs go."""
@@ -324,8 +319,7 @@ class _Sent:
     def evaluation(self, answer: pa.Schema, output: Sequence[Node]) -> tuple[Node, batch_pieces.Hole]:
         """Return the plan of what is answered, under the attributes that the join has, and where rows go."""
         spark = self.catalyst
-        leaf = spark.no_rows(analysed(spark.spark.createDataFrame([], routing.spark_schema(answer))).output())
-        columns: Mapping[str, Node] = {str(one.name()): one for one in items(leaf.output())}
+        leaf, columns = spark.leaf(routing.spark_schema(answer))
         names = {**self.told[0], **self.told[1]}
         plan = spark.project(
             [

@@ -17,6 +17,7 @@ from riffle_spark.spark.plans.plan_nodes import (
     at,
     children,
     expressions,
+    id_of,
     items,
     kind,
     placed,
@@ -24,7 +25,7 @@ from riffle_spark.spark.plans.plan_nodes import (
     walk,
 )
 
-__all__ = ["STATEFUL", "CutPlan", "Input", "Mark", "Stage", "cut", "marks_in", "without_marks"]
+__all__ = ["STATEFUL", "CutPlan", "Input", "Mark", "Stage", "cut", "marks_in"]
 
 _SAID = (
     "riffle: these rows come from a frame that riffle_spark runs, and Spark was about to run it alone, with its own "
@@ -86,36 +87,26 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class CutPlan:
-    """A query without its marks: inputs and stages, those nearest to the sources first, and the piece on top.
+    """A query without its marks: the root that these tell, ``""`` if none does, inputs and stages, those nearest to the
+    sources first, and the piece on top.
 
     Without a stage ``top`` has no hole, and is all of the plan.
     """
 
     plan: Node
-    marks: tuple[Mark, ...]
+    root: str
     inputs: tuple[Input, ...]
     stages: tuple[Stage, ...]
     top: Piece
 
-    @property
-    def root(self) -> str:
-        """The root that the marks tell, ``""`` if none does; ``ConfigError`` if they tell several."""
-        roots = sorted({mark.root for mark in self.marks if mark.root})
-        if len(roots) > 1:
-            raise ConfigError(
-                f"the query reads frames of several roots: {', '.join(roots)}",
-                remedy="give riffle_spark.on the same root for all streams of a query: their stores commit together",
-                where="root",
-            )
-        return roots[0] if roots else ""
-
 
 def cut(catalyst: Catalyst, plan: Node) -> CutPlan:
-    """Cut an analysed plan.
+    """Cut an analysed plan. Raises ``ConfigError`` where its marks tell several roots.
 
     As in Spark, what ``WITH`` names is put where it is used, and ``SELECT DISTINCT`` is an aggregate without functions.
     """
-    bare, marks = without_marks(catalyst, plan)
+    bare, marks = _without_marks(catalyst, plan)
+    root = _root_of(marks)
     names = {kind(node) for node in walk(bare)}
     if "WithCTE" in names:
         bare = catalyst.filled("optimizer.InlineCTE", True).apply(bare)
@@ -124,8 +115,19 @@ def cut(catalyst: Catalyst, plan: Node) -> CutPlan:
     cutter = _Cutter(catalyst)
     top = cutter.part(_with_times(catalyst, bare))
     if isinstance(top, Input):
-        return CutPlan(bare, marks, (), (), piece_of(catalyst, bare, ()))
-    return CutPlan(bare, marks, tuple(cutter.inputs), tuple(cutter.stages), top)
+        return CutPlan(bare, root, (), (), piece_of(catalyst, bare, ()))
+    return CutPlan(bare, root, tuple(cutter.inputs), tuple(cutter.stages), top)
+
+
+def _root_of(marks: Sequence[Mark]) -> str:
+    roots = sorted({mark.root for mark in marks if mark.root})
+    if len(roots) > 1:
+        raise ConfigError(
+            f"the query reads frames of several roots: {', '.join(roots)}",
+            remedy="give riffle_spark.on the same root for all streams of a query: their stores commit together",
+            where="root",
+        )
+    return roots[0] if roots else ""
 
 
 def _with_times(catalyst: Catalyst, plan: Node) -> Node:
@@ -171,7 +173,7 @@ def _read(plan: Node, path: Path, above: Node) -> frozenset[int] | None:
         if kind(node) == "Aggregate" or (kind(node) == "Project" and read is None):
             read = _ids([node])
         elif kind(node) == "Project":
-            read = _ids([one for one in items(node.projectList()) if int(one.exprId().id()) in (read or ())])
+            read = _ids([one for one in items(node.projectList()) if id_of(one) in (read or ())])
         elif read is not None:
             read |= _ids([node])
     return read
@@ -179,7 +181,7 @@ def _read(plan: Node, path: Path, above: Node) -> frozenset[int] | None:
 
 def _ids(nodes: Sequence[Node]) -> frozenset[int]:
     """Return the ids of the columns that nodes or expressions refer to."""
-    return frozenset(int(one.exprId().id()) for node in nodes for one in items(node.references().toSeq()))
+    return frozenset(id_of(one) for node in nodes for one in items(node.references().toSeq()))
 
 
 def _topmost(node: Node, path: Path = ()) -> Iterator[Path]:
@@ -210,7 +212,7 @@ def marks_in(plan: Node) -> tuple[Mark, ...]:
     return tuple(dict.fromkeys(mark for node in walk(plan) if (mark := _mark_of(node)) is not None))
 
 
-def without_marks(catalyst: Catalyst, plan: Node) -> tuple[Node, tuple[Mark, ...]]:
+def _without_marks(catalyst: Catalyst, plan: Node) -> tuple[Node, tuple[Mark, ...]]:
     """Return a plan without its marks, and these."""
     found = [(path, mark) for path, node in placed(plan) if (mark := _mark_of(node)) is not None]
     for path in _deepest_first([path for path, _ in found]):

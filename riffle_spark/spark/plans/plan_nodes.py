@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from riffle_spark.spark.engine.jvm import context, frame_of, logical_rdd, looked_up, scala_seq, session
 
@@ -20,6 +21,7 @@ __all__ = [
     "children",
     "expressions",
     "function_id",
+    "id_of",
     "is_distinct",
     "items",
     "kind",
@@ -91,6 +93,11 @@ def analysed(frame: DataFrame) -> Node:
 def metadata(attribute: Node) -> str:
     """Return what an attribute's metadata say, as JSON."""
     return str(attribute.metadata().json())
+
+
+def id_of(attribute: Node) -> int:
+    """Return the number by which Spark tells an attribute from all others."""
+    return int(attribute.exprId().id())
 
 
 def function_id(node: Node) -> int | None:
@@ -182,7 +189,7 @@ class Catalyst:
 
     def null_where(self, condition: Node, otherwise: Node) -> Node:
         """Return an expression that is null where a condition holds, and another where not."""
-        return self.named("expressions.If")(condition, self.null(otherwise), otherwise)
+        return self.where(condition, self.null(otherwise), otherwise)
 
     def where(self, condition: Node, one: Node, otherwise: Node) -> Node:
         """Return one expression where a condition holds, and another where not."""
@@ -242,13 +249,18 @@ class Catalyst:
         """Return a leaf without rows, which no optimiser takes for empty."""
         return self.rows(output, self.spark.range(0)._jdf.queryExecution().toRdd())
 
+    def leaf(self, columns: StructType) -> tuple[Node, Mapping[str, Node]]:
+        """Return such a leaf of these columns, and its attributes by their names."""
+        output = analysed(self.spark.createDataFrame([], columns)).output()
+        return self.no_rows(output), {str(one.name()): one for one in items(output)}
+
     def timed(self, plan: Node, time_ms: int) -> Node:
         """Return one node of a plan in whose expressions it is the time of a batch; what is below it stays."""
 
         def at_time(expression: Node) -> Node | None:
             if kind(expression) not in _NOW:
                 return None
-            zone = looked_up(context(self.spark)._jvm, "scala.Some")(self.spark.conf.get("spark.sql.session.timeZone"))
+            zone = self.some(self.spark.conf.get("spark.sql.session.timeZone"))
             told = self.named("expressions.CurrentBatchTimestamp")
             return told(time_ms, expression.dataType(), zone).toLiteral()
 
@@ -285,7 +297,7 @@ class Catalyst:
         if self._is(part, "scala.collection.Seq"):
             return self.seq([self._changed_part(one, change) for one in items(part)])
         if self._is(part, "scala.Some"):
-            return looked_up(context(self.spark)._jvm, "scala.Some")(self._changed_part(part.get(), change))
+            return self.some(self._changed_part(part.get(), change))
         return part
 
     def _changed_expression(self, expression: Node, change: Callable[[Node], Node | None]) -> Node:

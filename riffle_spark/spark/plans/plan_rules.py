@@ -160,19 +160,17 @@ def refusal(name: str, where: str) -> ConfigError:
 def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
     """Raise whatever Spark's checker raises for a query with this output mode, else ``ConfigError`` for what we refuse.
 
-    Without a stage it is Spark that runs the query, so nothing is ours to refuse but two roots.
+    Without a stage it is Spark that runs the query, so nothing is ours to refuse.
     """
-    modes = {"append": "Append", "update": "Update", "complete": "Complete"}
     checker = catalyst.module("analysis.UnsupportedOperationChecker")
     # Spark refuses distinct aggregates of streams; whatever else it says of them is said.
-    checker.checkForStreaming(catalyst.of_all_values(cut.plan), catalyst.output_mode(modes[mode.lower()]))
-    assert cut.root is not None
-    for name, where in _found(cut, is_complete=mode.lower() == "complete") if cut.stages else ():
+    checker.checkForStreaming(catalyst.of_all_values(cut.plan), catalyst.output_mode(mode.capitalize()))
+    for name, where in _found(cut, is_complete=mode == "complete") if cut.stages else ():
         raise refusal(name, where)
     for stage in cut.stages:
         _check_join(catalyst, stage)
         for one in (cut.stages[hole.stage] for piece in _pieces(stage) for hole in piece.holes):
-            if one.kind == "aggregate" and mode.lower() != "append":
+            if one.kind == "aggregate" and mode != "append":
                 raise refusal("several_stages", f"{kind(one.node)} below {kind(stage.node)}")
 
 

@@ -15,11 +15,12 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal, free_name
 from riffle_spark.spark.plans import grouping_keys
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind, told_in_sql
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, id_of, items, kind, told_in_sql
 from riffle_spark.spark.plans.plan_rules import refusal
 
 __all__ = ["PlannedFunction", "check_function", "named_functions", "top_k", "user_aggregate"]
@@ -28,10 +29,7 @@ _OWN: Final = "riffle_spark_aggregate"
 _ANSI_KNOWING: Final = ("Sum", "Average")
 _NULLS_KNOWING: Final = ("First", "Last")
 _MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
-_HASHED: Final = ("HyperLogLogPlusPlus",)
 _RANKED: Final = "ApproximatePercentile"
-_GIVEN: Final = ("CollectList", "CollectSet", "ListAgg", _RANKED, *_HASHED)
-"""Functions that are sent their argument, or its hash, since Spark keeps their buffers in a form of its own."""
 _OF_PYTHON: Final = "PythonUDAF"
 _OF_USERS: Final = (_OF_PYTHON, "ScalaAggregator", "ScalaUDAF")
 _WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
@@ -52,8 +50,10 @@ class PlannedFunction:
 
     @property
     def is_given(self) -> bool:
-        """Whether it is sent its argument, or its arguments as a struct."""
-        return self.own is not None or kind(self.told) in _GIVEN
+        """Whether it is sent its argument, that one's hash, or its arguments as a struct: Spark keeps the buffers of
+        such functions in a form of its own.
+        """
+        return self.own is not None or kind(self.told) in COLLECTED | HASHED
 
     @property
     def is_exact(self) -> bool:
@@ -63,7 +63,7 @@ class PlannedFunction:
     @property
     def is_hashed(self) -> bool:
         """Whether that is a hash, and Spark evaluates what becomes of hashes."""
-        return kind(self.told) in _HASHED
+        return kind(self.told) in HASHED
 
     @property
     def meaning(self) -> str:
@@ -120,7 +120,7 @@ class PlannedFunction:
 def named_functions(functions: list[Node], results: list[Node], taken: list[str]) -> list[PlannedFunction]:
     """Return functions by the names of the results that are nothing but they, others by their text in SQL."""
     whole = {
-        one.child().exprId().id(): str(one.name())
+        id_of(one.child()): str(one.name())
         for one in reversed(results)
         if kind(one) == "Alias" and kind(one.child()) == "AttributeReference"
     }
@@ -130,7 +130,7 @@ def named_functions(functions: list[Node], results: list[Node], taken: list[str]
         told = node.aggregateFunction()
         own = _aggregate_of(told) if kind(told) == _OF_PYTHON else None
         text = _text(node, own)
-        name = free_name(whole.get(node.resultAttribute().exprId().id(), text), used)
+        name = free_name(whole.get(id_of(node.resultAttribute()), text), used)
         found.append(PlannedFunction(node, name, told, text, own))
         used.append(name)
     return found
@@ -180,7 +180,7 @@ def _facts(told: Node) -> Iterator[tuple[str, str]]:
         asked = told.percentageExpression().eval(None)
         yield "percentages", str(asked if isinstance(asked, float) else list(asked.toDoubleArray()))
         yield "accuracy", str(told.accuracyExpression().eval(None))
-    if name in _HASHED:
+    if name in HASHED:
         yield "relativeSD", str(told.relativeSD())
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED, MergeOptions, merge_function, merge_names
+from riffle_spark.process.merging.merge_registry import _MERGES, COLLECTED, HASHED, MergeOptions, merge_function
 from riffle_spark.process.merging.merged_lists import MergedText
 from riffle_spark.process.merging.merged_sums import MergedSum
 
@@ -37,7 +37,7 @@ def test_a_plan_says_what_else_matters() -> None:
 
 def test_functions_of_values_and_hashes_are_known() -> None:
     """The functions that take values or hashes for buffers are among those that are known."""
-    assert set(merge_names()) >= COLLECTED | HASHED
+    assert _MERGES.keys() >= COLLECTED | HASHED
 
 
 @pytest.mark.parametrize(("name", "way_out"), [("Mode", "Count by key and value"), ("MyOwn", "Use another one")])
@@ -48,7 +48,7 @@ def test_an_unknown_function_is_refused_by_name(name: str, way_out: str) -> None
     assert way_out in refused.value.remedy
 
 
-@pytest.mark.parametrize("name", merge_names())
+@pytest.mark.parametrize("name", _MERGES)
 def test_buffers_of_another_shape_are_refused(name: str) -> None:
     """A known function with buffers that it does not have is refused too."""
     with pytest.raises(ConfigError, match=name):

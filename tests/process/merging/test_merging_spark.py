@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.merge_registry import HASHED, merge_function, merge_names
+from riffle_spark.process.merging.merge_registry import _MERGES, HASHED, merge_function
 from tests.kit.process.row_form import RowForm
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -225,4 +225,4 @@ def test_every_known_function_is_compared(spark: SparkSession) -> None:
     spark.conf.set(ANSI, "false")
     frame = spark.createDataFrame(drawn()).groupBy("k")
     forms = [RowForm(spark, frame.agg(*map(column, texts))) for texts in QUERIES.values()]
-    assert {function.name for form in forms for function in form.functions} == set(merge_names()) - HASHED
+    assert {function.name for form in forms for function in form.functions} == _MERGES.keys() - HASHED

@@ -25,7 +25,7 @@ from riffle_spark.spark.plans.plan_cut import Input
 from riffle_spark.spark.plans.plan_nodes import Catalyst
 from riffle_spark.testing import Harness
 from tests.kit.process.user_aggregates import Latest, WeightedMean
-from tests.kit.stream_plans import by_hand, cut_of, merged, rdd_of, stream_of, with_rows
+from tests.kit.stream_plans import by_hand, cut_of, evaluated, merged, rdd_of, stream_of, with_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -115,10 +115,10 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
 
     def take(batch: DataFrame, number: int) -> None:
         assert number == 0
-        result = plan.evaluated(rdd_of(merged(batch, plan.spec)))
+        result = evaluated(plan, rdd_of(merged(batch, plan.spec)))
         found.extend(spark.frame(cut.top.on({0: result})).collect())
 
-    writer = spark.frame(plan.mapped(cut.inputs[0].plan)).writeStream.foreachBatch(take)
+    writer = spark.frame(plan.map_side.on({0: cut.inputs[0].plan})).writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert query.exception() is None
@@ -146,7 +146,7 @@ def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSe
     rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
     cut = cut_of(stream_of(rows, str(tmp_path)).groupBy("z", "f").count())
     plan = read_aggregate(catalyst := Catalyst(spark), cut.stages[0].node)
-    sent = catalyst.frame(plan.mapped(with_rows(catalyst, cut.inputs[0].plan, rows)))
+    sent = catalyst.frame(plan.map_side.on({0: with_rows(catalyst, cut.inputs[0].plan, rows)}))
     found = {struct.pack(">dd", row["z"], row["f_f"]) for row in sent.collect()}
     assert found == {struct.pack(">dd", 0.0, 0.0), struct.pack(">dd", float("nan"), 0.0)}
 
@@ -221,7 +221,7 @@ def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None
     spark, stage = Catalyst(query.sparkSession), cut_of(query).stages[0]
     plan, (below,) = read_aggregate(spark, stage.node), stage.below
     assert isinstance(below, Input)
-    sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow().cast(plan.spec.rows)
+    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)})).toArrow().cast(plan.spec.rows)
     operator = Stateful("sessions", plan.spec.routed.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         found = [tuple(row.values()) for row in slots.feed(sent)]
@@ -279,12 +279,12 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
     (stage,), (below,) = cut.stages, cut.stages[0].below
     plan = read_aggregate(spark, stage.node)
     assert isinstance(below, Input)
-    sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow().cast(plan.spec.rows)
+    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)})).toArrow().cast(plan.spec.rows)
     operator = Stateful("values", plan.spec.stored.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         slots.feed(sent.slice(0, sent.num_rows // 2))
         told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.answer)
-    result = plan.evaluated(rdd_of(rows.sparkSession.createDataFrame(told)))
+    result = evaluated(plan, rdd_of(rows.sparkSession.createDataFrame(told)))
     found = spark.frame(cut.top.on({stage.number: result})).collect()
     assert _in_order(found) == _in_order(query(rows).collect())
 
@@ -295,7 +295,7 @@ def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame)
     spark, cut = Catalyst(rows.sparkSession), cut_of(events.groupBy("page").agg(*counts))
     plan, (below,) = read_aggregate(spark, cut.stages[0].node), cut.stages[0].below
     assert isinstance(below, Input)
-    sent = spark.frame(plan.mapped(with_rows(spark, below.plan, rows))).toArrow()
+    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)})).toArrow()
     found = sorted(Counter(sent["distinct_for"].to_pylist()).values())
     assert found == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
 
