@@ -138,8 +138,7 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[.
             remedy="leave late_rows out; a query of its own for each stream, with an aggregate, can tell its late rows",
             where="late_rows",
         )
-    catalyst = first.map_side.catalyst if first else None
-    time = grouping_keys.event_time_of(catalyst, first.stage.node) if catalyst and first else None
+    time = grouping_keys.event_time_of(first.map_side.catalyst, first.stage.node) if first else None
     if first is None or time is None or first.operator(mode, None, None, 0).late is None:
         raise ConfigError(
             "late_rows is told, and no row of the query can be too late",

@@ -52,7 +52,6 @@ class StreamJob(StatefulJob):
 
     def end(self) -> None:
         """End what runs beside the batches, once the query has ended."""
-        self._tick.stop()
         self._stopped()
 
     def _made(self, spark: SparkSession) -> RunningJob:
