@@ -1,7 +1,7 @@
 """What a driver tells the slots of one operator in one batch, and what they answer. Knows plain data only."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -20,6 +20,7 @@ __all__ = [
     "HASH",
     "INITIAL",
     "KEY_GROUP",
+    "LETTER",
     "RECEIPT",
     "SLOT",
     "USUAL_INITIAL",
@@ -31,7 +32,9 @@ __all__ = [
     "Watermark",
     "error_fields",
     "json_line",
+    "letter_field",
     "result_schema",
+    "without_letters",
 ]
 
 INITIAL = "__riffle_initial"
@@ -40,6 +43,10 @@ KEY_GROUP = "__riffle_key_group"
 HASH = "__riffle_hash"
 ATTEMPT = "__riffle_attempt"
 RECEIPT = "__riffle_receipt"
+LETTER = "__riffle_letter"
+"""The last column of an output that has dead letters beside its rows: what is told of a row that the user's function
+fails on, and null in all others.
+"""
 USUAL_INITIAL = "initial"
 """The name of the initial state that comes with a store's first batch or not at all."""
 _SCHEMAS = ("output", "rows", "initial")
@@ -230,8 +237,9 @@ class Receipt:
 
     ``rows`` counts all that it received, ``late_rows`` those that it left out, or keys (``LateRule``). ``timers_fired``
     and ``expired`` count timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event
-    time of all rows. ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are
-    (key-group, number of the partition, rows) where the order asked to count.
+    time of all rows. ``dead_rows`` are dead letters, which are no ``output_rows``; ``dead_told`` is what one of these
+    says. ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number
+    of the partition, rows) where the order asked to count.
     """
 
     store: str
@@ -247,6 +255,8 @@ class Receipt:
     timers_fired: int = 0
     expired: int = 0
     event_time_max_ms: int | None = None
+    dead_rows: int = 0
+    dead_told: str | None = None
     parts: tuple[Part, ...] = ()
     output: Part | None = None
     sealed_bytes: int = 0
@@ -290,6 +300,18 @@ def error_fields(error: RiffleError) -> tuple[str, str, str, str]:
     """
     public = next(kind for kind in type(error).__mro__ if kind.__module__ == RiffleError.__module__)
     return public.__name__, error.problem, error.remedy, error.where
+
+
+def letter_field(rows: Iterable[pa.Field]) -> pa.Field:
+    """Return the column of dead letters of rows that have these columns."""
+    row = pa.struct([field.with_nullable(True) for field in rows])
+    told = [pa.field(name, pa.string()) for name in ("error", "message", "traceback", "store")]
+    return pa.field(LETTER, pa.struct([*told, pa.field("key_group", pa.int32()), pa.field("row", row)]))
+
+
+def without_letters(output: pa.Schema) -> pa.Schema:
+    """Return the columns of an output's own rows."""
+    return pa.schema([field for field in output if field.name != LETTER])
 
 
 def result_schema(output: pa.Schema) -> pa.Schema:

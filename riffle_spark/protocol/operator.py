@@ -7,14 +7,14 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import check_key_type
-from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
+from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark, letter_field
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
 from riffle_spark.process.store_computation import check_names, on_store
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
 
-__all__ = ["Operator", "operator_of", "with_late", "with_watermark"]
+__all__ = ["Operator", "operator_of", "with_dead_letters", "with_late", "with_watermark"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,18 @@ def _check_repeated(store: str, declared: Declared, rows: pa.Schema) -> None:
             remedy="rename or drop all but one, or declare the columns that the function needs",
             where=store,
         )
+
+
+def with_dead_letters(operator: Operator) -> Operator:
+    """Return the operator whose slots answer, beside its output, the rows of keys that its function fails on. Of two
+    columns that have one name, or names that differ in case alone, the second has another there.
+    """
+    columns: dict[str, pa.Field] = {}
+    for column, name in (operator.shown or {name: name for name in operator.rows.names}).items():
+        told = column if name.lower() in columns else name
+        columns[told.lower()] = operator.rows.field(column).with_name(told)
+    output = operator.declared.output.append(letter_field(columns.values()))
+    return replace(operator, declared=replace(operator.declared, output=output))
 
 
 def with_watermark(operator: Operator, watermark: Watermark | None) -> Operator:

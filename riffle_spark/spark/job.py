@@ -18,9 +18,9 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.input_columns import is_same_name
-from riffle_spark.protocol.operator import Operator, operator_of, with_late, with_watermark
+from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
 from riffle_spark.protocol.ownership.slots import without_effect
-from riffle_spark.protocol.ports import WatermarkPolicy, WatermarkSource
+from riffle_spark.protocol.ports import Delivery, WatermarkPolicy, WatermarkSource
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
@@ -50,6 +50,7 @@ class JobOperator:
     that a processor sees, by those of the input, where these are not simply all. ``reads`` says where its rows come
     from if that is another operator; where nobody but another operator reads its own results, it has no ``sink``. One
     for which ``closes`` is false has nothing that is ever over: as in Spark, it asks for no batch without rows.
+    ``dead_letters`` takes rows of keys that its function fails on; without that they fail the batch.
     """
 
     store: str
@@ -67,6 +68,7 @@ class JobOperator:
     shown: Mapping[str, str] | None = None
     reads: StageInput | None = None
     closes: bool = True
+    dead_letters: Callable[[DataFrame, Delivery], object] | None = None
 
     def rows(self, batch: DataFrame) -> DataFrame:
         """Return a frame of the columns that it reads: the batch, or one without rows."""
@@ -144,6 +146,7 @@ class RunningJob:
         sinks = Sinks(
             {given.store: given.sink for given in self._declared if given.sink is not None},
             late=None if self._side is None else partial(self._side.deliver, batch),
+            letters={given.store: given.dead_letters for given in self._declared if given.dead_letters is not None},
         )
         reads = {given.store: given.reads for given in self._declared if given.reads is not None}
         initial = {given.store: given.initial for given in self._declared if given.initial is not None}
@@ -188,7 +191,9 @@ class RunningJob:
     def _built(self, given: JobOperator, frame: DataFrame) -> Operator:
         rows = routing.arrow_schema(frame)
         operator = _operator(given, frame, rows, self._source)
-        return replace(operator, read_by=self._read_by(rows), delivers=given.sink is not None)
+        operator = operator if given.dead_letters is None else with_dead_letters(operator)
+        delivers = given.sink is not None or given.dead_letters is not None
+        return replace(operator, read_by=self._read_by(rows), delivers=delivers)
 
     def _read_by(self, rows: pa.Schema) -> str | None:
         """Return the column by which slots count where rows came from, where that makes a difference."""

@@ -27,7 +27,7 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.batch.records import Stamp, claim_record
-from riffle_spark.protocol.operator import Operator, operator_of, with_late, with_watermark
+from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
 from riffle_spark.protocol.ports import Delivery, IncomingBatch, WatermarkSource
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
@@ -39,6 +39,7 @@ from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Variable
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
+from riffle_spark.worker.dead_letters import taken_apart
 
 __all__ = ["Contents", "Harness", "Key"]
 
@@ -83,20 +84,26 @@ class Harness:
 
     With ``late``, or once ``watermark_source`` is ``"spark"``, event time goes as in a query whose watermark is
     Spark's: ``advance_watermark`` alone moves it, the next batch closes what is due, rows are late one batch later.
+
+    With ``dead_letters`` rows of keys that a processor or a function of groups fails on do not fail the batch;
+    ``letters`` has those of the last batch, in the columns that ``riffle_spark.on`` tells them in.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a test may say of a query
         self, operator: Declared, input: pa.Schema, *, executors: int = 2, now_ms: int = 1_700_000_000_000,
         initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL,
-        spark_conf: Mapping[str, str] | None = None, late: LateRule | None = None, **settings: object,
+        spark_conf: Mapping[str, str] | None = None, late: LateRule | None = None, dead_letters: bool = False,
+        **settings: object,
     ) -> None:  # fmt: skip
         self._input = input
+        self._has_letters = dead_letters
+        self.letters: list[dict[str, object]] = []
         built = operator_of(
             operator.store, operator.key, _under(spark_conf, operator.compute), operator.order_by, input,
             case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
         )  # fmt: skip
-        built = with_late(with_watermark(built, operator.watermark), late)
-        self._operator: Operator = replace(built, durable=operator.durable)
+        built = replace(with_late(with_watermark(built, operator.watermark), late), durable=operator.durable)
+        self._operator: Operator = with_dead_letters(built) if dead_letters else built
         self._sparks_watermark_ms = 0
         self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
@@ -141,6 +148,7 @@ class Harness:
             self._faults.perform, initial=self._initial,
         )  # fmt: skip
         self._delivered: list[dict[str, object]] = []
+        self.letters = []
         try:
             self.reports.append(self._driver.process(self._incoming(), [self._operator], work))
         except Crashed:
@@ -252,6 +260,9 @@ class Harness:
         )  # fmt: skip
 
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:
+        if self._has_letters:
+            rows, letters = taken_apart(rows)
+            self.letters = letters.to_pylist()
         self._sink(rows, delivery)
         self._delivered = rows.to_pylist()
 

@@ -41,6 +41,12 @@ class TouchedKeys:
     codes: npt.NDArray[np.int64]
     spans: tuple[tuple[int, int, int], ...]
 
+    def only(self, is_there: npt.NDArray[np.bool_]) -> tuple["TouchedKeys", npt.NDArray[np.int64]]:
+        """Return the keys of these rows alone, and which of all keys they are."""
+        left, codes = np.unique(self.codes[is_there], return_inverse=True)
+        keys, key_groups = self.keys.take(pa.array(left)), self.key_groups[left]
+        return TouchedKeys(keys, self.hashes[left], key_groups, codes, spans_of(key_groups)), left
+
 
 def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     """Return what ``rows`` touch. Raises ``ConfigError`` if a row is of a key-group that is not this slot's."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.columns import one_array, positions_of
-from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order
+from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, LETTER, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
 from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
@@ -109,8 +109,9 @@ def _batch(
     found: BoolArray, key_group: int | None,
 ) -> Batch:  # fmt: skip
     return Batch(
-        rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.store
-    )
+        rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.store,
+        LETTER in order.output.names and bool(rows.num_rows),
+    )  # fmt: skip
 
 
 def run_on_due(
@@ -134,9 +135,10 @@ def run_on_due(
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
     nothing = np.empty(0, dtype=np.int64)
+    wanted = without_letters(order.output)
     if not updates:
-        return CallResult(order.output.empty_table(), nothing, state_schema.empty_table(), nothing)
-    output = pa.concat_tables([update.output.select(order.output.names) for _, update in updates]).cast(order.output)
+        return CallResult(wanted.empty_table(), nothing, state_schema.empty_table(), nothing)
+    output = pa.concat_tables([update.output.select(wanted.names) for _, update in updates]).cast(wanted)
     changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
     state = pa.concat_tables([update.state.select(state_schema.names) for _, update in updates])
     deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
@@ -173,6 +175,7 @@ def run_by_key(
     """
     with seldom_collected():
         processing = begun(order.times, f"store {order.store!r}")
+        processing.collects = LETTER in order.output.names
         processing.begin(_grouped(order, rows, touched))
         outcomes = _by_copy(processing, touched, schema.hashes(touched.keys), stacks, entries)
         output = processing.output()

@@ -16,7 +16,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.input import spans_of
 
-__all__ = ["SealedDelta", "SlotResult", "StateChanges", "seal"]
+__all__ = ["DeadRows", "SealedDelta", "SlotResult", "StateChanges", "seal"]
 
 _OUTPUT_PART = -1
 
@@ -37,13 +37,23 @@ class StateChanges:
             yield key_group, self.table.slice(start, end - start)
 
 
+class DeadRows(NamedTuple):
+    """How many rows are dead letters, and what the first of them says."""
+
+    rows: int = 0
+    told: str | None = None
+
+
 class SlotResult(NamedTuple):
-    """What became of a slot's rows: output, changes, how many timers fired, how many elements or keys expired."""
+    """What became of a slot's rows: output, changes, how many timers fired, how many elements or keys expired, and how
+    much of the output is dead letters.
+    """
 
     output: pa.Table
     changes: StateChanges
     timers_fired: int = 0
     expired: int = 0
+    dead: DeadRows = DeadRows()
 
 
 @dataclass(frozen=True, slots=True)

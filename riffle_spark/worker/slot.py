@@ -33,6 +33,7 @@ from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker import run_computation
+from riffle_spark.worker.dead_letters import with_letters
 from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch, with_stored
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
@@ -90,7 +91,7 @@ class _Attempt:
         """Add the time that the block takes to ``name``."""
         started = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - started
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def run(self, slot: int, rows: pa.Table) -> pa.Table:
         """Run the steps up to the sealed delta; return the output rows."""
@@ -112,7 +113,8 @@ class _Attempt:
             with self.step("put"):
                 sealed.put(self.objects)
         self.facts.update(
-            rows=received, keys=len(touched.keys), output_rows=output.num_rows, parts=sealed.parts,
+            rows=received, keys=len(touched.keys), output_rows=output.num_rows - computed.dead.rows,
+            dead_rows=computed.dead.rows, dead_told=computed.dead.told, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
             expired=computed.expired,
         )  # fmt: skip
@@ -191,25 +193,33 @@ class _SlotState:
     entries: dict[int, Entry]
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> SlotResult:
-        attempt, touched, order = self.attempt, self.touched, self.attempt.order
-        stacks = self._brought(schema)
+        on_tables = partial(self._on_tables, schema, compute, self._brought(schema))
+        return with_letters(self.attempt.order, self.rows, self.touched, on_tables)
+
+    def _on_tables(
+        self, schema: PlainColumns, compute: BlockComputation, stacks: dict[int, OpenStack], rows: pa.Table,
+        touched: TouchedKeys,
+    ) -> SlotResult:  # fmt: skip
+        attempt, order = self.attempt, self.attempt.order
         with attempt.step("read"):
             if order.whole:
                 touched = with_stored(schema, touched, stacks)
             state, found = read_state(schema, touched, stacks)
         with attempt.step("compute"):
-            called = run_computation.run_on_blocks(order, compute, self.rows, touched, state, found)
+            called = run_computation.run_on_blocks(order, compute, rows, touched, state, found)
             result = SlotResult(called.output, run_computation.changes_of(schema, touched, called))
             if schema.due is None:
                 return result
             return with_expired(order, schema, compute, stacks, self.entries, result)
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
-        stacks = self._brought(schema)
-        with self.attempt.step("compute"):
-            return run_computation.run_by_key(
-                self.attempt.order, schema, processing, self.rows, self.touched, stacks, self.entries
-            )
+        stacks, order = self._brought(schema), self.attempt.order
+
+        def by_key(rows: pa.Table, touched: TouchedKeys) -> SlotResult:
+            with self.attempt.step("compute"):
+                return run_computation.run_by_key(order, schema, processing, rows, touched, stacks, self.entries)
+
+        return with_letters(order, self.rows, self.touched, by_key)
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> SlotResult:
         stacks = self._brought(schema)

@@ -17,8 +17,9 @@ import pyarrow as pa
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import RiffleError, UserFunctionError
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.failed_keys import FailedKeys, Failure, is_of_rows
 from riffle_spark.process.processors.cells import DeclaredVariable
-from riffle_spark.process.processors.processor import Form, InputByKey, Processor
+from riffle_spark.process.processors.processor import Form, InputByKey, Key, Processor
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import CopyRuns
@@ -43,7 +44,9 @@ class Outcome:
 
 
 class Processing:
-    """Runs a processor over one slot's input. ``where`` is told with what the processor raises."""
+    """Runs a processor over one slot's input. ``where`` is told with what the processor raises. If it ``collects``, it
+    goes on where rows of a key fail, for what the others do; then ``output`` raises, and nothing else counts.
+    """
 
     def __init__(
         self, schema: VariableColumns, declared: Sequence[DeclaredVariable], processor: Processor, form: Form,
@@ -55,13 +58,16 @@ class Processing:
         self._form = form
         self._times = times
         self._where = where
+        self.collects = False
+        self._failed: dict[int, Failure] = {}
+        self._first: RiffleError | None = None
         self._next = 0
 
     def begin(self, grouped: InputByKey) -> None:
         """Begin with this input."""
         self._called(self._processor.begin, "init")
         self._grouped = grouped
-        self._keys = list(self._form.keys(grouped.keys))
+        self._keys = self._made(lambda: list(self._form.keys(grouped.keys)), "keys that it cannot be given")
         self._rows = self._form.rows(grouped.rows, grouped.positions)
         states = grouped.states
         self._states = None if states is None else self._form.states(states, grouped.state_positions)
@@ -77,17 +83,28 @@ class Processing:
         session = Session(self._schema, self._declared, held, keys, self._times.now_ms)
         self._processor.enter(session)
         self._processor.as_of(self._times.watermark_ms)
-        for number, at in enumerate(range(start, end)):
-            session.at(number)
-            self._key(at)
+        try:
+            for number, at in enumerate(range(start, end)):
+                session.at(number)
+                self._key(at)
+        except RiffleError:
+            raise
+        except Exception as error:  # as where a time is none that pandas has
+            if not self.collects or not is_of_rows(error):
+                raise
+            raise FailedKeys(self._told(error, "rows that it cannot be given"), self._failed) from error
+        if self._first is not None:
+            return Outcome(self._schema.part_schema(delta=True).empty_table(), None, 0, 0)
         fired = sum(self._fire(session, start, until_ms, watermark) for until_ms, watermark in self._times.passes)
         expired = session.expire() if self._times.mode == "ProcessingTime" else 0
-        changes = self._called(session.changes, "what it wrote")
+        changes = self._made(session.changes, "what it wrote")
         return Outcome(changes, session.next_due_ms(), fired, expired)
 
     def output(self) -> pa.Table:
-        """Return the output since the last call."""
-        return self._called(self._form.output, "its output")
+        """Return the output since the last call. Raises ``FailedKeys`` if it collects, and keys failed."""
+        if self._first is not None:
+            raise FailedKeys(self._first, self._failed)
+        return self._made(self._form.output, "its output")
 
     def end(self) -> None:
         """End after the last key-group."""
@@ -99,12 +116,24 @@ class Processing:
         key, rows, grouped = self._keys[at], next(self._rows), self._grouped
         try:
             if self._states is not None:
-                for state in next(self._states):
-                    self._processor.initial(key, state)
+                self._initial(key, next(self._states))
             if grouped.positions[at] < grouped.positions[at + 1]:
                 self._form.take(self._processor.rows(key, rows))
         except Exception as error:
-            raise self._raised(error, f"key {key!r}") from error
+            raised = self._raised(error, f"key {key!r}")
+            if raised is error:
+                raise
+            if not self.collects or not is_of_rows(error):
+                raise raised from error
+            self._failed[at], self._first = Failure.of(error), self._first or raised
+
+    def _initial(self, key: Key, states: Iterator[object]) -> None:
+        """Give a key its initial state, which comes only once: no letter stands for it."""
+        try:
+            for state in states:
+                self._processor.initial(key, state)
+        except Exception as error:
+            raise self._raised(error, f"the initial state of key {key!r}") from error
 
     def _fire(self, session: Session, start: int, until_ms: int, watermark_ms: int | None) -> int:
         due = session.fire(until_ms)
@@ -128,10 +157,22 @@ class Processing:
         except Exception as error:
             raise self._raised(error, what) from error
 
+    def _made(self, call: Callable[[], _Result], what: str) -> _Result:
+        """Return what is made of what all keys did."""
+        try:
+            return self._called(call, what)
+        except UserFunctionError as error:
+            if self.collects:
+                raise FailedKeys(error, {}) from error.__cause__
+            raise
+
     def _raised(self, error: Exception, what: str) -> RiffleError:
         """Return what tells that the processor raised; an error of riffle's own as it is, not one a user derived."""
         if isinstance(error, RiffleError) and type(error).__module__.startswith(_OURS):
             return error
+        return self._told(error, what)
+
+    def _told(self, error: Exception, what: str) -> UserFunctionError:
         if isinstance(error, Misfit):
             told = str(error)
         else:

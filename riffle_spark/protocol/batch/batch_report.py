@@ -27,6 +27,7 @@ class StoreFigures:
     keys: int = 0
     output_rows: int = 0
     late_rows: int = 0
+    dead_rows: int = 0
     timers_fired: int = 0
     expired: int = 0
     slots_that_wrote: int = 0
@@ -49,11 +50,11 @@ class BatchReport:
     ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
     are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
     ``from_executor``, ``to_executor``, ``reason``, ``goal``. ``probes_run`` and ``probes_skipped`` count probing
-    rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out. ``timers_fired`` and
-    ``expired`` count timers, and elements of state, whose time had come. ``watermark_ms`` is the watermark that the
-    batch leads to; timers go by it from the next batch on. Where it is Spark's own, it is that of the batch itself.
-    ``by_store`` has the figures of each store's slots: where one operator reads another's results, ``rows`` and
-    ``output_rows`` count those of both.
+    rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out, and ``dead_rows``, which
+    are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose time had come.
+    ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on. Where it is
+    Spark's own, it is that of the batch itself. ``by_store`` has the figures of each store's slots: where one operator
+    reads another's results, ``rows`` and ``output_rows`` count those of both.
     """
 
     version: int
@@ -68,6 +69,7 @@ class BatchReport:
     keys: int = 0
     output_rows: int = 0
     late_rows: int = 0
+    dead_rows: int = 0
     timers_fired: int = 0
     expired: int = 0
     watermark_ms: int | None = None
@@ -121,6 +123,7 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
         "keys": sum(r.keys for r in all_of),
         "output_rows": sum(r.output_rows for r in all_of),
         "late_rows": sum(r.late_rows for r in all_of),
+        "dead_rows": sum(r.dead_rows for r in all_of),
         "timers_fired": sum(r.timers_fired for r in all_of),
         "expired": sum(r.expired for r in all_of),
         "slots_that_wrote": sum(r.sealed_bytes > 0 for r in all_of),
@@ -145,6 +148,18 @@ def _by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
         store: StoreFigures(**{name: told[name] for name in names})  # type: ignore[arg-type] # they are of these types
         for store, told in figures.items()
     }
+
+
+def _of_dead(receipts: Sequence[Receipt]) -> Iterator[str]:
+    """Yield what is told of a batch's dead letters, if there are any."""
+    first = next((receipt for receipt in receipts if receipt.dead_rows), None)
+    if first is not None:
+        rows = sum(receipt.dead_rows for receipt in receipts)
+        yield (
+            f"{rows} rows of batch {first.version} are dead letters, the first since store {first.store!r} raised "
+            f"{first.dead_told}\n  What to do: look at them where dead_letters go; once the function takes them, give "
+            "them to the query's source again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +248,8 @@ class BatchMeasures:
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
         facts = where.facts()
-        facts["warnings"] = (*self._given_up, *facts["warnings"], *upkeep.warnings)  # type: ignore[misc]
+        own = (*self._given_up, *_of_dead(receipts))
+        facts["warnings"] = (*own, *facts["warnings"], *upkeep.warnings)  # type: ignore[misc]
         beside: dict[str, object] = {f"upkeep_{name}": count for name, count in upkeep.done.items()}
         return BatchReport(
             incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),

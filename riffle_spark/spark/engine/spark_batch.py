@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import SLOT, Home, Order, Receipt, result_schema
+from riffle_spark.messages.slot_orders import LETTER, SLOT, Home, Order, Receipt, result_schema
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout
 from riffle_spark.protocol.shards import Partition
@@ -52,11 +52,12 @@ class DeliverySink(Protocol):
 @dataclass(frozen=True, slots=True)
 class Sinks:
     """What takes the results of stores; those that none is for are not delivered. ``late`` takes what the slots that
-    read the batch left out as too late: a watermark (ms), and the delivery.
+    read the batch left out as too late: a watermark (ms), and the delivery. ``letters`` take the dead letters of stores.
     """
 
     of_stores: Mapping[str, Sink | DeliverySink]
     late: Callable[[int, Delivery], object] | None = None
+    letters: Mapping[str, Callable[[DataFrame, Delivery], object]] = MappingProxyType({})
 
 
 _ROWS = "riffle_rows"
@@ -90,6 +91,7 @@ class SparkWork:
         self._initial = initial
         self._reads = reads
         self._left_out: tuple[int, int] | None = None
+        self._dead: set[str] | None = None
         self._inputs: dict[str, DataFrame] = {}
         self._results: dict[str, KeptResult] = {}
         self._routing: dict[str, Callable[[], DataFrame]] = {}
@@ -126,6 +128,7 @@ class SparkWork:
                     with raising_stale_rows():
                         self._inputs[order.store] = self._input(order, receipts)
                         receipts += self._run(layout, order, several=len(executors) > 1)
+        self._dead = {one.store for one in receipts if one.dead_rows}
         if self._sinks.late is not None:
             late_ms = max(order.late_watermark_ms or 0 for order in orders if order.store not in self._reads)
             self._left_out = late_ms, sum(one.late_rows for one in receipts if one.store not in self._reads)
@@ -189,23 +192,31 @@ class SparkWork:
             frames = {store: self._rows(store, receipts) for store in self._results if store in self._sinks.of_stores}
             checking.result()
         self._deliver_late(delivery)
+        for store in self._dead & self._sinks.letters.keys() if self._dead else ():
+            with raising_stale_rows():
+                self._sinks.letters[store](self._results[store].letters(_attempts(store, receipts)), delivery)
         for store, rows in frames.items():
             with raising_stale_rows():
                 self._give(store, rows, delivery)
 
     def _rows(self, store: str, receipts: Sequence[Receipt]) -> DataFrame:
-        attempts = [receipt.attempt for receipt in receipts if receipt.store == store]
-        output = self._operators[store].declared.output
+        attempts, output = _attempts(store, receipts), self._operators[store].declared.output
         return self._results[store].rows(attempts, output, lambda query: self._frames.plans.sized(store, query, output))
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""
-        spark = self._batch.sparkSession
+        spark, rows = self._batch.sparkSession, dict[str, DataFrame]()
         self._deliver_late(delivery)
-        for store in self._sinks.of_stores:
-            operator = self._operators[store]
+        for store in {**self._sinks.of_stores, **self._sinks.letters}:
             links = [link for owner, link in outputs if owner == store]
-            self._give(store, sealed_rows(spark, self._home, links, operator.declared.output), delivery)
+            rows[store] = sealed_rows(spark, self._home, links, self._operators[store].declared.output)
+        for store, give in self._sinks.letters.items():
+            letters = rows[store].where(f"{LETTER} is not null").select(f"{LETTER}.*")
+            if store in self._dead if self._dead is not None else not letters.isEmpty():
+                give(letters, delivery)
+            rows[store] = rows[store].where(f"{LETTER} is null").drop(LETTER)
+        for store in self._sinks.of_stores:
+            self._give(store, rows[store], delivery)
 
     def _deliver_late(self, delivery: Delivery) -> None:
         """Give on what was left out. Of a batch that ran before a restart nobody says any more whether that is any."""
@@ -231,6 +242,10 @@ class SparkWork:
             result.release()
         self._results.clear()
         self._inputs.clear()
+
+
+def _attempts(store: str, receipts: Sequence[Receipt]) -> list[str]:
+    return [receipt.attempt for receipt in receipts if receipt.store == store]
 
 
 def arity(sink: Sink) -> int:
@@ -277,7 +292,25 @@ def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
         for row in batch.to_pylist():
             head = Head(row["version"], row["attempt"])
             link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
-            yield from reader.links([link])[link].cast(schema).to_batches()
+            yield from _told_alike(reader.links([link])[link], schema).cast(schema).to_batches()
+
+
+def _told_alike(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return sealed rows with dead letters where they are wanted now, whether or not they were when they were sealed.
+
+    Raises ``ConfigError`` for letters that nobody would get.
+    """
+    if LETTER in schema.names and LETTER not in rows.column_names:
+        return rows.append_column(schema.field(LETTER), pa.nulls(rows.num_rows, schema.field(LETTER).type))
+    if LETTER in schema.names or LETTER not in rows.column_names:
+        return rows
+    if rows.column(LETTER).null_count < rows.num_rows:
+        raise ConfigError(
+            "a committed batch has dead letters that nobody was given yet, and the query has no dead_letters now",
+            remedy="start it with dead_letters once more, until that batch is delivered",
+            where="dead_letters",
+        )
+    return rows.drop_columns([LETTER])
 
 
 _accumulators: list[Accumulator[dict[str, list[str]]]] = []

@@ -13,7 +13,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
+from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, without_letters
 from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import kept_plan, routing
@@ -30,7 +30,6 @@ _STALE_SIGNS = {
 }
 _OURS = "__riffle_ours"
 _FAILS = f"raise_error('{_STALE}')"
-_IS_OURS = f"if({_OURS}, {RECEIPT} is null, {_FAILS})"
 _logger = logging.getLogger("riffle_spark")
 
 
@@ -94,12 +93,17 @@ class KeptResult:
         size, it is never broadcast. Spark Connect has no way to say so. ``planned`` keeps the plan of a query.
         """
         if handles.is_classic(self.frame.sparkSession):
-            query = " ".join(["select", ", ".join(_columns(output)), "from r where", _IS_OURS])
+            query = " ".join(["select", ", ".join(_columns(output)), "from r where", _is_ours(output)])
             try:
                 return planned(query).frame(self.frame, _mark(attempts))
             except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans are only slower without it
                 _logger.debug("sinks' frames have no size: %s", error)
         return rows_of(self.frame, attempts, output)
+
+    def letters(self, attempts: Sequence[str]) -> DataFrame:
+        """Return the dead letters, of these attempts alone."""
+        ours = self.frame.selectExpr("*", _mark(attempts)).where(f"if({_OURS}, {LETTER} is not null, {_FAILS})")
+        return ours.selectExpr(f"if({_OURS}, {LETTER}, {_FAILS}) as {LETTER}").select(f"{LETTER}.*")
 
     def routed(self) -> int | None:
         """Return how many rows went into the shuffle, once an action is through, or ``None``."""
@@ -126,7 +130,7 @@ def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> Da
     filter never sees what that takes away.
     """
     marked = result.selectExpr("*", _mark(attempts))
-    return marked.where(_IS_OURS).selectExpr(*_columns(output))
+    return marked.where(_is_ours(output)).selectExpr(*_columns(output))
 
 
 def _mark(attempts: Sequence[str]) -> str:
@@ -134,8 +138,14 @@ def _mark(attempts: Sequence[str]) -> str:
     return f"{ATTEMPT} in ({known}) as {_OURS}"
 
 
+def _is_ours(output: pa.Schema) -> str:
+    is_row = f"{RECEIPT} is null" + (f" and {LETTER} is null" if LETTER in output.names else "")
+    return f"if({_OURS}, {is_row}, {_FAILS})"
+
+
 def _columns(output: pa.Schema) -> list[str]:
-    return [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in map(routing.quoted, output.names)]
+    names = map(routing.quoted, without_letters(output).names)
+    return [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names]
 
 
 @contextmanager

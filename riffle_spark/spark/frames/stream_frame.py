@@ -8,6 +8,7 @@ of a plain frame with it) is known for ours, and fails with a sentence where it 
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData
@@ -20,7 +21,7 @@ from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explained, started
-from riffle_spark.spark.queries.stream_options import StreamOptions, marked, options_in
+from riffle_spark.spark.queries.stream_options import Place, StreamOptions, marked, options_in
 from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings, side_sink
 from riffle_spark.unknown_names import checks_keywords
 
@@ -176,15 +177,16 @@ _wrap(StreamGroups, GroupedData)
 @checks_keywords
 def on(
     frame: DataFrame, *, root: str | None = None, settings: Settings | None = None,
-    late_rows: str | Callable[..., object] | None = None,
+    late_rows: Place | None = None, dead_letters: Place | None = None,
 ) -> StreamFrame:  # fmt: skip
     """Return a stream's frame with all methods of a ``DataFrame``, whose stateful operators run on riffle.
 
     ``root`` is where the query keeps its state, ``settings`` all else that can be set; several streams of one query
     share one root. A frame that Spark's own hands made of a wrapped one, as ``spark.sql`` over a view of it, is wrapped
     once more before it is started; it has its root from there. ``late_rows`` takes the rows that the query leaves out
-    as too late: a function as of ``foreachBatch``, or a folder for Parquet. Raises ``ConfigError`` for
-    what is no stream's frame, and on Spark Connect.
+    as too late, ``dead_letters`` those that a function of yours (``applyInPandasWithState``, ``transformWithState``,
+    ``transformWithStateInPandas``) fails on, which else fail the query: each is a function as of ``foreachBatch``, or a
+    folder for Parquet. Raises ``ConfigError`` for what is no stream's frame, and on Spark Connect.
 
     >>> events = riffle_spark.on(events, root="s3://bucket/state/visits")  # doctest: +SKIP
     """
@@ -206,15 +208,14 @@ def on(
             remedy="wrap the frame that spark.readStream...load() returned, and leave static frames as they are",
             where="frame",
         )
-    if late_rows is not None:
-        side_sink(late_rows)  # It checks what it is given.
-    return _with_options(frame, root, settings, late_rows or None)
+    for place in (late_rows, dead_letters):
+        if place is not None:
+            side_sink(place)  # It checks what it is given.
+    return _with_options(frame, StreamOptions(root or "", settings, late_rows or None, dead_letters or None))
 
 
-def _with_options(
-    frame: DataFrame, root: str | None, settings: Settings | None, late_rows: str | Callable[..., object] | None
-) -> StreamFrame:  # fmt: skip
-    given = root or (settings.root if settings is not None else None) or ""
+def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:
+    given = options.root or (options.settings.root if options.settings is not None else None) or ""
     known = options_in(frame).root
     if given and known and given != known:
         raise ConfigError(
@@ -222,5 +223,5 @@ def _with_options(
             remedy="give riffle_spark.on one root for all streams of a query, or none where a frame has it already",
             where="root",
         )
-    frame = marked(frame, StreamOptions(given, settings, late_rows))
+    frame = marked(frame, replace(options, root=given))
     return StreamFrame(frame._jdf, frame.sparkSession)

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.failed_keys import FailedKeys, Failure, is_of_rows
 from riffle_spark.process.processors.processing import seldom_collected
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.types.stage_specs import GroupsSpec
@@ -54,21 +55,20 @@ class GroupedFrames:
         rows = self._shown(batch.rows)
         grouped = InputByKey.of(batch.keys, rows, batch.codes)
         frames = FramesByKey(grouped, self._options())
-        output, states = self._called(batch, frames, has_timed_out=False)
-        changed, kept = states.changed()
-        return Update(output, changed, kept, states.deleted())
+        return self._called(batch, frames, _changes, has_timed_out=False)
 
     def expired(self, batch: Batch) -> Update:
         """Call the function for each key that has timed out, with one frame without rows."""
         frames = ([_nothing(self._names)] for _ in range(batch.keys.num_rows))
-        output, states = self._called(batch, frames, has_timed_out=True)
-        staying, kept = states.staying()
-        return Update(output, staying, kept, staying[:0])
+        return self._called(batch, frames, _stays, has_timed_out=True)
 
     def _called(
-        self, batch: Batch, frames: Iterable[Iterable[pd.DataFrame]], *, has_timed_out: bool
-    ) -> tuple[pa.Table, GroupStates]:  # fmt: skip
-        """Call the function for each key, and return its output, and states as they are then."""
+        self, batch: Batch, frames: Iterable[Iterable[pd.DataFrame]], update: Callable[[pa.Table, GroupStates], Update],
+        *, has_timed_out: bool,
+    ) -> Update:  # fmt: skip
+        """Call the function for each key, and return what ``update`` makes of its output and of states as they are
+        then. If the batch collects, a key that fails does not keep others from their turn.
+        """
         options, function = self._options(), self.function
         states = GroupStates(
             self._kept(), batch, has_timed_out=has_timed_out, has_watermark=self.spec.event_time is not None
@@ -78,18 +78,30 @@ class GroupedFrames:
             int_to_decimal=options.int_to_decimal,
         )  # fmt: skip
         key: Key | None = None
+        failed, first = dict[int, Failure](), None
         try:
             with seldom_collected():
                 every = zip(_keys(batch.keys, options.timezone), frames, states, strict=True)
                 for at, (key, given, state) in enumerate(every):
-                    for frame in _iterable(function(key, given, state)):
-                        if len(_checked(frame, len(self.spec.output))):
-                            taken.add(frame)
-                    states.take(at, state)
+                    try:
+                        for frame in _iterable(function(key, given, state)):
+                            if len(_checked(frame, len(self.spec.output))):
+                                taken.add(frame)
+                        states.take(at, state)
+                    except Exception as error:
+                        if not batch.collects or not is_of_rows(error):
+                            raise
+                        failed[at] = Failure.of(error)
+                        first = first or _raised(error, key, batch.store)
                 key = None
-                return taken.table(), states
+                if first is None:
+                    return update(taken.table(), states)
         except Exception as error:
-            raise _raised(error, key, batch.store) from error
+            raised = first or _raised(error, key, batch.store)
+            if not batch.collects or not is_of_rows(error):
+                raise raised from error
+            raise FailedKeys(raised, failed) from error
+        raise FailedKeys(first, failed)
 
     def _kept(self) -> StateColumns:
         return StateColumns.of(self.spec.keys.names, self.state, self.timeout)
@@ -104,6 +116,18 @@ class GroupedFrames:
     def _shown(self, rows: pa.Table) -> pa.Table:
         """Return the columns that the function sees, by the names that it has for them: one may be there twice."""
         return pa.Table.from_arrays([rows.column(column) for _, column in self.spec.shown], names=self._names)
+
+
+def _changes(output: pa.Table, states: GroupStates) -> Update:
+    """Return what rows did to states."""
+    changed, kept = states.changed()
+    return Update(output, changed, kept, states.deleted())
+
+
+def _stays(output: pa.Table, states: GroupStates) -> Update:
+    """Return what is left of states that have timed out."""
+    staying, kept = states.staying()
+    return Update(output, staying, kept, staying[:0])
 
 
 class FramesByKey:

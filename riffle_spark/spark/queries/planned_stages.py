@@ -81,9 +81,10 @@ class PlannedStage:
         # As in Spark: complete results have late rows, too, but none that another operator has left out.
         late = None if mode == "complete" and self.stage.kind == "aggregate" else self.late
         keys, compute = tuple(self.keys.names), self.compute(cast(merged_groups.OutputMode, mode))
+        shown = self.shown if self.stage.kind == "processor" else None
         return JobOperator(
             self.store, keys, compute, (), True, sink, initial=self.initial, late=late, meanings=self.meanings,
-            shown=self.shown, reads=reads, shift_ms=shift_ms, closes=self.closes,
+            shown=shown, reads=reads, shift_ms=shift_ms, closes=self.closes,
         )  # fmt: skip
 
     def lines(self, stages: Sequence["PlannedStage"]) -> Iterator[str]:
@@ -158,8 +159,7 @@ def _groups(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[s
     compute = told.of_frames() if stage.kind == "groups" else told.of_processor()
     return PlannedStage(
         stage, plan.spec.store, plan.spec.keys, lambda _mode: compute, plan.map_side, plan.evaluation, told.late, {},
-        tuple(told.said()), told.time_mode == "ProcessingTime", told.initial,
-        told.shown if stage.kind == "processor" else None,
+        tuple(told.said()), told.time_mode == "ProcessingTime", told.initial, told.shown,
     )  # fmt: skip
 
 

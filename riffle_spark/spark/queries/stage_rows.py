@@ -3,6 +3,7 @@ and what was too late for the first one. Knows planned stages. Does not know how
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Final
 
@@ -17,11 +18,13 @@ from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_nodes
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.sinks import sink_choice
 
-__all__ = ["LateRows", "input_of", "inputs_of", "late_rows", "operators_of"]
+__all__ = ["LateRows", "dead_letters", "input_of", "inputs_of", "late_rows", "operators_of"]
 
 _SHARE: Final = "rows_"
 """What the columns of a batch are called that has rows for several stages, each with its number behind."""
 _LATE_BY: Final = "__riffle_late_by"
+_OF_USERS: Final = ("groups", "processor")
+"""The kinds of stages that call a function of the user's key by key."""
 
 
 class StageRows:
@@ -77,8 +80,12 @@ def input_of(stages: Sequence[PlannedStage]) -> DataFrame:
     return reduce(DataFrame.union, tagged)
 
 
-def operators_of(stages: Sequence[PlannedStage], mode: str, sink: DeliverySink) -> list[JobOperator]:
-    """Return what a job runs: the sink takes the results of the last stage, and each other one is read by another."""
+def operators_of(
+    stages: Sequence[PlannedStage], mode: str, sink: DeliverySink, letters: sink_choice.Give | None = None
+) -> list[JobOperator]:
+    """Return what a job runs: the sink takes the results of the last stage, and each other one is read by another;
+    ``letters`` takes the dead letters of the one with a function of the user's.
+    """
     made, left_at = list[JobOperator](), list[int]()
     readers = [one.stage.number for one in stages if not one.after]
     for stage in stages:
@@ -86,7 +93,10 @@ def operators_of(stages: Sequence[PlannedStage], mode: str, sink: DeliverySink) 
         reads = StageRows(stages, stage, share) if stage.after or share else None
         # As in Spark, an operator goes by the earliest of what comes to it.
         shift_ms = min((left_at[one] for one in stage.after), default=0)
-        made.append(stage.operator(mode, sink if stage is stages[-1] else None, reads, shift_ms))
+        operator = stage.operator(mode, sink if stage is stages[-1] else None, reads, shift_ms)
+        if letters is not None and stage.stage.kind in _OF_USERS:
+            operator = replace(operator, dead_letters=letters, shown=stage.shown)
+        made.append(operator)
         left_at.append(shift_ms + stage.shift_ms)
     return made
 
@@ -147,3 +157,30 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[.
             where="late_rows",
         )
     return LateRows(first, time, sink_choice.side_sink(given))
+
+
+def dead_letters(
+    stages: Sequence[PlannedStage], given: str | Callable[..., object] | None
+) -> sink_choice.Give | None:  # fmt: skip
+    """Return the side output of rows that a query's function fails on, if it is to have one.
+
+    Raises ``ConfigError`` where no function of the user's gets rows key by key, or several do.
+    """
+    if given is None:
+        return None
+    count = sum(stage.stage.kind in _OF_USERS for stage in stages)
+    if not count:
+        raise ConfigError(
+            "dead_letters is told, and the query has no function that could fail on a row: applyInPandasWithState, "
+            "transformWithState or transformWithStateInPandas",
+            remedy="leave dead_letters out. Spark's own expressions say what becomes of what they cannot read: "
+            "from_json and try_cast make it null, and a query of its own can take that by where()",
+            where="dead_letters",
+        )
+    if count > 1:
+        raise ConfigError(
+            "dead_letters is not there for a query with several functions of yours: they get rows of other columns",
+            remedy="leave dead_letters out, or make two queries with a sink between them",
+            where="dead_letters",
+        )
+    return sink_choice.side_sink(given)

@@ -1,8 +1,9 @@
 """What ``riffle_spark.on`` was told, found again by a frame's plan. Knows marks. Does not know what becomes of it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from pyspark.sql import DataFrame
 
@@ -11,18 +12,22 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.plans.plan_cut import Mark, marks_in
 from riffle_spark.spark.plans.plan_nodes import analysed
 
-__all__ = ["StreamOptions", "marked", "options_in"]
+__all__ = ["Place", "StreamOptions", "marked", "options_in"]
+
+Place: TypeAlias = str | Callable[..., object]
+"""Where a side output goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What ``riffle_spark.on`` was told; ``root`` is ``""`` where it was given none. ``late_rows`` is a folder, or a
-    function as of ``foreachBatch``.
+    """What ``riffle_spark.on`` was told; ``root`` is ``""`` where it was given none. ``late_rows`` and ``dead_letters``
+    are folders, or functions as of ``foreachBatch``.
     """
 
     root: str = ""
     settings: Settings | None = None
-    late_rows: str | Callable[..., object] | None = None
+    late_rows: Place | None = None
+    dead_letters: Place | None = None
 
 
 _options: dict[int, StreamOptions] = {}
@@ -42,15 +47,21 @@ def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
 def options_in(frame: DataFrame) -> StreamOptions:
     """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root.
 
-    Raises ``ConfigError`` where they send late rows to several places.
+    Raises ``ConfigError`` where they send late rows, or dead letters, to several places.
     """
     told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in marks_in(analysed(frame))]
     found = next((options for options in told if options.root), told[0] if told else StreamOptions())
-    places = [options.late_rows for options in told if options.late_rows is not None]
+    late = _one_place("late_rows", [options.late_rows for options in told])
+    return replace(found, late_rows=late, dead_letters=_one_place("dead_letters", [one.dead_letters for one in told]))
+
+
+def _one_place(what: str, given: Sequence[Place | None]) -> Place | None:
+    """Return the one place that some of the marks tell."""
+    places = [place for place in given if place is not None]
     if any(place != places[0] for place in places):
         raise ConfigError(
-            "the query reads frames whose late rows go to different places",
-            remedy="give riffle_spark.on the same late_rows for all streams of a query, or to one of them alone",
-            where="late_rows",
+            f"the query reads frames whose {what.replace('_', ' ')} go to different places",
+            remedy=f"give riffle_spark.on the same {what} for all streams of a query, or to one of them alone",
+            where=what,
         )
-    return replace(found, late_rows=places[0]) if places else found
+    return places[0] if places else None

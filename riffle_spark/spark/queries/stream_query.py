@@ -144,8 +144,9 @@ class StreamQuery(StreamingQuery):
             "numShufflePartitions": report.slots,
             "numStateStoreInstances": report.slots,
             "customMetrics": {
-                "outputRows": of_store.output_rows, "sealedBytes": of_store.sealed_bytes,
-                "fetchedBytes": of_store.fetched_bytes, "restores": of_store.restores, "runs": report.runs,
+                "outputRows": of_store.output_rows, "deadRows": of_store.dead_rows,
+                "sealedBytes": of_store.sealed_bytes, "fetchedBytes": of_store.fetched_bytes,
+                "restores": of_store.restores, "runs": report.runs,
                 "requests": sum(report.requests.values()), **phases, **self._variables_of(operator),
             },
         }  # fmt: skip

@@ -1,0 +1,337 @@
+"""Dead letters: rows of keys that a user's function fails on leave no trace but themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any, get_args
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
+from riffle_spark.errors import UserFunctionError
+from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
+from riffle_spark.process.types.stage_specs import GroupsSpec
+from riffle_spark.spark.processors.grouped_frames import GroupedFrames
+from riffle_spark.testing import Harness
+from riffle_spark.testing.simulated_work import Crashed, Step
+
+pytestmark = pytest.mark.newer_spark
+
+ROWS = pa.schema([("k", pa.string()), ("n", pa.int64()), ("offset", pa.int64())])
+OUTPUT = "k string, told long"
+POISON = {"at once": 101, "in the middle": 102, "in its output": 103, "in its state": 104}
+"""Rows with these numbers make a function fail, by what of it fails."""
+TOO_LARGE = 2**40
+Event = tuple[str, int]
+
+
+class Boom(Exception):
+    """What poison raises."""
+
+
+def checked(n: int) -> int:
+    """Return a number, or fail on it."""
+    if n == POISON["at once"]:
+        raise Boom(f"cannot take {n}")
+    return n
+
+
+class Everything(StatefulProcessor):
+    """Does all that can be done with state, then fails where it is told to; a timer tells of a key."""
+
+    pandas = False
+
+    def init(self, handle: Any) -> None:
+        """Declare a variable of each kind, each with a time to live."""
+        self.handle = handle
+        self.total = handle.getValueState("total", "n long", 7_000)
+        self.all = handle.getListState("all", "n int", 9_000)
+        self.by_n = handle.getMapState("by_n", "n long", "count long", 5_000)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Change state with each row; fail at once, in the middle, or by what is written or told."""
+        now = timerValues.getCurrentProcessingTimeInMs()
+        for row in rows:
+            for n in row["n"].tolist() if self.pandas else [row.n]:
+                self.total.update(((self.total.get() or (0,))[0] + n,))
+                self.by_n.updateValue((n % 3,), ((self.by_n.getValue((n % 3,)) or (0,))[0] + 1,))
+                if n % 5 == 0:
+                    self.by_n.removeKey((n % 2,))
+                self.all.appendValue((TOO_LARGE if n == POISON["in its state"] else n,))
+                for timer in list(self.handle.listTimers())[:1]:
+                    self.handle.deleteTimer(timer)
+                self.handle.registerTimer(now + 1_000 * (n % 7))
+                yield self.told(key[0], "poison" if n == POISON["in its output"] else checked(n))
+                if n == POISON["in the middle"]:
+                    raise Boom(f"cannot go on after {n}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Tell what the list has, and clear something."""
+        yield self.told(key[0], -len(list(self.all.get())))
+        self.total.clear()
+
+    def told(self, key: Any, what: object) -> Any:
+        """Return a row of output."""
+        return pd.DataFrame({"k": [key], "told": [what]}) if self.pandas else Row(k=key, told=what)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class InPandas(Everything):
+    """The same with frames."""
+
+    pandas = True
+
+
+def grouped(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Count with a time-out, and fail as a processor does."""
+    if state.hasTimedOut:
+        yield pd.DataFrame({"k": [key[0]], "told": [-state.get[0]]})
+        state.remove()
+        return
+    for frame in frames:
+        for n in frame["n"].tolist():
+            state.update(((state.get[0] if state.exists else 0) + (TOO_LARGE if n == POISON["in its state"] else n),))
+            state.setTimeoutDuration(1_000 * (1 + n % 7))
+            yield pd.DataFrame({"k": [key[0]], "told": ["poison" if n == POISON["in its output"] else checked(n)]})
+            if n == POISON["in the middle"]:
+                raise Boom(f"cannot go on after {n}")
+
+
+def of_groups(function: Callable[..., object] = grouped) -> Stateful:
+    """Return the operator of a function for groups."""
+    shown = tuple((name, name) for name in ROWS.names)
+    spec = GroupsSpec("groups.k", pa.schema([ROWS.field("k")]), ROWS, shown, schema_of_ddl(OUTPUT))
+    compute = GroupedFrames(spec, function, schema_of_ddl("n int"), "ProcessingTimeTimeout", {})
+    return Stateful("groups.k", "k", compute)
+
+
+def of_processor(processor: StatefulProcessor | None = None) -> Stateful:
+    """Return the operator of a processor."""
+    given = processor or Everything()
+    make = transform_with_state_in_pandas if getattr(given, "pandas", False) else transform_with_state
+    return make(given, key="k", output=OUTPUT, time_mode="ProcessingTime", store="s")
+
+
+OPERATORS: dict[str, Callable[[], Stateful]] = {
+    "groups": of_groups,
+    "rows": of_processor,
+    "pandas": lambda: of_processor(InPandas()),
+}
+
+
+def harness(name: str, *, dead_letters: bool = True, executors: int = 1) -> Harness:
+    """Return a harness of few key-groups: several keys are of one."""
+    return Harness(OPERATORS[name](), ROWS, executors=executors, key_groups=2, dead_letters=dead_letters)
+
+
+def rows_of(events: Sequence[Event], first: int = 0) -> list[Mapping[str, object]]:
+    """Return rows with offsets of their own."""
+    return [{"k": k, "n": n, "offset": first + at} for at, (k, n) in enumerate(events)]
+
+
+def contents(query: Harness) -> list[dict[str, object]]:
+    """Return the committed state, in an order of its own."""
+    return sorted(query.table().to_pylist(), key=repr)
+
+
+def poisoned(batch: Sequence[Event]) -> set[str]:
+    """Return the keys of a batch that fail."""
+    return {k for k, n in batch if n in POISON.values()}
+
+
+NUMBERS = st.one_of(st.integers(0, 20), st.sampled_from(list(POISON.values())))
+BATCHES = st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), NUMBERS), max_size=8), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@given(batches=BATCHES)
+@example(batches=[[("a", 1), ("b", 2)], [("a", 3), ("a", POISON["in the middle"]), ("b", 4)], [("a", 5)], []])
+@example(batches=[[("a", POISON["in its state"]), ("b", POISON["in its output"]), ("c", 3), ("d", 4)]])
+@settings(max_examples=8, deadline=None)
+def test_all_is_as_if_rows_of_failing_keys_had_never_come(name: str, batches: list[list[Event]]) -> None:
+    """State, times to live, timers and output are those of a query that never got them, and they are letters."""
+    with harness(name) as query, harness(name, dead_letters=False) as other:
+        for batch in batches:
+            rows, dead = rows_of(batch), poisoned(batch)
+            output = query.feed(rows)
+            assert sorted(map(repr, output)) == sorted(map(repr, other.feed([r for r in rows if r["k"] not in dead])))
+            assert contents(query) == contents(other)
+            letters = [letter["row"] for letter in query.letters]
+            assert sorted(letters, key=repr) == sorted((r for r in rows if r["k"] in dead), key=repr)
+            report, clean = query.reports[-1], other.reports[-1]
+            assert (report.dead_rows, report.output_rows, report.rows) == (len(letters), clean.output_rows, len(rows))
+            query.advance(2)
+            other.advance(2)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_letter_tells_the_row_and_what_was_raised(name: str) -> None:
+    """Its columns, the error's class and words, where it was raised, and the store and key-group of its key."""
+    with harness(name) as query:
+        query.feed(rows_of([("a", 1), ("b", 2), ("a", 101)], first=40))
+        first, second = query.letters
+        assert [first["row"], second["row"]] == [{"k": "a", "n": 1, "offset": 40}, {"k": "a", "n": 101, "offset": 42}]
+        assert (first["error"], first["message"]) == (f"{Boom.__module__}.Boom", "cannot take 101")
+        assert "in checked" in str(first["traceback"])
+        assert first["store"] == ("groups.k" if name == "groups" else "s")
+        assert first["key_group"] in {0, 1}
+        assert {**first, "row": 0} == {**second, "row": 0}
+        (warning,) = [one for one in query.reports[-1].warnings if "dead letters" in one]
+        assert warning.startswith("2 rows of batch 0 are dead letters")
+        assert "Boom: cannot take 101" in warning
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("poison", POISON)
+def test_without_dead_letters_the_batch_fails(name: str, poison: str) -> None:
+    """As ever: nothing is committed, and the error says what was raised."""
+    with harness(name, dead_letters=False) as query:
+        with pytest.raises(UserFunctionError, match=r"raised|its output"):
+            query.feed(rows_of([("a", 1), ("b", POISON[poison])]))
+        assert contents(query) == []
+        assert query.letters == []
+
+
+@pytest.mark.parametrize("deliver_after_commit", [False, True])
+def test_a_batch_that_comes_again_has_the_same_letters(deliver_after_commit: bool) -> None:
+    """Whether it broke off before or after the commit, and wherever its slots run then."""
+    operator, batch = of_processor(), rows_of([(k, n) for k in "abcdef" for n in (1, 101 if k in "bd" else 2)])
+    told = list[list[str]]()
+    steps = [step for step in get_args(Step) if step != "after sink" or not deliver_after_commit]
+    for step in steps:
+        options = {"deliver_after_commit": deliver_after_commit, "key_groups": 4}
+        with Harness(operator, ROWS, dead_letters=True, **options) as query:  # type: ignore[arg-type] # settings
+            query.crash_at(step, lose_copies=True)
+            with pytest.raises(Crashed, match=step):
+                query.feed(batch)
+            before = query.letters
+            query.feed(batch)
+            told.append(sorted(repr(letter) for letter in query.letters or before))
+            assert sorted({str(row["k"]) for row in query.delivered()}) == ["a", "c", "e", "f"]
+    assert len(told[0]) == 4
+    assert told == [told[0]] * len(steps)
+
+
+class FailsOnTimer(Everything):
+    """Fails where no row is to blame."""
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Fail, or tell what is no number."""
+        if key["k"] == "a":
+            raise Boom("the timer fails")
+        yield self.told(key["k"], "poison")
+
+
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_what_fails_without_rows_fails_the_batch(key: str) -> None:
+    """A timer's call, and its output, are no row's fault: no row becomes a letter, and the timer stays."""
+    with Harness(of_processor(FailsOnTimer()), ROWS, executors=1, key_groups=1, dead_letters=True) as query:
+        query.feed(rows_of([(key, 6)]))
+        query.advance(7)
+        before = contents(query), query.timers()
+        with pytest.raises(UserFunctionError, match=r"the timer of key|its output"):
+            query.feed(rows_of([("c", 1), ("d", 101)]))
+        assert (contents(query), query.timers()) == before
+        assert query.letters == []
+
+
+class WithInitial(Everything):
+    """Takes initial state, or fails on it."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002
+        """Begin with a number."""
+        self.total.update((checked(initialState.n),))
+
+
+def test_initial_state_stays_where_rows_of_its_key_fail() -> None:
+    """It comes but once; so its key keeps it, and a failure over it fails the batch."""
+    initial = pa.table({"k": ["a", "b"], "n": pa.array([50, 60], pa.int64())})
+    for first, expected in ((50, {("a",): (50,), ("b",): (62,)}), (101, None)):
+        start = initial.set_column(1, "n", pa.array([first, 60], pa.int64()))
+        operator = of_processor(WithInitial())
+        with Harness(operator, ROWS, initial=start, executors=1, key_groups=1, dead_letters=True) as query:
+            batch = rows_of([("a", 1), ("a", 101), ("b", 2)])
+            if expected is None:
+                with pytest.raises(UserFunctionError, match="the initial state of key"):
+                    query.feed(batch)
+            else:
+                query.feed(batch)
+                assert query.state("total") == expected
+                assert [letter["row"] for letter in query.letters] == batch[:2]
+
+
+def test_a_row_that_pandas_cannot_hold_is_a_letter() -> None:
+    """A time that is none of pandas' fails before the function has it; the row is told as it came."""
+    rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    shown, output = tuple((name, name) for name in rows.names), schema_of_ddl("k string, told long")
+
+    def count(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"k": [key[0]], "told": [sum(map(len, frames))]})
+
+    spec = GroupsSpec("groups.k", pa.schema([rows.field("k")]), rows, shown, output)
+    operator = Stateful("groups.k", "k", GroupedFrames(spec, count, schema_of_ddl("n int"), "NoTimeout", {}))
+    times = [datetime(2024, 1, 1, tzinfo=timezone.utc) + timedelta(days=366 * years) for years in (0, 1, 2, 1000)]
+    events = [{"k": k, "at": at} for k, at in zip("abcd", times, strict=True)]
+    with Harness(operator, rows, executors=1, dead_letters=True) as query:
+        assert sorted(str(row["k"]) for row in query.feed(events)) == ["a", "b", "c"]
+        assert [letter["row"] for letter in query.letters] == events[3:]
+
+
+REFUSALS = {"memory": MemoryError("no memory"), "disk": OSError(28, "no space left")}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_what_is_no_rows_fault_fails_the_batch(
+    name: str, refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Memory and disk may be there again when the batch comes again: no row is to blame."""
+
+    def refuse(n: int) -> int:
+        raise REFUSALS[refusal]
+
+    monkeypatch.setitem(globals(), "checked", refuse)
+    with harness(name) as query, pytest.raises(UserFunctionError, match=r"no memory|no space left"):
+        query.feed(rows_of([("a", 1)]))
+
+
+def test_what_an_error_says_can_be_written_whatever_it_is() -> None:
+    """Half of a character, a class that cannot be told, and words without end."""
+
+    class Untold(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    errors = {"a": ValueError("\udc80 is no letter"), "b": Untold(), "c": KeyError("x" * 10_000)}
+
+    def fail(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        raise errors[key[0]]
+
+    with Harness(of_groups(fail), ROWS, executors=1, dead_letters=True) as query:
+        assert query.feed(rows_of([("a", 1), ("b", 2), ("c", 3)])) == []
+        told = {str(letter["row"]["k"]): str(letter["message"]) for letter in query.letters}  # type: ignore[index]
+    assert (told["a"], told["b"]) == ("? is no letter", "it cannot be told")
+    assert len(told["c"]) < 3_000
+
+
+def test_late_rows_are_no_letters() -> None:
+    """What is too late is left out before the function sees it."""
+    rows = pa.schema([("k", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    shown = tuple((name, name) for name in rows.names)
+    spec = GroupsSpec("groups.k", pa.schema([rows.field("k")]), rows, shown, schema_of_ddl(OUTPUT), "at")
+    operator = Stateful("groups.k", "k", GroupedFrames(spec, grouped, schema_of_ddl("n int"), "NoTimeout", {}))
+    with Harness(operator, rows, executors=1, late=LateRule("at", "rows"), dead_letters=True) as query:
+        query.advance_watermark(1_000_000)
+        query.feed([])
+        query.feed([{"k": "a", "n": 101, "at": datetime(1970, 1, 1, tzinfo=timezone.utc)}])
+        assert (query.letters, query.reports[-1].late_rows, query.reports[-1].dead_rows) == ([], 1, 0)

@@ -1,0 +1,181 @@
+"""Dead letters of a wrapped query go to a side output, with the guarantees of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+import riffle_spark
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.queries.stream_query import StreamQuery
+from tests.kit.streams.streaming import Feed, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+BATCHES = (
+    (("ann", "1"), ("bob", "2"), ("ann", "3")),
+    (("ann", "four"), ("bob", "5"), ("ann", "6"), ("eve", "seven")),
+    (("ann", "8"), ("eve", "9")),
+)
+"""Users and numbers as text; those of batch 1 are no numbers for ann and eve."""
+RESULTS = {0: [("ann", 4), ("bob", 2)], 1: [("bob", 7)], 2: [("ann", 12), ("eve", 9)]}
+LETTERS = [(1, "ann", "four", 100), (1, "ann", "6", 102), (1, "eve", "seven", 103)]
+OUTPUT = "user string, total long"
+
+
+@pytest.fixture(scope="module")
+def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """A file of events for each batch, with offsets."""
+    made = Feed(tmp_path_factory.mktemp("events"), "user string, n string, offset long")
+    for number, batch in enumerate(BATCHES):
+        made.add([{"user": user, "n": n, "offset": 100 * number + at} for at, (user, n) in enumerate(batch)])
+    return made
+
+
+def summed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    """Add up numbers, which not all texts are."""
+    total = (state.getOption or (0,))[0]
+    for frame in frames:
+        for n in frame["n"]:
+            total += int(n)
+            state.update((total,))
+    yield pd.DataFrame({"user": [key[0]], "total": [total]})
+
+
+class Summed(StatefulProcessor):
+    """The same as a processor."""
+
+    def init(self, handle: Any) -> None:
+        """Declare the total."""
+        self.total = handle.getValueState("total", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
+        """Add up numbers."""
+        for frame in rows:
+            for n in frame["n"]:
+                self.total.update(((self.total.get() or (0,))[0] + int(n),))
+        yield pd.DataFrame({"user": [key[0]], "total": [self.total.get()[0]]})
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def of_groups(events: DataFrame) -> DataFrame:
+    """Sums by ``applyInPandasWithState``."""
+    return events.groupBy("user").applyInPandasWithState(summed, OUTPUT, "total long", "append", "NoTimeout")
+
+
+def in_the_middle(events: DataFrame) -> DataFrame:
+    """Sums by a processor whose results another operator reads."""
+    sums = events.groupBy(F.col("user")).transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
+    return sums.dropDuplicates(["user", "total"])
+
+
+class Sinks:
+    """Keeps results and letters of each delivery; the sink of results may fail once it has batch 1."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, list[tuple[object, ...]]] = {}
+        self.letters: list[tuple[int, str, list[Row]]] = []
+        self.fails = True
+
+    def take(self, rows: DataFrame, batch_id: int) -> None:
+        """Take results, or fail."""
+        self.results[batch_id] = sorted(map(tuple, rows.collect()))
+        if batch_id == 1 and self.fails:
+            self.fails = False
+            raise RuntimeError("the sink is not there")
+
+    def take_letters(self, rows: DataFrame, batch_id: int, delivery_id: str) -> None:
+        """Take letters."""
+        self.letters.append((batch_id, delivery_id, sorted(rows.collect(), key=lambda row: row.row.offset)))
+
+
+def run(
+    query: Callable[[DataFrame], DataFrame], feed: Feed, spark: SparkSession, folder: Path, sinks: Sinks,
+    dead_letters: str | Callable[..., object], **settings: object,
+) -> StreamQuery:  # fmt: skip
+    """Run a query over all files until its sink fails, and again."""
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(folder, **settings), dead_letters=dead_letters)
+    writer = query(events).writeStream.foreachBatch(sinks.take).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+    with pytest.raises(StreamingQueryException, match="the sink is not there"):
+        writer.start().awaitTermination()
+    started = writer.start()
+    started.awaitTermination()
+    assert isinstance(started, StreamQuery)
+    return started
+
+
+def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """It has each letter once, also of a batch that came again, and reads as a table; state goes on without them."""
+    sinks, folder = Sinks(), f"{tmp_path}/dead"
+
+    query = run(of_groups, feed, spark, tmp_path, sinks, folder)
+
+    assert sinks.results == RESULTS
+    letters = spark.read.parquet(folder)
+    assert letters.columns == ["error", "message", "traceback", "store", "key_group", "row", "batch_id"]
+    told = letters.select("batch_id", "row.user", "row.n", "row.offset").collect()
+    assert sorted(map(tuple, told)) == LETTERS
+    (said,) = {(row.error, row.store) for row in letters.collect()}
+    assert said == ("ValueError", "groups.user")
+    assert "'four'" in letters.where("row.user = 'ann'").first().message  # type: ignore[union-attr] # there are some
+    counts = {one.batchId: one.stateOperators[0].customMetrics["deadRows"] for one in query.recentProgress}
+    assert counts == {1: 3, 2: 0}
+    assert [report.dead_rows for report in query.reports] == [3, 0]
+
+
+def test_letters_of_a_stage_between_go_to_a_function(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """It is called for batches that have some, and again under the same delivery id where the batch was committed."""
+    sinks = Sinks()
+
+    run(in_the_middle, feed, spark, tmp_path, sinks, sinks.take_letters, deliver_after_commit=True)
+
+    assert sinks.results == RESULTS
+    first, again = sinks.letters
+    assert first == again
+    batch_id, _, rows = first
+    assert [(batch_id, row.row.user, row.row.n, row.row.offset) for row in rows] == LETTERS
+
+
+def in_a_chain(events: DataFrame) -> DataFrame:
+    """One function behind another."""
+    once = in_the_middle(events).selectExpr("user", "CAST(total AS STRING) AS n")
+    return once.groupBy("user").transformWithStateInPandas(Summed(), OUTPUT, "append", "None")
+
+
+REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "no operator": (lambda events: events.where("n > 1"), "no function that could fail on a row"),
+    "aggregate": (lambda events: events.groupBy("user").count(), "no function that could fail on a row"),
+    "two functions": (in_a_chain, "several functions"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_letters_are_refused_where_no_row_can_be_one(
+    name: str, spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:  # fmt: skip
+    """A query without a function of the user's, or with several, says so when it is started."""
+    query, said = REFUSED[name]
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path), dead_letters=f"{tmp_path}/dead")
+
+    with pytest.raises(ConfigError, match=said):
+        query(events).writeStream.outputMode("append" if name != "aggregate" else "update").format("noop").start()
+
+
+def test_letters_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """What cannot take rows is refused at once, and two places are where the query is made."""
+    with pytest.raises(ConfigError, match="two or three arguments"):
+        riffle_spark.on(feed.stream(spark), dead_letters=lambda rows: rows)
+    left, right = (riffle_spark.on(feed.stream(spark), dead_letters=f"{tmp_path}/{name}") for name in "ab")
+    with pytest.raises(ConfigError, match="whose dead letters go to different places"):
+        left.union(right).writeStream  # noqa: B018 - it is where options are looked at
