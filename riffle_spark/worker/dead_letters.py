@@ -13,14 +13,25 @@ import pyarrow as pa
 
 from riffle_spark.columns import one_array
 from riffle_spark.messages.slot_orders import INITIAL, LETTER, Order, without_letters
-from riffle_spark.process.failed_keys import FailedKeys, Failure
+from riffle_spark.process.blocks.failed_keys import Collects, FailedKeys, Failure
+from riffle_spark.state.copies import disk
 from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import DeadRows, SlotResult
 
-__all__ = ["taken_apart", "with_letters"]
+__all__ = ["collects_for", "taken_apart", "with_letters"]
 
 Run = Callable[[pa.Table, TouchedKeys], SlotResult]
 Numbers = npt.NDArray[np.int64]
+
+
+def collects_for(order: Order) -> Collects | None:
+    """Return which errors make letters, if an order has these."""
+    return _is_of_rows if LETTER in order.output.names else None
+
+
+def _is_of_rows(error: Exception) -> bool:
+    """Tell whether an error may be the rows' fault; what memory or a local disk refuses is not."""
+    return not isinstance(error, MemoryError) and not (isinstance(error, OSError) and disk.is_refusal(error))
 
 
 def with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -> SlotResult:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import Times
 from riffle_spark.columns import one_array, positions_of
-from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, LETTER, SLOT, Order, without_letters
+from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
 from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
@@ -25,6 +25,7 @@ from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas import variable_kinds
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
+from riffle_spark.worker.dead_letters import collects_for
 from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import SlotResult, StateChanges
 
@@ -110,7 +111,7 @@ def _batch(
 ) -> Batch:  # fmt: skip
     return Batch(
         rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.store,
-        LETTER in order.output.names and bool(rows.num_rows),
+        collects_for(order) if rows.num_rows else None,
     )  # fmt: skip
 
 
@@ -175,7 +176,7 @@ def run_by_key(
     """
     with seldom_collected():
         processing = begun(order.times, f"store {order.store!r}")
-        processing.collects = LETTER in order.output.names
+        processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))
         outcomes = _by_copy(processing, touched, schema.hashes(touched.keys), stacks, entries)
         output = processing.output()

@@ -43,7 +43,7 @@ BATCH = (
     Step("worker.input:touch", ("rows",)),
     Step("worker.slot:_Attempt._compute", ("rows",)),
     Step("process.store_computation:_Block.run", ("slot",)),
-    Step("worker.slot:_SlotState.over_tables", ("rows",)),
+    Step("worker.slot:_SlotState.over_tables", ()),
     Step("worker.dead_letters:with_letters", ("rows", "result")),
     Step("worker.slot:_SlotState._on_tables", ("rows", "result")),
     Step("worker.run_computation:run_on_blocks", ("rows",)),

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark.batch_times import TimeMode
+from riffle_spark.process.blocks.failed_keys import Collects
 from riffle_spark.state.schemas.variable_kinds import Variable
 
 __all__ = [
@@ -68,8 +69,8 @@ class Batch:
     store was asked for: then keys that are stored and have none are among them. Row i of ``state`` and
     of ``found`` belongs to row i of ``keys``; a key that is not ``found`` has no state and a ``state`` row of nulls.
     ``time_ms`` is the batch's time and ``watermark_ms`` the one that earlier batches made; neither is a clock's.
-    ``key_group`` is ``None`` where the call holds several. With ``collects`` a function that is called key by key goes
-    on where it fails on one, and raises ``FailedKeys`` at the end.
+    ``key_group`` is ``None`` where the call holds several. Where ``collects`` takes an error, a function that is called
+    key by key goes on with the others, and raises ``FailedKeys`` at the end.
     """
 
     rows: pa.Table
@@ -82,7 +83,7 @@ class Batch:
     watermark_ms: int | None
     key_group: int | None
     store: str = ""
-    collects: bool = False
+    collects: Collects | None = None
 
 
 @dataclass(frozen=True, slots=True)

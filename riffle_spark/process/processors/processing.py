@@ -17,7 +17,7 @@ import pyarrow as pa
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import RiffleError, UserFunctionError
 from riffle_spark.process.blocks.block import Computation
-from riffle_spark.process.failed_keys import FailedKeys, Failure, is_of_rows
+from riffle_spark.process.blocks.failed_keys import Collects, FailedKeys, Failure
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Key, Processor
 from riffle_spark.process.processors.session import Session
@@ -44,8 +44,9 @@ class Outcome:
 
 
 class Processing:
-    """Runs a processor over one slot's input. ``where`` is told with what the processor raises. If it ``collects``, it
-    goes on where rows of a key fail, for what the others do; then ``output`` raises, and nothing else counts.
+    """Runs a processor over one slot's input. ``where`` is told with what the processor raises. Where
+    ``collects`` takes what rows of a key raise, it goes on, for what the others do; then ``output`` raises, and nothing
+    else counts.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Processing:
         self._form = form
         self._times = times
         self._where = where
-        self.collects = False
+        self.collects: Collects | None = None
         self._failed: dict[int, Failure] = {}
         self._first: RiffleError | None = None
         self._next = 0
@@ -90,7 +91,7 @@ class Processing:
         except RiffleError:
             raise
         except Exception as error:  # as where a time is none that pandas has
-            if not self.collects or not is_of_rows(error):
+            if self.collects is None or not self.collects(error):
                 raise
             raise FailedKeys(self._told(error, "rows that it cannot be given"), self._failed) from error
         if self._first is not None:
@@ -123,7 +124,7 @@ class Processing:
             raised = self._raised(error, f"key {key!r}")
             if raised is error:
                 raise
-            if not self.collects or not is_of_rows(error):
+            if self.collects is None or not self.collects(error):
                 raise raised from error
             self._failed[at], self._first = Failure.of(error), self._first or raised
 
@@ -162,7 +163,7 @@ class Processing:
         try:
             return self._called(call, what)
         except UserFunctionError as error:
-            if self.collects:
+            if self.collects is not None:
                 raise FailedKeys(error, {}) from error.__cause__
             raise
 

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.process.failed_keys import FailedKeys, Failure, is_of_rows
+from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
 from riffle_spark.process.processors.processing import seldom_collected
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.types.stage_specs import GroupsSpec
@@ -89,7 +89,7 @@ class GroupedFrames:
                                 taken.add(frame)
                         states.take(at, state)
                     except Exception as error:
-                        if not batch.collects or not is_of_rows(error):
+                        if batch.collects is None or not batch.collects(error):
                             raise
                         failed[at] = Failure.of(error)
                         first = first or _raised(error, key, batch.store)
@@ -98,7 +98,7 @@ class GroupedFrames:
                     return update(taken.table(), states)
         except Exception as error:
             raised = first or _raised(error, key, batch.store)
-            if not batch.collects or not is_of_rows(error):
+            if batch.collects is None or not batch.collects(error):
                 raise raised from error
             raise FailedKeys(raised, failed) from error
         raise FailedKeys(first, failed)

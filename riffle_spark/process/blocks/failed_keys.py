@@ -4,14 +4,15 @@ one more run is enough. Knows what was raised. Does not know rows, or what becom
 
 import sys
 import traceback
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
 
 from riffle_spark.errors import RiffleError, UserFunctionError
-from riffle_spark.state.copies import disk
 
-__all__ = ["FailedKeys", "Failure", "is_of_rows"]
+__all__ = ["Collects", "FailedKeys", "Failure"]
 
+Collects: TypeAlias = Callable[[Exception], bool]
+"""Tells of an error whether it may be some rows' fault: then the other keys have their turn."""
 _FRAMES: Final = 3
 _CHARACTERS_MAX: Final = 2_000
 
@@ -49,8 +50,3 @@ class FailedKeys(UserFunctionError):
     def __init__(self, first: RiffleError, by_key: Mapping[int, Failure]) -> None:
         super().__init__(first.problem, remedy=first.remedy, where=first.where)
         self.by_key = by_key
-
-
-def is_of_rows(error: Exception) -> bool:
-    """Tell whether an error may be the rows' fault; what memory or a local disk refuses is not."""
-    return not isinstance(error, MemoryError) and not (isinstance(error, OSError) and disk.is_refusal(error))
