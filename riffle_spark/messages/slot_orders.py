@@ -311,7 +311,7 @@ def letter_field(rows: Iterable[pa.Field]) -> pa.Field:
 
 def without_letters(output: pa.Schema) -> pa.Schema:
     """Return the columns of an output's own rows."""
-    return pa.schema([field for field in output if field.name != LETTER])
+    return output.remove(output.get_field_index(LETTER)) if LETTER in output.names else output
 
 
 def result_schema(output: pa.Schema) -> pa.Schema:

@@ -91,7 +91,8 @@ class _Attempt:
         """Add the time that the block takes to ``name``."""
         started = time.perf_counter()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        took = time.perf_counter() - started
+        self.seconds[name] = self.seconds[name] + took if name in self.seconds else took
 
     def run(self, slot: int, rows: pa.Table) -> pa.Table:
         """Run the steps up to the sealed delta; return the output rows."""
