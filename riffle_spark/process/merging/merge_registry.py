@@ -9,7 +9,14 @@ from typing import cast, get_args
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.merging import merged_lists, merged_moments, merged_picks, merged_sketches, merged_sums
+from riffle_spark.process.merging import (
+    merged_lists,
+    merged_moments,
+    merged_picks,
+    merged_sketches,
+    merged_sums,
+    shared_sketches,
+)
 from riffle_spark.process.merging.merge_function import MergeFunction
 from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
 
@@ -23,7 +30,8 @@ class MergeOptions:
     ``overflow`` is the name of Spark's ``EvalMode``: what becomes of a sum or average that does not fit. ``delimiter``
     is what ``listagg`` puts between texts, bytes between bytes; ``collected_max`` is how many values a key may collect;
     ``relative_error`` is what ``approx_count_distinct`` was asked for, its ``relativeSD``; ``accuracy`` and
-    ``percentages``, one or several, what ``percentile_approx`` was; ``own`` is a user's function.
+    ``percentages``, one or several, what ``percentile_approx`` was; ``register_bits`` and ``may_differ`` what sketches
+    of Apache DataSketches were, ``lgConfigK`` and ``allowDifferentLgConfigK``; ``own`` is a user's function.
     """
 
     overflow: merged_sums.Overflow = "LEGACY"
@@ -32,6 +40,8 @@ class MergeOptions:
     relative_error: float = 0.05
     accuracy: int = 10_000
     percentages: float | tuple[float, ...] = 0.5
+    register_bits: int = 12
+    may_differ: bool = False
     own: UserAggregate | None = None
 
     @staticmethod
@@ -47,6 +57,8 @@ class MergeOptions:
             relative_error=float(told.get("relativeSD", usual.relative_error)),
             accuracy=int(told.get("accuracy", usual.accuracy)),
             percentages=_numbers(told["percentages"]) if "percentages" in told else usual.percentages,
+            register_bits=int(told.get("lgConfigK", usual.register_bits)),
+            may_differ=told.get("allowDifferentLgConfigK") == "True",
             own=own,
         )
 
@@ -85,14 +97,18 @@ _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {
     "RegrSlope": lambda _: merged_moments.MergedRegression(),
     "RegrIntercept": lambda _: merged_moments.MergedRegression(),
     "HyperLogLogPlusPlus": lambda options: merged_sketches.MergedDistinct(options.relative_error),
+    "HllSketchAgg": lambda options: shared_sketches.HashSketch(options.register_bits),
+    "HllUnionAgg": lambda options: shared_sketches.SketchUnion(options.may_differ),
     "ApproximatePercentile": lambda options: merged_sketches.MergedQuantiles(options.accuracy, options.percentages),
     "CollectList": lambda options: merged_lists.MergedList(options.collected_max),
     "CollectSet": lambda options: merged_lists.MergedSet(options.collected_max),
     "ListAgg": lambda options: merged_lists.MergedText(options.delimiter, options.collected_max),
 }
 
-COLLECTED = frozenset({"ApproximatePercentile", "CollectList", "CollectSet", "ListAgg"})
-"""Functions of which a row's buffer is its value, and the result what ``finish`` returns, not Spark's evaluation."""
+COLLECTED = frozenset({"ApproximatePercentile", "CollectList", "CollectSet", "HllSketchAgg", "HllUnionAgg", "ListAgg"})
+"""Functions of which a row's buffer is its value, or of HllSketchAgg the words of its hash, and the result what
+``finish`` returns, not Spark's evaluation.
+"""
 
 HASHED = frozenset({"HyperLogLogPlusPlus"})
 """Functions of which a row's buffer is the hash of its value, and ``finish`` returns Spark's buffer, as one struct."""

@@ -19,7 +19,7 @@ from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFu
 from riffle_spark.process.merging.merged_lists import lists_of, owned
 from riffle_spark.process.merging.merged_picks import is_ordered, ranks
 
-__all__ = ["MergedDistinct", "MergedQuantiles"]
+__all__ = ["MergedDistinct", "MergedQuantiles", "bit_lengths"]
 
 _RANK_BITS = 6
 _REGISTERS_A_WORD = 10
@@ -91,7 +91,7 @@ class MergedDistinct(MergeFunction):
         # A one behind what is left of a hash bounds the zeros before it.
         rest = (unsigned << np.uint64(bits)) | np.uint64(1 << (bits - 1))
         register = (unsigned >> np.uint64(64 - bits)).astype(np.int64)
-        return (register << _RANK_BITS) | (65 - _bit_lengths(rest))
+        return (register << _RANK_BITS) | (65 - bit_lengths(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _halved(
     return order[~is_single & (place % 2 == chance)], order[is_single]
 
 
-def _bit_lengths(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def bit_lengths(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Return how many bits each number has from its highest one on, by halves, which doubles hold exactly."""
     high, low = (np.frexp(half.astype(np.float64))[1] for half in (numbers >> np.uint64(32), numbers & _LOW_HALF))
     return np.where(high > 0, high + 32, low).astype(np.int64)

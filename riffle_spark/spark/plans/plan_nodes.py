@@ -39,7 +39,9 @@ Path: TypeAlias = tuple[int, ...]
 
 _CATALYST = "org.apache.spark.sql.catalyst"
 _EXPRESSIONS = f"{_CATALYST}.expressions"
-_LOGICAL = f"{_CATALYST}.plans.logical"
+_TYPES = "org.apache.spark.sql.types"
+_MURMUR3, _SEED = "org.apache.datasketches.hash.MurmurHash3", 9001
+"""The hash of Apache DataSketches, and from where it begins in each sketch."""
 _NONE, _MODULE = "scala.None$", "MODULE$"
 _NOW = ("CurrentTimestamp", "CurrentDate", "LocalTimestamp", "Now", "CurrentTime")
 """Expressions that say what time it is."""
@@ -225,6 +227,27 @@ class Catalyst:
         is_collated = " collate " in str(expression.dataType().catalogString())
         hashed = self.named("expressions.CollationAwareXxHash64" if is_collated else "expressions.XxHash64")
         return self.null_where(self.is_null(expression), hashed(self.seq([expression])))
+
+    def hashed_for_sketches(self, expression: Node) -> Node:
+        """Return the two words by which sketches of Apache DataSketches tell values apart, by its own code; null for
+        what they leave out: nulls, and what has no bytes.
+        """
+        jvm, none = context(self.spark)._jvm, self._none()
+        class_of, ddl = looked_up(jvm, "java.lang.Class", "forName"), looked_up(jvm, f"{_TYPES}.DataType", "fromDDL")
+        static, cast = self.named("expressions.objects.StaticInvoke"), self.named("expressions.Cast")
+
+        def called(name: str, method: str, result: Node, *given: Node) -> Node:
+            return static(class_of(name), result, method, self.seq(given), self.seq([]), True, True, True, none)
+
+        name = str(expression.dataType().catalogString())
+        if " collate " in name:
+            expression = self.named("expressions.CollationKey")(expression)
+        told = cast(expression, ddl("bigint" if name in ("int", "bigint") else "binary"), none)
+        seed, longs = cast(self.literal(_SEED), ddl("bigint"), none), looked_up(jvm, f"{_TYPES}.ObjectType")
+        words = called(_MURMUR3, "hash", longs(class_of("[J")), told, seed)
+        found = called(f"{_EXPRESSIONS}.UnsafeArrayData", "fromPrimitiveArray", ddl("array<bigint>"), words)
+        nothing = self.named("expressions.EqualTo")(told, cast(self.literal(""), told.dataType(), none))
+        return found if name in ("int", "bigint") else self.null_where(nothing, found)
 
     def estimated(self, function: Node, words: Node) -> Node:
         """Return what ``approx_count_distinct`` makes of its buffer, whose words are a struct: by Spark's own code."""

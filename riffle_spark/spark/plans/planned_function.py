@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
+from riffle_spark.process.merging.shared_sketches import sketches_library
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal, free_name
@@ -30,6 +31,7 @@ _ANSI_KNOWING: Final = ("Sum", "Average")
 _NULLS_KNOWING: Final = ("First", "Last")
 _MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
 _RANKED: Final = "ApproximatePercentile"
+_SKETCHES: Final = ("HllSketchAgg", "HllUnionAgg")
 _OF_PYTHON: Final = "PythonUDAF"
 _OF_USERS: Final = (_OF_PYTHON, "ScalaAggregator", "ScalaUDAF")
 _WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
@@ -74,7 +76,11 @@ class PlannedFunction:
         """Return what it is sent of a row; null where its filter leaves the row out."""
         if self.own is not None:
             return catalyst.struct({str(index): one for index, one in enumerate(children(self.told))})
-        told = catalyst.hashed(self.told.child()) if self.is_hashed else self.told.child()
+        told = children(self.told)[0]
+        if self.is_hashed:
+            told = catalyst.hashed(told)
+        elif kind(self.told) == "HllSketchAgg":
+            told = catalyst.hashed_for_sketches(told)
         return self.filtered(catalyst, told, catalyst.null(told))
 
     def answered(self, catalyst: Catalyst, column: Node) -> Node:
@@ -149,6 +155,8 @@ def check_function(function: PlannedFunction, *, has_sessions: bool) -> None:
     name, told = kind(function.told), function.told
     if function.is_exact and (function.is_given or has_sessions):
         raise refusal("distinct", function.text)
+    if name in _SKETCHES:
+        sketches_library()
     if name in _OF_USERS and function.own is None:
         raise refusal("user_function", function.text)
     if not function.is_given and not _is_declarative(told):
@@ -180,6 +188,10 @@ def _facts(told: Node) -> Iterator[tuple[str, str]]:
         asked = told.percentageExpression().eval(None)
         yield "percentages", str(asked if isinstance(asked, float) else list(asked.toDoubleArray()))
         yield "accuracy", str(told.accuracyExpression().eval(None))
+    if name == "HllSketchAgg":
+        yield "lgConfigK", str(told.lgConfigK())
+    if name == "HllUnionAgg":
+        yield "allowDifferentLgConfigK", str(told.allowDifferentLgConfigK())
     if name in HASHED:
         yield "relativeSD", str(told.relativeSD())
 

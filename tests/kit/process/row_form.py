@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED, MergeOptions
+from riffle_spark.spark.plans.plan_nodes import Catalyst
 
 __all__ = ["PlanFunction", "RowForm"]
 
@@ -59,7 +60,7 @@ class RowForm:
         for each in self._found:
             function = each.aggregateFunction()
             if _kind(function) in COLLECTED | HASHED:
-                value = function.child() if _kind(function) in COLLECTED else self._hash(function.child())
+                value = self._given(function)
                 updates.append(self._filtered(each, value, self._null(value.dataType())))
                 continue
             parts = (function.aggBufferAttributes(), function.initialValues(), function.updateExpressions())
@@ -115,6 +116,13 @@ class RowForm:
         name = "org.apache.spark.sql.execution.LogicalRDD"
         count = self._jvm.java.lang.Class.forName(name).getConstructors()[0].getParameterCount()
         return self._jvm.org.apache.spark.sql.execution.LogicalRDD(*told[:count])
+
+    def _given(self, function: Any) -> Any:
+        """Return what is sent of a row to a function that Spark keeps a buffer of its own of."""
+        (value, *_) = _items(function.children())
+        if _kind(function) == "HllSketchAgg":
+            return Catalyst(self._spark).hashed_for_sketches(value)
+        return value if _kind(function) in COLLECTED else self._hash(value)
 
     def _hash(self, value: Any) -> Any:
         """Return Spark's hash of a value, null where the value is."""
@@ -186,4 +194,8 @@ def _options(function: Any) -> MergeOptions:
         asked = function.percentageExpression().eval(None)
         percentages = asked if isinstance(asked, float) else tuple(asked.toDoubleArray())
         return MergeOptions(accuracy=function.accuracyExpression().eval(None), percentages=percentages)
+    if _kind(function) == "HllSketchAgg":
+        return MergeOptions(register_bits=function.lgConfigK())
+    if _kind(function) == "HllUnionAgg":
+        return MergeOptions(may_differ=function.allowDifferentLgConfigK())
     return MergeOptions(relative_error=function.relativeSD()) if _kind(function) in HASHED else MergeOptions()

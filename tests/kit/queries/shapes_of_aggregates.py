@@ -26,8 +26,6 @@ TYPES: tuple[Batch, ...] = tuple(
     for some in (range(5), range(3, 8))
 )
 
-SKETCHES = "sketches of Apache DataSketches are not built: its library for Python is none of the pinned packages"
-
 
 def _update(name: str, build: Callable[[Frames], DataFrame], batches: Sequence[Batch] = FEW, **told: Any) -> Shape:
     return Shape(name, told.pop("kind", "aggregate"), build, batches, "update", **told)
@@ -63,7 +61,7 @@ AGGREGATES = (
     _update("lists", _by_key("collect_list(n) AS ns", "sort_array(collect_set(n)) AS set", "array_agg(n) AS all")),
     _update("texts", _by_key("listagg(string(n), ',') AS told"), MORE),
     _update("approximate_distinct", _by_key("approx_count_distinct(n) AS ns", "approx_count_distinct(x, 0.1) AS xs")),
-    _update("distinct_sketches", _by_key("hll_sketch_estimate(hll_sketch_agg(n)) AS ns"), MORE, owed=SKETCHES),
+    _update("distinct_sketches", _by_key("hll_sketch_estimate(hll_sketch_agg(n)) AS ns"), MORE),
     _update("approximate_quantiles", _by_key("percentile_approx(n, array(0.25, 0.5, 1.0)) AS quarters"), MORE),
     _update(
         "sums_that_wrap", _by_key("sum(n) AS n", "try_sum(n) AS tried"), LARGE, conf={"spark.sql.ansi.enabled": "false"}

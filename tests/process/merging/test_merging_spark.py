@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import datasketches
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -91,6 +92,12 @@ QUERIES: dict[str, Sequence[str]] = {
                  + ["approx_percentile(money, array(0.0, 0.1, 0.25, 0.9, 1.0))", "percentile_approx(number, 0.34, 50)",
                     "percentile_approx(float(small), 0.75)",
                     "percentile_approx(number, array(0.66)) filter (where truth)"],
+    "sketches": [f"hll_sketch_estimate({call})" for call in (
+        "hll_sketch_agg(int)", "hll_sketch_agg(long, 9)", "hll_sketch_agg(text)", "hll_sketch_agg(octets)",
+        "hll_sketch_agg(text collate UTF8_LCASE)", "hll_sketch_agg(number) filter (where truth)",
+        "hll_union_agg(sketch)", "hll_union_agg(uneven, true)",
+        "hll_union(hll_sketch_agg(number), hll_union_agg(sketch))",
+    )],
 }  # fmt: skip
 """Every function of the registry, by what they have in common; ``number`` is the row's."""
 
@@ -114,7 +121,19 @@ def drawn() -> pa.Table:
         name: pa.array([draw(chance) if key and chance.random() > 0.3 else None for key in keys], type)
         for name, (type, draw) in VALUES.items()
     }
-    return pa.table({"k": pa.array(keys, pa.int64()), "number": range(ROWS), **columns})
+    sketches = {
+        name: [_sketch(chance, bits) for _ in range(ROWS)] for name, bits in (("sketch", [12]), ("uneven", [9, 11]))
+    }
+    return pa.table({"k": pa.array(keys, pa.int64()), "number": range(ROWS), **columns, **sketches})
+
+
+def _sketch(chance: random.Random, bits: list[int]) -> bytes | None:
+    """Return a sketch of some values as another program may make it, or none."""
+    made = datasketches.hll_sketch(chance.choice(bits), datasketches.tgt_hll_type.HLL_4)
+    for value in chance.sample(range(50), chance.randint(0, 12)):
+        made.update(value)
+    forms = made.serialize_updatable, made.serialize_compact
+    return None if chance.random() < 0.3 else bytes(chance.choice(forms)())
 
 
 def merged(form: RowForm, rows: pa.Table, one_by_one: bool) -> pa.Table:

@@ -236,6 +236,7 @@ def estimated(frame: DataFrame) -> DataFrame:
     return frame.groupBy("ok").agg(
         F.approx_count_distinct("n").alias("u"), (F.approx_count_distinct("d", 0.01) * 2).alias("v"),
         F.expr("approx_count_distinct(s) filter (where page = 'p1')"), F.approx_count_distinct("price"), F.count("*"),
+        F.expr("hll_sketch_estimate(hll_sketch_agg(n)) AS w"), F.expr("hll_sketch_estimate(hll_sketch_agg(page, 8))"),
     )  # fmt: skip
 
 
@@ -263,7 +264,8 @@ def estimated_in_sessions(frame: DataFrame) -> DataFrame:
     """Estimates, ranks and functions of one's own, of sessions that become one."""
     gap = F.expr("if(n % 5 = 0, '2 seconds', '3 seconds')")
     found = frame.groupBy(F.session_window("at", gap), "page")
-    return found.agg(F.approx_count_distinct("n"), F.percentile_approx("n", [0.2, 0.5]), F.count("*"))
+    sketched = F.hll_sketch_estimate(F.hll_sketch_agg("n"))
+    return found.agg(F.approx_count_distinct("n"), F.percentile_approx("n", [0.2, 0.5]), F.count("*"), sketched)
 
 
 def of_users_in_sessions(frame: DataFrame) -> DataFrame:

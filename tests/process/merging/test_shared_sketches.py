@@ -1,0 +1,104 @@
+"""Sketches of hashes, and unions of sketches, are as the library has them of all values."""
+
+from __future__ import annotations
+
+import sys
+
+import datasketches
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.process.merging.merge_function import Groups
+from riffle_spark.process.merging.shared_sketches import HashSketch, SketchUnion, sketches_library
+from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+
+WORDS = pa.list_(pa.int64())
+LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2) | st.sampled_from([2**26, 2**27, 2**62])
+
+
+def coupon(first: int, second: int) -> int:
+    """Return what a sketch keeps of a hash of two words."""
+    zeros = 64 - (second % 2**64).bit_length()
+    return (min(zeros, 62) + 1) << 26 | first % 2**26
+
+
+def estimate(sketch: bytes) -> float:
+    """Return what the library makes of a sketch."""
+    return float(datasketches.hll_sketch.deserialize(sketch).get_estimate())
+
+
+@pytest.mark.parametrize("bits", [8, 12, 21])
+@FEW
+@given(rows=rows_of_groups(st.none() | st.tuples(LONGS, LONGS)))
+def test_sketches_have_the_coupons_of_all_hashes(bits: int, rows: DrawnRows[tuple[int, int] | None]) -> None:
+    """Few are told apart to the last; a group without values has an empty sketch."""
+    for way in merged_ways(HashSketch(bits), [WORDS], rows, lambda words: (words,)):
+        for group in range(SIZE):
+            told = {coupon(*words) for words in rows.of(group) if words is not None}
+            assert round(estimate(way[group][0])) == len(told)
+            assert datasketches.hll_sketch.deserialize(way[group][0]).lg_config_k == bits
+
+
+@pytest.mark.parametrize("bits", [4, 7, 8, 12])
+def test_sketches_of_many_hashes_are_as_near_as_the_library_has_it(bits: int) -> None:
+    """Whether they come at once or in batches; what is kept does not grow any more."""
+    size, batches, merge = 30_000, 30, HashSketch(bits)
+    words = np.random.default_rng(bits).integers(-(2**63), 2**63, (size, 2))
+    rows, codes = pa.array(list(words), WORDS), np.arange(size) % 2
+    once = merge.fold([rows], [pa.nulls(2, pa.binary())], Groups(codes, 2))
+    kept = [pa.nulls(2, pa.binary())]
+    for some in np.array_split(np.arange(size), batches):
+        kept = merge.fold([rows.take(pa.array(some))], kept, Groups(codes[some], 2))
+    (whole,) = merge.united(kept, Groups(np.zeros(2, dtype=np.int64), 1))
+    for found, wanted in ((once[0][0], size / 2), (kept[0][1], size / 2), (whole[0], size)):
+        assert estimate(found.as_py()) == pytest.approx(wanted, rel=4 * 1.04 / 2 ** (bits / 2))
+        assert len(found.as_py()) == 40 + 2**bits
+
+
+def sketch_of(values: range, bits: int = 12) -> bytes:
+    """Return a sketch that another program made."""
+    made = datasketches.hll_sketch(bits)
+    for value in values:
+        made.update(value)
+    return bytes(made.serialize_updatable())
+
+
+SKETCHES = [sketch_of(range(start, start + count)) for start, count in ((0, 0), (0, 1), (0, 20), (10, 20), (0, 90))]
+
+
+@FEW
+@given(rows=rows_of_groups(st.none() | st.sampled_from(SKETCHES)))
+def test_unions_have_the_values_of_all_sketches(rows: DrawnRows[bytes | None]) -> None:
+    """Of each group; the union of none is empty."""
+    of = {
+        sketch: set(range(start, end))
+        for sketch, start, end in zip(SKETCHES, (0, 0, 0, 10, 0), (0, 1, 20, 30, 90), strict=True)
+    }
+    for way in merged_ways(SketchUnion(), [pa.binary()], rows, lambda sketch: (sketch,)):
+        for group in range(SIZE):
+            values = set[int]().union(*(of[sketch] for sketch in rows.of(group) if sketch is not None))
+            assert round(estimate(way[group][0])) == len(values)
+
+
+def test_sketches_that_differ_are_united_where_that_is_asked_for() -> None:
+    """The union has the least of their numbers of registers; else it is refused in Spark's words."""
+    rows, nothing = pa.array([sketch_of(range(900), 11), sketch_of(range(900), 9)]), [pa.nulls(1, pa.binary())]
+    groups = Groups(np.zeros(2, dtype=np.int64), 1)
+    (found,) = SketchUnion(may_differ=True).fold([rows], nothing, groups)
+    assert datasketches.hll_sketch.deserialize(found[0].as_py()).lg_config_k == 9
+    with pytest.raises(UserFunctionError, match=r"HLL_UNION_DIFFERENT_LG_K.*11 and 9"):
+        SketchUnion().fold([rows], nothing, groups)
+    with pytest.raises(UserFunctionError, match=r"HLL_INVALID_INPUT_SKETCH_BUFFER.*group 0"):
+        SketchUnion().fold([pa.array([b"none", b""])], nothing, groups)
+
+
+def test_without_the_library_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, before anything is computed."""
+    monkeypatch.setitem(sys.modules, "datasketches", None)
+    with pytest.raises(ConfigError, match="no package datasketches") as refused:
+        sketches_library()
+    assert "riffle-spark[sketches]" in refused.value.remedy
