@@ -54,6 +54,14 @@ class Operator:
         return self.schema.store
 
     @property
+    def goes_by_watermark(self) -> bool:
+        """Whether a watermark that moved makes a difference to it, be there rows or not: as in Spark, what groups by
+        nothing answers then, where it does not answer all that there is with each batch of rows.
+        """
+        is_answered = self.declared.keyless and not self.declared.whole
+        return self.late is not None or self.declared.time_mode == "EventTime" or is_answered
+
+    @property
     def takes_initial(self) -> bool:
         """Whether what is computed has a use for initial state."""
         return on_store(self.compute, self.store).takes_initial

@@ -157,9 +157,7 @@ class RunningJob:
         report = self.driver.process(incoming, operators, work)
         if self._tick is not None:
             closing = {given.store for given in self._declared if given.closes}
-            by_watermark = any(
-                o.store in closing and (o.late is not None or o.declared.time_mode == "EventTime") for o in operators
-            )
+            by_watermark = any(o.store in closing and o.goes_by_watermark for o in operators)
             self._tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
         self._tell(report)
         return report

@@ -37,8 +37,7 @@ SQL = (
     _sql("having", f"SELECT window.end, k, count(*) AS c {IN_TENS} HAVING count(*) > 1 AND max(n) < 9"),
     _sql("sliding", "SELECT window.end, count(*) FROM rows GROUP BY window(at, '10 seconds', '5 seconds')"),
     _sql("session", "SELECT session_window.end, k, count(*) FROM rows GROUP BY session_window(at, '5 seconds'), k"),
-    _sql("keyless", "SELECT count(*) AS c, sum(n) AS s, max(x) AS most FROM rows WHERE n > 1", mode="update",
-         owed="without keys, but with a watermark, the first batch is not answered"),
+    _sql("keyless", "SELECT count(*) AS c, sum(n) AS s, max(x) AS most FROM rows WHERE n > 1", mode="update"),
     _sql("with", "WITH named AS (SELECT at, k || '!' AS k FROM rows WHERE n > 1), counted AS (SELECT window, k, "
                  "count(*) AS c FROM named GROUP BY window(at, '10 seconds'), k) SELECT window.end, k, c FROM counted"),
     _sql("complete", "SELECT k, count(*) AS c FROM rows GROUP BY k ORDER BY c DESC, k LIMIT 2", mode="complete",

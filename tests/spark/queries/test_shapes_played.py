@@ -15,7 +15,7 @@ from tests.kit.queries.record_shapes import recorded
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 OFTEN = (
-    "count_by_key", "sums", "over_results", "keyless", "struct_key", "complete_top", "tumbling_append",
+    "count_by_key", "sums", "over_results", "sql_keyless", "struct_key", "complete_top", "tumbling_append",
     "tumbling_update_over_break", "tumbling_append_over_restart", "tumbling_append_together", "tumbling_append_now",
     "tumbling_late_update", "tumbling_late_append", "tumbling_json", "sliding_append", "session_meeting",
     "dedup_by_time", "within_by_key", "inner_within", "inner_unbounded", "outer_full", "semi_within",
