@@ -27,7 +27,8 @@ class Operator:
     operator's own watermark is Spark's moved by ``shift_ms``, since rows behind a join come later than those before it.
     ``initial`` are the columns of the initial state ``initial_name``. ``fields`` are columns of its input that are
     fields of others; ``shown`` are the input's own columns with the names that a processor sees, where they are not
-    simply all. One that does not ``deliver`` has its results read by another operator, and by no sink.
+    simply all. ``meanings`` say what is kept in columns of state, ``None`` where nobody but the user knows. One that
+    does not ``deliver`` has its results read by another operator, and by no sink.
     """
 
     schema: StoreSchema
@@ -45,7 +46,7 @@ class Operator:
     fields: tuple[Column, ...] = ()
     shown: Mapping[str, str] = field(default_factory=dict)
     case_sensitive: bool = False
-    meanings: Mapping[str, str] = field(default_factory=dict)
+    meanings: Mapping[str, str] | None = None
     delivers: bool = True
 
     @property

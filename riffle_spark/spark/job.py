@@ -215,7 +215,7 @@ def _operator(given: JobOperator, batch: DataFrame, rows: pa.Schema, source: Wat
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(given.store, given.key, given.compute, given.order_by, rows, case_sensitive=case_sensitive)
     shown = operator.shown if given.shown is None else given.shown
-    operator = replace(operator, durable=given.durable, meanings=given.meanings or {}, shown=shown)
+    operator = replace(operator, durable=given.durable, meanings=given.meanings, shown=shown)
     watermark = given.watermark
     if watermark is None and operator.declared.time_mode == "EventTime" and source == "rows":
         watermark = routing.watermark_in(batch.schema, given.store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.enter import check_schemas
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import text_after
 
 ROWS = pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.int64()), ("tags", pa.list_(pa.string()))])
 
@@ -84,6 +86,15 @@ def test_the_same_schema_in_other_bytes_fits() -> None:
         stored[part] = base64.b64encode(of_part.with_metadata({"release": "other"}).serialize()).decode()
     assert stored != schema.to_text()
     check_schemas({"totals": stored}, [operator()])
+
+
+def test_a_store_that_a_wrapped_query_keeps_is_no_other_operators() -> None:
+    """It may keep more there than this one knows of; another query that is wrapped says itself what it keeps."""
+    stored = {"totals": text_after(None, operator().schema, 0, {"total": "sum(v)"})}
+    with pytest.raises(ConfigError, match=r"a query which riffle_spark.on has wrapped") as caught:
+        check_schemas(stored, [operator()])
+    assert "riffle rollback" in caught.value.remedy
+    check_schemas(stored, [replace(operator(), meanings={})])
 
 
 WIRE = (ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, "__riffle_ours", "__RIFFLE_SLOT")

@@ -12,6 +12,7 @@ from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.schemas.store_schema import meanings_in
 
 __all__ = ["Decision", "check_fixed", "check_schemas", "decide", "shards_of"]
 
@@ -109,9 +110,18 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
 
 
 def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:
-    """Raise ``ConfigError`` if an operator cannot read what its store was written with; both schemas are shown."""
+    """Raise ``ConfigError`` if an operator cannot read what its store was written with; both schemas are shown. So it
+    is where a wrapped query has taken a store over: it may keep more there, and what else it keeps would go.
+    """
     for operator in operators:
         before = stored.get(operator.store)
+        if before is not None and operator.meanings is None and meanings_in(before):
+            raise ConfigError(
+                f"the state of store {operator.store!r} is that of a query which riffle_spark.on has wrapped",
+                remedy="go on with that query; or take the state back to before it took the store over "
+                "(riffle rollback), or use another store name",
+                where=operator.store,
+            )
         if before is not None and not operator.schema.can_read(before):
             raise ConfigError(
                 f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"

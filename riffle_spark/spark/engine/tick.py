@@ -16,11 +16,13 @@ One is made for each start of a query, before it is started, and told of each ba
     ...
     tick.stop()  # once the query has ended
 
-A query has its tick from its first start on, also where nothing can be due: Spark's checkpoint counts sources.
+A query has its tick from its first start on, also where nothing can be due: Spark's checkpoint counts sources. One
+that goes on from the checkpoint of a job for ``foreachBatch`` never has one.
 """
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +48,8 @@ _NEVER = -1
 """The number of a stream to which nothing was ever added."""
 _NOTHING = "-"
 """How Spark's offset log writes that a source has no offset yet."""
+_TICKS = re.compile(r"-?\d*")
+"""How offsets of a tick are written."""
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 """Where that is false, Spark's own operators have no batch either when the watermark moves."""
 _AGAIN_MS = 1_000
@@ -68,8 +72,9 @@ class Tick:
         self._silent = False
 
     def beside(self, frame: DataFrame) -> DataFrame:
-        """Return a stream with this one behind it. Where Spark's class for it is missing, Spark's ``rate`` source
-        stands in for it, which has Spark run a batch each second.
+        """Return a stream with this one behind it, or the stream alone where the checkpoint was begun with it alone.
+        Where Spark's class for it is missing, Spark's ``rate`` source stands in for it, which has Spark run a batch
+        each second.
 
         Raises ``UnavailableError`` if Spark's checkpoint is there and cannot be read.
         """
@@ -78,7 +83,12 @@ class Tick:
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: the query is dearer without it, not wrong
             _logger.warning("Spark runs a batch each second, also when nothing is due: no tick can be made (%s)", error)
             return frame.union(_each_second(frame))
-        number, is_behind = self._reached()
+        reached = self._reached(frame)
+        if reached is None:
+            self._stream = None
+            _logger.warning("the checkpoint was begun without a tick: what is due waits for the next rows")
+            return frame
+        number, is_behind = reached
         if number > _NEVER:
             offset = _named(self._spark, _NUMBERS)(number)
             self._set("currentOffset", offset)
@@ -127,14 +137,15 @@ class Tick:
     def _set(self, name: str, offset: Any) -> None:
         getattr(self._stream, f"{name}_$eq")(offset)
 
-    def _reached(self) -> tuple[int, bool]:
+    def _reached(self, frame: DataFrame) -> tuple[int, bool] | None:
         """Return the number that the stream has in the newest entry of Spark's offset log, committed or not, and
         whether a batch is wanted at once: the last one is committed and moved the watermark, and none has had it yet.
+        ``None``: that entry has none but the sources of a frame.
 
         A stream that stands elsewhere would have Spark go back, or never come to rest.
         """
         try:
-            return _reached(self._spark, self._checkpoint, by_clock=self._by_clock)
+            return _reached(self._spark, self._checkpoint, _sources(frame), by_clock=self._by_clock)
         except Exception as error:
             raise UnavailableError(
                 f"Spark's checkpoint cannot be read: {error}",
@@ -144,17 +155,25 @@ class Tick:
             ) from error
 
 
-def _reached(spark: SparkSession, checkpoint: str, *, by_clock: bool) -> tuple[int, bool]:
+def _reached(spark: SparkSession, checkpoint: str, sources: int, *, by_clock: bool) -> tuple[int, bool] | None:
     planned = _newest(spark, _OFFSETS, f"{checkpoint}/offsets")
     if planned is None:
         return _NEVER, False
     batch, (_, metadata, *offsets) = planned
+    if len(offsets) == sources and not _TICKS.fullmatch(offsets[-1]):
+        return None  # a query that now reads one more stream has as many, and its last one is the tick's
     number = _NEVER if offsets[-1] == _NOTHING else int(offsets[-1])
     committed = _newest(spark, _COMMITS, f"{checkpoint}/commits")
     if committed is None or committed[0] != batch:
         return number, False  # that batch comes again, and tells what is due after it
     seen, next_one = json.loads(metadata)["batchWatermarkMs"], json.loads(committed[1][1])["nextBatchWatermarkMs"]
     return number, by_clock or next_one > seen
+
+
+def _sources(frame: DataFrame) -> int:
+    """Return how many offsets Spark notes of a stream: one for each leaf that is a stream."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    return sum(bool(leaves.apply(at).isStreaming()) for at in range(leaves.size()))
 
 
 def _newest(spark: SparkSession, names: Sequence[str], path: str) -> tuple[int, list[str]] | None:

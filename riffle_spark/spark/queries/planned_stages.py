@@ -28,26 +28,29 @@ from riffle_spark.spark.plans import (
     plan_rules,
 )
 from riffle_spark.spark.queries.group_stages import GroupsStage
+from riffle_spark.state.formats.arrow_schemas import can_become, listed
 from riffle_spark.state.log import paths
-from riffle_spark.state.schemas.store_schema import meanings_in
+from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
 
-__all__ = ["ACCEPT", "READERS", "PlannedStage", "check_stored", "planned_stages"]
+__all__ = ["ACCEPT", "READERS", "TAKE_OVER", "PlannedStage", "check_stored", "planned_stages"]
 
 _logger = logging.getLogger("riffle_spark")
 
 ACCEPT: Final = "riffle.accept"
 """The option with the columns that go on though they mean something else."""
+TAKE_OVER: Final = "riffle.take_over"
+"""The option with the columns of a ``Stateful`` operator's state that a query goes on with."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
     """A stage, and what was read of its node, whatever kind it is: ``map_side`` makes what slots get of the rows below,
     ``evaluation`` the node's result of what they answer, which is the leaf of its hole. ``meanings`` say what is kept
-    in each column of the state, ``late`` what is too late where the mode leaves that out, ``said`` more to people. With
-    ``by_clock`` something is due by processing time; ``initial`` and ``shown`` are a processor's (``JobOperator``).
-    ``shift_ms`` is how far event time moves in it: its results may be so much older than the watermark of its rows
-    (less than 0), and what is late and due behind it goes by a watermark that is moved alike. ``closes``: something of
-    it is over at some time.
+    in each column of the state, ``kept`` are these columns of an aggregate that has one row a key, ``late`` is what is
+    too late where the mode leaves that out, ``said`` more to people. With ``by_clock`` something is due by processing
+    time; ``initial`` and ``shown`` are a processor's (``JobOperator``). ``shift_ms`` is how far event time moves in
+    it: its results may be so much older than the watermark of its rows (less than 0), and what is late and due behind
+    it goes by a watermark that is moved alike. ``closes``: something of it is over at some time.
     """
 
     stage: plan_cut.Stage
@@ -64,6 +67,7 @@ class PlannedStage:
     shown: Mapping[str, str] | None = None
     shift_ms: int = 0
     closes: bool = True
+    kept: pa.Schema | None = None
 
     @property
     def inputs(self) -> tuple[plan_cut.Input, ...]:
@@ -116,6 +120,7 @@ def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tupl
         # A row's own session is late or not before it is one with any other.
         None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),
         {one.name: one.meaning for function in spec.functions for one in function.taken}, tuple(said),
+        kept=merged_groups.KeptBuffers.of(spec).schema if spec.routed == spec.keys else None,
     )  # fmt: skip
 
 
@@ -195,15 +200,81 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
     return stages
 
 
-def check_stored(stages: Sequence[PlannedStage], before: Mapping[str, Mapping[str, str]], accepted: str | None) -> None:
+def check_stored(
+    stages: Sequence[PlannedStage], before: Mapping[str, Mapping[str, str]], accepted: str | None, taken: str | None
+) -> None:
     """Compare the stages with the schemas that stores have of an earlier start: raise ``ConfigError`` where a column
-    has another meaning now that is not ``accepted`` by its name, and warn of what begins, and of what is not kept on.
+    has another meaning now that is not ``accepted`` by its name, or none and is not ``taken`` over by its name, and
+    warn of what begins, and of what is not kept on.
     """
-    names = (accepted or "").replace(" ", "").split(",")
+    names, over = ((told or "").replace(" ", "").split(",") for told in (accepted, taken))
+    if taken and not any(stage.store in before for stage in stages):
+        raise ConfigError(
+            f"there is nothing to take over: the stores of the root are {', '.join(sorted(before)) or 'none'}",
+            remedy="say which one it is: option('riffle.stores', 'totals'), and the root that its job has",
+            where=", ".join(stage.store for stage in stages),
+        )
     for stage in stages:
-        _check_meanings(stage, meanings_in(before.get(stage.store, {})), names)
+        stored = before.get(stage.store, {})
+        if stage.kept is not None and "state" in stored and not meanings_in(stored):
+            _check_taken(stage, schema_of_text(stage.store, stored), names, over)
+        else:
+            _check_meanings(stage, meanings_in(stored), names)
     for store in before.keys() - {stage.store for stage in stages}:
         _logger.warning("store %s is none of the query's any more; its state stays, and costs what it is", store)
+
+
+def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: Sequence[str], over: Sequence[str]) -> None:
+    """Refuse a store that a ``Stateful`` operator has left, of which nobody knows what its columns mean, unless the
+    query says with which of them it goes on, and says so of all.
+    """
+    before = stored.either(lambda plain: plain.state, lambda _: pa.schema([]))
+    for problem, remedy in _misfits(stage, stored.key, before, accepted) if len(before) else ():
+        raise ConfigError(problem, remedy=remedy, where=stage.store)
+    untold = [name for name in before.names if name in stage.meanings and name not in over]
+    if untold:
+        meant = "; ".join(f"{name} is {stage.meanings[name]}" for name in untold)
+        raise ConfigError(
+            "the state is that of a Stateful operator, which does not say what its columns mean",
+            remedy=f"option({TAKE_OVER!r}, {','.join(untold)!r}) goes on with it, if this is so: {meant}",
+            where=stage.store,
+        )
+
+
+def _misfits(
+    stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield what of a ``Stateful`` operator's state the query cannot go on with, and what to do."""
+    if not _are_alike(key, stage.keys):
+        yield (
+            f"the state is kept by {listed(key)}, and the query groups by {listed(stage.keys)}",
+            "group by columns of these names and types alone, or give the store another name, so that it begins anew",
+        )
+    for wanted in stage.kept or ():
+        if wanted.name not in before.names and wanted.name not in accepted:
+            yield (
+                f"the state has no column {wanted.name!r} ({stage.meanings[wanted.name]}), but {listed(before)}",
+                "give the result the alias that the column has there, and rename it in a select behind; or "
+                f"option({ACCEPT!r}, {wanted.name!r}), to begin it anew",
+            )
+        elif wanted.name in before.names and not can_become(
+            pa.schema([before.field(wanted.name)]), pa.schema([wanted])
+        ):
+            yield (
+                f"the state has {before.field(wanted.name).type} under {wanted.name!r}, and the query keeps "
+                f"{wanted.type}",
+                "cast what is aggregated, or give the result another alias",
+            )
+    for name in before.names:
+        if name not in stage.meanings and name not in accepted:
+            yield (
+                f"the state has {name!r}, and nothing of the query goes on with it",
+                f"aggregate it, too, under this alias; or option({ACCEPT!r}, {name!r}), to drop what is kept of it",
+            )
+
+
+def _are_alike(one: pa.Schema, other: pa.Schema) -> bool:
+    return bool(one.names == other.names and one.types == other.types)
 
 
 def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Sequence[str]) -> None:

@@ -265,3 +265,21 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
     (offsets / "0").write_text('v1\n{}\n{}\n{"not":"a tick"}')
     with pytest.raises(UnavailableError, match="checkpoint cannot be read"):
         Tick(query.spark, str(query.folder / "checkpoint")).beside(query.feed.stream(query.spark))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "streams", "has_tick"),
+    [(['{"logOffset":0}'], 1, False), (['{"logOffset":0}', "-"], 1, True), (['{"logOffset":0}', "3"], 2, True)],
+    ids=["a job's own", "a query's own", "a query's own, which reads one stream more now"],
+)
+def test_a_checkpoint_that_began_without_a_tick_goes_on_without(
+    query: Query, offsets: list[str], streams: int, has_tick: bool
+) -> None:
+    """Spark counts what a query reads; a tick that is there is never taken for another stream."""
+    folder = query.folder / "checkpoint" / "offsets"
+    folder.mkdir(parents=True)
+    (folder / "0").write_text("\n".join(["v1", "{}", *offsets]))
+    rows = query.feed.stream(query.spark)
+    rows = rows.union(query.feed.stream(query.spark)) if streams > 1 else rows
+    united = Tick(query.spark, str(query.folder / "checkpoint")).beside(rows)
+    assert (united is not rows) == has_tick

@@ -1,0 +1,158 @@
+"""A wrapped query goes on with the state and the checkpoint of a job of ``Stateful``'s, where the query says of each
+column that it means the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from riffle_spark import Stateful, aggregate, count, max_, mean, sum_
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.plans.plan_cut import Stage
+from riffle_spark.spark.queries.planned_stages import PlannedStage, check_stored
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
+
+BATCHES: list[list[tuple[str, int | None]]] = [
+    [("a", 1), ("b", 2), ("a", 3)],
+    [("b", None), ("c", 9)],
+    [("a", 5), ("d", None)],
+    [("c", 1), ("b", 2)],
+]
+TOTALS = {"visits": "count(*)", "total": "sum(n)", "mean": "avg(n)", "most": "max(n)"}
+
+
+class Counting:
+    """A feed whose totals are kept by a job of ``Stateful``'s first, and then by a query."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder, self.checkpoint = spark, folder, folder / "c"
+        self.feed = Feed(folder / "in", "page string, n long")
+        self.told = dict[int, list[Row]]()
+        self.fails = False
+
+    def add(self, batch: int) -> None:
+        """Add a batch's rows."""
+        self.feed.add({"page": page, "n": n} for page, n in BATCHES[batch])
+
+    def run_job(self) -> None:
+        """Run the job over what is there."""
+        compute = aggregate(visits=count(), total=sum_("n"), mean=mean("n"), most=max_("n"))
+        totals = Stateful("totals", "page", compute, settings=settings_in(self.folder))
+        run_to_end(self.feed.stream(self.spark), totals.into(Kept()), self.checkpoint)
+
+    def run_query(self, **options: str) -> None:
+        """Run the query over what is there."""
+        events = riffle_spark.on(self.feed.stream(self.spark), settings=settings_in(self.folder))
+        counted = events.groupBy("page").agg(*self.totals())
+        writer = counted.writeStream.outputMode("update").foreachBatch(self._keep).trigger(availableNow=True)
+        options = {"riffle.stores": "totals", "checkpointLocation": str(self.checkpoint), **options}
+        query = writer.options(**options).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def _keep(self, rows: DataFrame, batch_id: int) -> None:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("the sink is full")
+        self.told[batch_id] = sorted(rows.collect())
+
+    def expected(self) -> list[Row]:
+        """Return the totals of all rows that there are."""
+        return sorted(self.feed.table(self.spark).groupBy("page").agg(*self.totals()).collect())
+
+    @staticmethod
+    def totals() -> list[Column]:
+        """Return what is told of a page."""
+        return [F.expr(text).alias(name) for name, text in TOTALS.items()]
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+def test_a_query_goes_on_with_the_state_of_a_job(spark: SparkSession, tmp_path: Path) -> None:
+    """With its checkpoint: no batch is left out and none counts twice, also where Spark has not noted the job's last
+    one, and where the query's first one fails and comes again. Then the job is refused, and the query one like others.
+    """
+    counting, over = Counting(spark, tmp_path), {"riffle.take_over": "visits, total, mean_sum, mean_count, most"}
+    counting.add(0)
+    counting.add(1)
+    counting.run_job()
+    for name in ("1", ".1.crc"):
+        (counting.checkpoint / "commits" / name).unlink()
+    counting.add(2)
+    with pytest.raises(ConfigError, match=r"option\('riffle.take_over', 'visits,total,mean_sum,mean_count,most'\)"):
+        counting.run_query()
+    counting.fails = True
+    with pytest.raises(StreamingQueryException, match="the sink is full"):
+        counting.run_query(**over)
+    counting.run_query(**over)
+    assert counting.told == {2: [row for row in counting.expected() if row.page in "ad"]}
+    counting.add(3)
+    with pytest.raises(StreamingQueryException, match=r"is that of a query which riffle_spark.on has wrapped"):
+        counting.run_job()
+    counting.run_query()
+    assert sorted(counting.told) == [2, 3]
+    assert sorted({row.page: row for batch in (2, 3) for row in counting.told[batch]}.values()) == counting.expected()
+    assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
+
+
+STATE = pa.schema({"visits": pa.int64(), "total": pa.int64(), "most": pa.int32()})
+MEANT = {"visits": "count(1): count", "total": "sum(n): sum", "most": "max(n): max"}
+
+
+def stage(kept: pa.Schema, key: pa.Schema) -> PlannedStage:
+    """Return a stage that keeps these columns by a key; nothing of Spark's is asked."""
+    nothing: Any = None
+    of_plan = Stage(0, "aggregate", nothing, ())
+    meant = {name: MEANT.get(name, f"count({name}): count") for name in kept.names}
+    return PlannedStage(of_plan, "totals", key, nothing, nothing, nothing, None, meant, (), kept=kept)
+
+
+def start(
+    kept: pa.Schema = STATE, key: str = "page", store: str = "totals", accepted: str = "", taken: str = ""
+) -> None:
+    """Look at the root of a job as a query does that starts."""
+    stored = PlainColumns("totals", pa.schema({"page": pa.string()}), STATE).to_text()
+    check_stored([stage(kept, pa.schema({key: pa.string()}))], {store: stored}, accepted, taken)
+
+
+MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "does not say what its columns mean.*'visits,total,most'.*visits is count.1.: count; total is sum"),
+        ({"taken": "visits, most"}, "does not say .*'total'. goes on with it, if this is so: total is"),
+        ({"kept": MORE, "taken": "visits,total,most"}, "no column 'views'.*alias that the column has there.*accept"),
+        ({"kept": FEWER, "taken": "visits,most"}, "'total', and nothing of the query goes on with it.*accept"),
+        ({"kept": STATE.set(0, pa.field("visits", pa.int32()))}, "has int64 under 'visits', .* keeps int32.*cast"),
+        ({"key": "user"}, "kept by page: string, and the query groups by user: string.*another name"),
+        (
+            {"store": "others", "taken": "total"},
+            "nothing to take over: the stores of the root are others.*riffle.stores",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    """Before anything runs, with the way out; options have the names as the message has them."""
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        start(**given)
+
+
+def test_what_is_taken_over_is_said_of_each_column() -> None:
+    """Types may be wider than they were; what is to begin anew, or to go, is accepted by its name."""
+    start(taken="visits, total, most")
+    start(STATE.set(2, pa.field("most", pa.int64())), taken="visits,total,most")
+    start(MORE, taken="visits,total,most", accepted="views")
+    start(FEWER, taken="visits,most", accepted="total")
