@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riffle_spark.protocol.ownership.rebalance import RebalanceListener
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure, warm_up
-    from riffle_spark.spark.frames.stream_frame import on
+    from riffle_spark.spark.frames.stream_frame import latest, on
     from riffle_spark.spark.heartbeat import heartbeat
     from riffle_spark.spark.plans.planned_function import top_k, user_aggregate
     from riffle_spark.spark.queries.stream_query import StreamQuery
@@ -42,6 +42,7 @@ __all__ = [
     "first",
     "heartbeat",
     "last",
+    "latest",
     "max_",
     "mean",
     "min_",
@@ -71,7 +72,7 @@ _HOMES = {
     "settings": ("Settings",),
     "spark.configure": ("configure", "warm_up"),
     "spark.heartbeat": ("heartbeat",),
-    "spark.frames.stream_frame": ("on",),
+    "spark.frames.stream_frame": ("latest", "on"),
     "spark.plans.planned_function": ("top_k", "user_aggregate"),
     "spark.queries.stream_query": ("StreamQuery",),
     "spark.stateful": ("Stateful", "StatefulJob", "together"),

@@ -11,9 +11,14 @@ from riffle_spark.spark.plans.plan_rules import REFUSED
 from tests.kit.pages import CHECKOUT, Block, blocks, table_rows
 
 PAGE = CHECKOUT / "docs" / "move-your-query.md"
+BESIDE = (CHECKOUT / "docs" / "joins.md",)
+"""Pages whose blocks read what those of the page have made."""
 BLOCKS = [block for block in blocks(PAGE) if block.info == "python moved"]
 SHOWN = [block.code for block in blocks(PAGE) if block.info == "text shown"]
-OWN, SHOWN_OWN = ([block for block in blocks(PAGE) if block.info == info] for info in ("python own", "text own"))
+OWN, SHOWN_OWN = (
+    [block for page in (PAGE, *BESIDE) for block in blocks(page) if block.info == info]
+    for info in ("python own", "text own")
+)
 FOLDER = "/tmp/riffle-quickstart"
 WRAPS = "riffle_spark.on("
 QUERIES = 10

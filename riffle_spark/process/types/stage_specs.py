@@ -18,6 +18,7 @@ __all__ = [
     "JoinSide",
     "JoinSpec",
     "Literal",
+    "TableSpec",
     "TimeSpec",
     "free_name",
     "store_name",
@@ -220,6 +221,31 @@ class JoinSpec:
     def times(self) -> tuple[str, ...]:
         """The columns of rows that say when they leave."""
         return tuple(dict.fromkeys(side.due for side in (self.left, self.right) if side.due is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table, and a stream that is joined with it; their rows come together, those that change the table are told by
+    column ``is_change``. ``told`` are the columns of the stream's rows and ``kept`` those of the table's, beside their
+    key; what a row does not have is null. ``by`` names the columns of these, or of the key, that say which row of a key
+    is the last one. ``found`` is the column that says of an answer whether the table had a row for it; only with
+    ``alone`` are those answered for which it had none.
+    """
+
+    store: str
+    keys: pa.Schema
+    is_change: str
+    told: pa.Schema
+    kept: pa.Schema
+    by: tuple[str, ...]
+    found: str
+    alone: bool
+
+    @property
+    def answer(self) -> pa.Schema:
+        """The columns of what is answered."""
+        columns = [*self.keys, *self.told, *self.kept]
+        return pa.schema([*(one.with_nullable(True) for one in columns), pa.field(self.found, pa.bool_())])
 
 
 def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:

@@ -7,7 +7,7 @@ of a plain frame with it) is known for ours, and fails with a sentence where it 
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,11 @@ from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explained, started
-from riffle_spark.spark.queries.stream_options import Place, StreamOptions, marked, options_in
+from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
 from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings, side_sink
 from riffle_spark.unknown_names import checks_keywords
 
-__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "on"]
+__all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
 
 _NOTED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
 """Methods that Spark's own writer checks; what they were given is remembered."""
@@ -190,28 +190,56 @@ def on(
 
     >>> events = riffle_spark.on(events, root="s3://bucket/state/visits")  # doctest: +SKIP
     """
+    _check_stream(frame, "on")
+    for place in (late_rows, dead_letters):
+        if place is not None:
+            side_sink(place)  # It checks what it is given.
+    return _with_options(frame, StreamOptions(root or "", settings, late_rows or None, dead_letters or None))
+
+
+@checks_keywords
+def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> DataFrame:
+    """Return a table of a stream of changes, to be joined with another stream: of each ``key``, one column or several,
+    it has the row that is the last one in the order of the columns ``by``.
+
+    Each row of the other stream is joined in its own batch, and not again, with what the table has for it once the
+    changes of that batch are in it. ``select`` and ``where`` make a table of the table: a key whose last row does not
+    pass is not there, which is how one is deleted. Raises ``ConfigError`` for what is no stream's frame or column.
+
+    >>> users = riffle_spark.latest(changes, "user", by="changed_at").where("not deleted")  # doctest: +SKIP
+    >>> events = riffle_spark.on(events).join(users, "user", "left")  # doctest: +SKIP
+    """
+    _check_stream(changes, "latest")
+    names = [[one] if isinstance(one, str) else list(one) for one in (key, by)]
+    if not all(names):
+        raise ConfigError(
+            "riffle_spark.latest was given no columns",
+            remedy="name the table's key, and by what a change is the last one of its key: by='changed_at'",
+            where="by" if names[0] else "key",
+        )
+    return latest_rows(changes, *names)
+
+
+def _check_stream(frame: object, called: str) -> None:
+    """Raise ``ConfigError`` for what is no stream's frame, and on Spark Connect."""
     if not isinstance(frame, DataFrame):
         raise ConfigError(
-            f"riffle_spark.on was given a {type(frame).__name__}",
+            f"riffle_spark.{called} was given a {type(frame).__name__}",
             remedy="give it the frame that spark.readStream...load() returned, or one that was made of it",
             where="frame",
         )
     if not jvm.is_classic(frame.sparkSession):
         raise ConfigError(
-            "Spark Connect shows no plans, so riffle_spark.on cannot read a query there",
+            f"Spark Connect shows no plans, so riffle_spark.{called} cannot read a query there",
             remedy="write the operator as riffle_spark.Stateful(...).into(sink) for foreachBatch, which needs none",
             where="frame",
         )
     if not frame.isStreaming:
         raise ConfigError(
-            "riffle_spark.on was given a frame that is no stream: it has nothing to keep between batches",
-            remedy="wrap the frame that spark.readStream...load() returned, and leave static frames as they are",
+            f"riffle_spark.{called} was given a frame that is no stream: it has nothing to keep between batches",
+            remedy="give it the frame that spark.readStream...load() returned, and leave static frames as they are",
             where="frame",
         )
-    for place in (late_rows, dead_letters):
-        if place is not None:
-            side_sink(place)  # It checks what it is given.
-    return _with_options(frame, StreamOptions(root or "", settings, late_rows or None, dead_letters or None))
 
 
 def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:

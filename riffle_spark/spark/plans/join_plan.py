@@ -14,7 +14,17 @@ import pyarrow as pa
 from riffle_spark.process.types import stage_specs
 from riffle_spark.spark.engine import routing
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, children, items, kind, told_in_sql, walk
+from riffle_spark.spark.plans.plan_nodes import (
+    Catalyst,
+    Node,
+    analysed,
+    children,
+    conjuncts,
+    items,
+    kind,
+    told_in_sql,
+    walk,
+)
 
 __all__ = ["JoinPlan", "read_join"]
 
@@ -125,7 +135,7 @@ class _Found:
         bounds = (None, None) if by_key is not None else _bounds(catalyst, join, times)
         return _Found(
             how, (join.left(), join.right()), outputs, (keys[0], keys[1]),
-            list(_conjuncts(rest.get())) if rest.isDefined() else [], by_key, times, bounds, {_id(one) for one in some},
+            list(conjuncts(rest.get())) if rest.isDefined() else [], by_key, times, bounds, {_id(one) for one in some},
         )  # fmt: skip
 
 
@@ -142,7 +152,7 @@ def _bounds(catalyst: Catalyst, join: Node, times: list[Node | None]) -> tuple[i
     """
     of_times = {_id(one) for one in times if one is not None}
     condition = join.condition()
-    told = [one for one in _conjuncts(condition.get()) if _ids(one) <= of_times] if condition.isDefined() else []
+    told = [one for one in conjuncts(condition.get()) if _ids(one) <= of_times] if condition.isDefined() else []
     if not told:
         return None, None
     whole = told[0]
@@ -155,15 +165,6 @@ def _bounds(catalyst: Catalyst, join: Node, times: list[Node | None]) -> tuple[i
         found = helper.getStateValueWatermark(sets[at], sets[1 - at], some(whole), some(_SOME_TIME_MS)) if one else None
         later.append(_SOME_TIME_MS - int(found.get()) if found is not None and found.isDefined() else None)
     return later[0], later[1]
-
-
-def _conjuncts(condition: Node) -> Iterator[Node]:
-    """Yield what has to hold, part by part."""
-    if kind(condition) == "And":
-        for one in children(condition):
-            yield from _conjuncts(one)
-    else:
-        yield condition
 
 
 def _id(attribute: Node) -> int:

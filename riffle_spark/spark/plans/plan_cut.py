@@ -3,6 +3,7 @@ between and above them pieces, which are put on each batch's results. And the ma
 nodes of Spark's plans keep state. Does not know what a stage computes, or what may not be.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +26,33 @@ from riffle_spark.spark.plans.plan_nodes import (
     walk,
 )
 
-__all__ = ["STATEFUL", "CutPlan", "Input", "Mark", "Stage", "cut", "marks_in"]
+__all__ = [
+    "STATEFUL",
+    "CutPlan",
+    "Input",
+    "LatestRows",
+    "Mark",
+    "Stage",
+    "Table",
+    "cut",
+    "is_table",
+    "marks_in",
+    "table_of",
+    "tables_in",
+    "without_marks",
+]
 
 _SAID = (
     "riffle: these rows come from a frame that riffle_spark runs, and Spark was about to run it alone, with its own "
     "state. What to do: wrap the frame that is started by riffle_spark.on(that_frame), and start it from there."
 )
+_CHANGES = (
+    "riffle: these rows are changes of a table that riffle_spark.latest made, and Spark was about to run them as they "
+    "are. What to do: join the table with a stream that riffle_spark.on has wrapped, and start what comes of that."
+)
 _EVENT_TIME = "UpdateEventTimeWatermarkColumn"
 _MARK = re.compile(re.escape(_SAID) + r" \[mark (\d+) of (.*)\]\Z", re.DOTALL)
+_LATEST = re.compile(re.escape(_CHANGES) + r" \[latest (.*)\]\Z", re.DOTALL)
 
 STATEFUL = {
     "Aggregate": "aggregate",
@@ -46,6 +66,9 @@ STATEFUL = {
 """Spark's nodes that keep state where their rows are a stream, and what kind of stage each is."""
 _PASSING = frozenset(("Project", "Aggregate", "Filter", "SubqueryAlias"))
 """Spark's nodes that read of the columns below them what their expressions say."""
+_VIEWS = frozenset(("Project", "Filter", "SubqueryAlias", "View"))
+"""Spark's nodes that make a table of a table, row by row."""
+_TABLE = "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +83,34 @@ class Mark:
     @property
     def condition(self) -> str:
         """The filter in SQL."""
-        text = f"{_SAID} [mark {self.number} of {self.root}]".replace("\\", "\\\\").replace("'", "\\'")
-        return f"raise_error('{text}') is null"
+        return _raising(f"{_SAID} [mark {self.number} of {self.root}]")
+
+
+@dataclass(frozen=True, slots=True)
+class LatestRows:
+    """What makes a table of a stream of changes: of each key, by the names of its columns, the row counts that is the
+    last one in the order of others. It stands in the plan as a filter, as a mark does.
+    """
+
+    key: tuple[str, ...]
+    by: tuple[str, ...]
+
+    @property
+    def condition(self) -> str:
+        """The filter in SQL."""
+        return _raising(f"{_CHANGES} [latest {json.dumps([self.key, self.by])}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that a stream is joined with: which child of the join it is, the plan of its changes, and what stands
+    between that and the join, what is below first.
+    """
+
+    side: int
+    latest: LatestRows
+    changes: Node
+    views: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +208,15 @@ class _Cutter:
         return self.inputs[-1]
 
     def stage(self, node: Node, read: frozenset[int] | None) -> int:
-        """Cut what is below a stateful node, and return its own number; an initial state is no stream."""
-        below = tuple(self.part(child, node) for child in children(node) if child.isStreaming())
-        self.stages.append(Stage(len(self.stages), STATEFUL[kind(node)], node, below, read))
+        """Cut what is below a stateful node, and return its own number; an initial state is no stream. Of a table it is
+        the changes: what it is made to be is the stage's.
+        """
+        table, sides = table_of(node), [child for child in children(node) if child.isStreaming()]
+        if table is not None:
+            sides[table.side] = table.changes
+        below = tuple(self.part(child, node) for child in sides)
+        of_kind = STATEFUL[kind(node)] if table is None else _TABLE
+        self.stages.append(Stage(len(self.stages), of_kind, node, below, read))
         return len(self.stages) - 1
 
 
@@ -207,6 +262,31 @@ def _check_streams(piece: Piece) -> None:
             )
 
 
+def table_of(node: Node) -> Table | None:
+    """Return the table that a node joins a stream with, if it does; of two it is the right one."""
+    for side in (1, 0) if kind(node) == "Join" else ():
+        views, below = list[Node](), children(node)[side]
+        while (latest := _latest_of(below)) is None and kind(below) in _VIEWS:
+            views.append(below)
+            (below,) = children(below)
+        if latest is not None:
+            return Table(side, latest, children(below)[0], tuple(reversed(views)))
+    return None
+
+
+def tables_in(plan: Node) -> Iterator[tuple[Path, Table]]:
+    """Yield the tables of a plan that are joined with a stream, and where these joins stand, what is above first."""
+    for path, node in placed(plan):
+        table = table_of(node)
+        if table is not None:
+            yield path, table
+
+
+def is_table(node: Node) -> bool:
+    """Tell whether a node is what makes a table of the changes below it."""
+    return _latest_of(node) is not None
+
+
 def marks_in(plan: Node) -> tuple[Mark, ...]:
     """Return the marks in a plan, each once."""
     return tuple(dict.fromkeys(mark for node in walk(plan) if (mark := _mark_of(node)) is not None))
@@ -227,8 +307,28 @@ def _deepest_first(paths: Sequence[Path]) -> list[Path]:
 
 def _mark_of(node: Node) -> Mark | None:
     """Return the mark that a node is."""
+    found = _raised(node, _MARK)
+    return Mark(int(found[1]), found[2]) if found else None
+
+
+def _latest_of(node: Node) -> LatestRows | None:
+    """Return what a node makes a table by."""
+    found = _raised(node, _LATEST)
+    if found is None:
+        return None
+    key, by = json.loads(found[1])
+    return LatestRows(tuple(key), tuple(by))
+
+
+def _raising(text: str) -> str:
+    """Return a condition in SQL that nothing passes: it fails with a text."""
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"raise_error('{quoted}') is null"
+
+
+def _raised(node: Node, words: re.Pattern[str]) -> re.Match[str] | None:
+    """Return what a filter fails with, if it is one that says these words."""
     if kind(node) != "Filter" or kind(node.condition()) != "IsNull" or kind(node.condition().child()) != "RaiseError":
         return None
     texts = (str(one.value()) for one in expressions(node) if kind(one) == "Literal")
-    found = next(filter(None, map(_MARK.match, texts)), None)
-    return Mark(int(found[1]), found[2]) if found else None
+    return next(filter(None, map(words.match, texts)), None)

@@ -19,6 +19,7 @@ __all__ = [
     "asks_time",
     "at",
     "children",
+    "conjuncts",
     "expressions",
     "function_id",
     "id_of",
@@ -66,6 +67,15 @@ def expressions(node: Node) -> Iterator[Node]:
     """Yield each expression of one node of a plan, and all below them."""
     for one in items(node.expressions()):
         yield from walk(one)
+
+
+def conjuncts(condition: Node) -> Iterator[Node]:
+    """Yield what has to hold, part by part."""
+    if kind(condition) == "And":
+        for one in children(condition):
+            yield from conjuncts(one)
+    else:
+        yield condition
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -302,6 +312,14 @@ class Catalyst:
         for path in sorted(found, key=len, reverse=True):
             plan = replaced(self, plan, {path: self._changed(at(plan, path), of_all)})
         return plan
+
+    def put_in(self, expression: Node, columns: Mapping[int, Node]) -> Node:
+        """Return an expression in which others stand for columns, by the ids of these."""
+
+        def other(one: Node) -> Node | None:
+            return columns.get(int(one.exprId().id())) if kind(one) == "AttributeReference" else None
+
+        return self._changed_expression(expression, other)
 
     def _changed(self, plan: Node, change: Callable[[Node], Node | None]) -> Node:
         """Return one node of a plan with other expressions; what is below it stays."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.plans.batch_pieces import Piece
-from riffle_spark.spark.plans.plan_cut import CutPlan, Stage
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind, walk
+from riffle_spark.spark.plans.plan_cut import CutPlan, Stage, is_table, table_of, tables_in
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, at, children, items, kind, replaced, walk
 
 __all__ = ["REFUSED", "Refused", "check_key", "check_plan", "refusal"]
 
@@ -81,6 +81,24 @@ REFUSED: Final = {
         "their columns in the state would differ",
         "join by the fields that you mean",
     ),
+    "table_alone": Refused(
+        "a table of riffle_spark.latest without a stream that is joined with it",
+        "it is kept for the rows of another stream to read, and answers nothing itself",
+        "join a stream with it, with nothing between but select, where and their like; for the last row of each key as "
+        "a result use groupBy and max_by",
+    ),
+    "table_keys": Refused(
+        "join with a table of riffle_spark.latest by other columns than its key",
+        "a row finds the table's row of its own key, and no others",
+        "say in the condition that each column of the key equals something of the stream that has its type (cast the "
+        "column before riffle_spark.latest where the types differ); what is beside that may be any condition",
+    ),
+    "table_outer": Refused(
+        "a join in which rows of a table of riffle_spark.latest count that no row of the stream has found",
+        "whether one will be found is never over",
+        "use an inner join or an outer one that keeps the stream's rows; with the table on the right left_semi and "
+        "left_anti, too",
+    ),
     "array_key": Refused(
         "groupBy and dropDuplicates by arrays, maps and variants",
         "a key is of columns that can be compared and hashed one by one",
@@ -135,6 +153,11 @@ _BY_NAME: Final = {
     **dict.fromkeys(("FlatMapGroupsWithState", "TransformWithState"), "scala"),
     **dict.fromkeys(("Intersect", "Except"), "set"),
 }
+_OF_STREAM: Final = (
+    ("Inner", "Cross", "RightOuter"),
+    ("Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"),
+)
+"""Spark's kinds of joins with a table, by the side that it is on."""
 _OF_ALL: Final = ("Sort", "GlobalLimit", "LocalLimit", "Offset")
 """Spark's nodes that stand where all of a result is there with each batch."""
 _ROW_BY_ROW: Final = frozenset(
@@ -163,8 +186,10 @@ def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
     Without a stage it is Spark that runs the query, so nothing is ours to refuse.
     """
     checker = catalyst.module("analysis.UnsupportedOperationChecker")
-    # Spark refuses distinct aggregates of streams; whatever else it says of them is said.
-    checker.checkForStreaming(catalyst.of_all_values(cut.plan), catalyst.output_mode(mode.capitalize()))
+    _check_tables(cut)
+    for plan in _with_static_tables(catalyst, cut.plan):
+        # Spark refuses distinct aggregates of streams; whatever else it says of them is said.
+        checker.checkForStreaming(catalyst.of_all_values(plan), catalyst.output_mode(mode.capitalize()))
     for name, where in _found(cut, is_complete=mode == "complete") if cut.stages else ():
         raise refusal(name, where)
     for stage in cut.stages:
@@ -172,6 +197,29 @@ def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
         for one in (cut.stages[hole.stage] for piece in _pieces(stage) for hole in piece.holes):
             if one.kind == "aggregate" and mode != "append":
                 raise refusal("several_stages", f"{kind(one.node)} below {kind(stage.node)}")
+
+
+def _check_tables(cut: CutPlan) -> None:
+    """Refuse tables that no stream reads, and joins that ask for more than that."""
+    pieces = [*(piece for stage in cut.stages for piece in _pieces(stage)), cut.top]
+    nodes = [node for one in cut.inputs for node in walk(one.plan)] + [node for one in pieces for node in one.nodes()]
+    if any(map(is_table, nodes)):
+        raise refusal("table_alone", "riffle_spark.latest")
+    for stage in cut.stages:
+        table = table_of(stage.node)
+        if table is not None and str(stage.node.joinType().toString()) not in _OF_STREAM[table.side]:
+            raise refusal("table_outer", str(stage.node.joinType().toString()))
+
+
+def _with_static_tables(catalyst: Catalyst, plan: Node) -> Iterator[Node]:
+    """Yield a plan in which tables are static frames, which is how the rows that are joined with them find them, and
+    what makes their changes.
+    """
+    tables = list(tables_in(plan))
+    joined = {(*path, table.side): children(at(plan, path))[table.side] for path, table in tables}
+    yield replaced(catalyst, plan, {path: catalyst.no_rows(one.output()) for path, one in joined.items()})
+    for _, table in tables:
+        yield from _with_static_tables(catalyst, table.changes)
 
 
 def _found(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:

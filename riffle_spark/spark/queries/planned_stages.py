@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
-from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups
+from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups, table_rows
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.engine.stage_frames import StageInput
 from riffle_spark.spark.job import JobOperator
@@ -26,6 +26,7 @@ from riffle_spark.spark.plans import (
     plan_cut,
     plan_nodes,
     plan_rules,
+    table_plan,
 )
 from riffle_spark.spark.queries.group_stages import GroupsStage
 from riffle_spark.state.formats.arrow_schemas import can_become, listed
@@ -168,14 +169,25 @@ def _groups(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[s
     )  # fmt: skip
 
 
+def _table(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = table_plan.read_table(catalyst, stage.node, taken, stage.read)
+    spec = plan.spec
+    said = (f"the table has of each key the last row by {', '.join(spec.by)} ({', '.join(spec.kept.names)})",)
+    return PlannedStage(
+        stage, spec.store, spec.keys, lambda _mode: table_rows.TableRows(spec), plan.map_side, plan.evaluation,
+        None, plan.meanings, said, closes=False,
+    )  # fmt: skip
+
+
 READERS: Final[Mapping[str, Callable[[plan_nodes.Catalyst, plan_cut.Stage, tuple[str, ...]], PlannedStage]]] = {
     "aggregate": _aggregate,
     "distinct": _distinct,
     "groups": _groups,
     "join": _join,
     "processor": _groups,
+    "table": _table,
 }
-"""What reads the node of a stage, by the stage's kind (``plan_cut.STATEFUL``); the names are those of stores that the
+"""What reads the node of a stage, by the stage's kind (``plan_cut.Stage``); the names are those of stores that the
 query has already.
 """
 
@@ -189,7 +201,7 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
     if len(found.top.holes) > 1:
         raise plan_rules.refusal("several_results", plan_nodes.kind(found.top.plan))
     for one in found.stages:
-        if len({type(below) for below in one.below}) > 1:
+        if one.kind != "table" and len({type(below) for below in one.below}) > 1:
             raise plan_rules.refusal("result_and_input", plan_nodes.kind(one.node))
     named = [name.strip() for name in (names or "").split(",") if name.strip()]
     for stage in found.stages:
@@ -287,7 +299,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Se
                 where=stage.store,
             )
     begins = sorted(stage.meanings.keys() - before.keys() - set(accepted)) if before else []
-    if begins and stage.stage.kind == "join":
+    if begins and stage.stage.kind in ("join", "table"):
         raise ConfigError(
             f"rows that are kept have no {', '.join(begins)}, which the query now reads of the join",
             remedy=f"give the store another name, so that it begins anew; or option({ACCEPT!r}, {','.join(begins)!r}), "

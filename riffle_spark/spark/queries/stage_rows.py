@@ -14,7 +14,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job import JobOperator
-from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_nodes
+from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_cut, plan_nodes
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.sinks import sink_choice
 
@@ -29,36 +29,50 @@ _OF_USERS: Final = ("groups", "processor")
 
 class StageRows:
     """The rows that a stage's slots get where these are not the batch: those of one of its columns, ``share``, where
-    each stage that reads inputs has one; or else results of other stages under the pieces between.
+    each stage that reads inputs has one; results of other stages under the pieces between; or both, a side each.
     """
 
     def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, share: str | None) -> None:
         self.after = tuple(stages[one].store for one in stage.after)
         self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
         self._map_side, self._share = stage.map_side, share
-        self._pieces = [below for below in stage.stage.below if isinstance(below, batch_pieces.Piece)]
+        below = dict(enumerate(stage.stage.below))
+        self._pieces = {at: one for at, one in below.items() if isinstance(one, batch_pieces.Piece)}
         self._results = {
             one: (stages[one].store, batch_pieces.PiecesOnRows(stages[one].evaluation)) for one in stage.after
         }
+        self._leaves = _leaves(stage.map_side) if share and self._pieces else {}
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
         """Return the rows of a batch."""
+        catalyst, share = plan_nodes.Catalyst(batch.sparkSession), None
         if self._share is not None:
-            plan = plan_nodes.analysed(batch.where(F.col(self._share).isNotNull()).select(f"{self._share}.*"))
-        else:
-            results = {one: rows.of(answers[store], time_ms) for one, (store, rows) in self._results.items()}
-            below = {at: piece.on(results, time_ms) for at, piece in enumerate(self._pieces)}
-            plan = self._map_side.on(below, time_ms)
-        return plan_nodes.Catalyst(batch.sparkSession).computed(plan)
+            share = plan_nodes.analysed(batch.where(F.col(self._share).isNotNull()).select(f"{self._share}.*"))
+        if not self._pieces:
+            return catalyst.computed(share)
+        results = {one: rows.of(answers[store], time_ms) for one, (store, rows) in self._results.items()}
+        below = {at: piece.on(results, time_ms) for at, piece in self._pieces.items()}
+        plan = self._map_side.on({**self._leaves, **below}, time_ms)
+        if share is not None:  # the side that no piece is for
+            plan = plan_nodes.replaced(catalyst, plan, {(1 - min(self._pieces),): share})
+        return catalyst.computed(plan)
 
 
 def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
     """Return the streams of rows that the slots of stages get which read inputs."""
-    return [
-        one.map_side.catalyst.frame(one.map_side.on({at: below.plan for at, below in enumerate(one.inputs)}))
-        for one in stages
-        if one.inputs
-    ]
+    return [one.map_side.catalyst.frame(_of_inputs(one)) for one in stages if one.inputs]
+
+
+def _of_inputs(stage: PlannedStage) -> plan_nodes.Node:
+    """Return the plan of a stage's rows that come of inputs: of the two sides of one, where the other is of results."""
+    below = {at: one.plan for at, one in enumerate(stage.stage.below) if isinstance(one, plan_cut.Input)}
+    plan = stage.map_side.on({**_leaves(stage.map_side), **below})
+    return plan_nodes.children(plan)[min(below)] if stage.after else plan
+
+
+def _leaves(piece: batch_pieces.Piece) -> dict[int, plan_nodes.Node]:
+    """Return what stands in the holes of a piece before there is anything."""
+    return {hole.stage: plan_nodes.at(piece.plan, hole.path) for hole in piece.holes}
 
 
 def input_of(stages: Sequence[PlannedStage]) -> DataFrame:
@@ -87,9 +101,9 @@ def operators_of(
     ``letters`` takes the dead letters of the one with a function of the user's.
     """
     made, left_at = list[JobOperator](), list[int]()
-    readers = [one.stage.number for one in stages if not one.after]
+    readers = [one.stage.number for one in stages if one.inputs]
     for stage in stages:
-        share = f"{_SHARE}{readers.index(stage.stage.number)}" if len(readers) > 1 and not stage.after else None
+        share = f"{_SHARE}{readers.index(stage.stage.number)}" if len(readers) > 1 and stage.inputs else None
         reads = StageRows(stages, stage, share) if stage.after or share else None
         # As in Spark, an operator goes by the earliest of what comes to it.
         shift_ms = min((left_at[one] for one in stage.after), default=0)

@@ -9,10 +9,10 @@ from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
-from riffle_spark.spark.plans.plan_cut import Mark, marks_in
-from riffle_spark.spark.plans.plan_nodes import analysed
+from riffle_spark.spark.plans.plan_cut import LatestRows, Mark, marks_in
+from riffle_spark.spark.plans.plan_nodes import analysed, items, kind
 
-__all__ = ["Place", "StreamOptions", "marked", "options_in"]
+__all__ = ["Place", "StreamOptions", "latest_rows", "marked", "options_in"]
 
 Place: TypeAlias = str | Callable[..., object]
 """Where a side output goes."""
@@ -42,6 +42,23 @@ def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
     number = next(_numbers)
     _options[number] = options
     return frame.where(Mark(number, options.root).condition)
+
+
+def latest_rows(changes: DataFrame, key: Sequence[str], by: Sequence[str]) -> DataFrame:
+    """Return a stream of changes with what makes a table of them in its plan; Spark raises for unknown names."""
+    return changes.where(LatestRows(*(tuple(_column(changes, one) for one in names) for names in (key, by))).condition)
+
+
+def _column(frame: DataFrame, name: str) -> str:
+    """Return a column of a frame as the frame calls it."""
+    found = items(analysed(frame.select(name)).projectList())
+    if [kind(one) for one in found] != ["AttributeReference"]:
+        raise ConfigError(
+            f"{name!r} is no column of the changes",
+            remedy="name columns; make one of an expression by withColumn before riffle_spark.latest",
+            where="riffle_spark.latest",
+        )
+    return str(found[0].name())
 
 
 def options_in(frame: DataFrame) -> StreamOptions:

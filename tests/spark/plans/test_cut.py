@@ -69,6 +69,11 @@ def of_window(frames: Frames) -> DataFrame:
     return frames.events.groupBy(F.window("at", "1 minute"), "page").count()
 
 
+def table_of(frames: Frames) -> DataFrame:
+    """Return the others as a table."""
+    return riffle_spark.latest(frames.others, "other", by="seen")
+
+
 def kept(key: object, frames: Iterable[pd.DataFrame], state: object) -> Iterator[pd.DataFrame]:
     """Answer nothing."""
     return iter(())
@@ -164,6 +169,21 @@ SHAPES: dict[str, tuple[Query, str]] = {
         lambda f: of_window(f).withColumn("at", F.window_time("window")).join(f.others, F.expr(BOUND)),
         "aggregate(input 0); join(Project Project stage 0, input 1); stage 1",
     ),
+    "a join with a table": (
+        lambda f: f.events.join(table_of(f).where("m > 1"), F.expr("page = other"), "left_outer"),
+        "table(input 0, input 1); stage 0",
+    ),
+    "a table that is on the left, and another behind it": (
+        lambda f: table_of(f).join(f.events, F.expr("page = other"), "right").join(
+            riffle_spark.latest(f.bare.selectExpr("n as number", "page as named"), "number", by="named"),
+            F.expr("n = number"), "left_anti",
+        ).select("m"),
+        "table(input 0, input 1); table(stage 0, input 2); Project stage 1",
+    ),
+    "an aggregate behind a table": (
+        lambda f: f.events.join(table_of(f), F.expr("page = other")).groupBy("at").count(),
+        "table(input 0, input 1); aggregate(stage 0); stage 1",
+    ),
     "a cube": (lambda f: f.events.cube("page", "at").count(), "aggregate(input 0); stage 0"),
     "groups with state": (
         lambda f: f.events.groupBy("page").applyInPandasWithState(kept, SCHEMA, "n long", "append", "NoTimeout"),
@@ -252,6 +272,8 @@ BY_US: dict[str, tuple[Query, str]] = {
         .applyInPandas(lambda left, _: left, SCHEMA).dropDuplicates(["page"]), "update",
     ),
     "scala": (lambda f: scala_groups(f.events).dropDuplicates(["value"]), "update"),
+    "table_alone": (lambda f: f.events.join(table_of(f).limit(3), F.expr("page = other")), "append"),
+    "table_outer": (lambda f: f.events.join(table_of(f), F.expr("page = other"), "full_outer"), "append"),
     "join_keys": (lambda f: f.events.join(f.others, F.expr("seen >= at and seen <= at + interval 1 minute")), "append"),
 }  # fmt: skip
 
@@ -259,9 +281,9 @@ BY_US: dict[str, tuple[Query, str]] = {
 BY_READERS = {
     *("array_key", "collated_key", "random_key", "distinct", "own_buffer", "user_function", "ordered_texts"),
     *("event_times", "struct_key", "several_stages", "join_condition", "join_structs", "several_results"),
-    "result_and_input",
+    *("result_and_input", "table_keys"),
 }
-"""What tests of aggregates, de-duplications, joins and chains ask for, and two of below."""
+"""What tests of aggregates, de-duplications, joins, tables and chains ask for, and two of below."""
 
 
 @pytest.mark.parametrize("name", BY_US)

@@ -1,0 +1,91 @@
+"""A stream that is joined with a table, in a harness, against a dictionary of the last rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark import Stateful
+from riffle_spark.process.stages.table_rows import TableRows
+from riffle_spark.process.types.stage_specs import TableSpec
+from riffle_spark.testing import Harness
+
+KEYS = pa.schema([("k", pa.string())])
+TOLD = pa.schema([("n", pa.int64())])
+KEPT = pa.schema([("name", pa.string()), ("tags", pa.map_(pa.string(), pa.int64())), ("at", pa.int64())])
+ROWS = pa.schema([*KEYS, ("is_change", pa.bool_()), *TOLD, *KEPT])
+SPEC = TableSpec("table.k", KEYS, "is_change", TOLD, KEPT, ("at",), "found", alone=True)
+
+
+class Change(NamedTuple):
+    """A row of the table: by what it is the last one of its key, and what it says."""
+
+    k: str | None
+    at: int | None
+    name: str | None
+
+
+class Event(NamedTuple):
+    """A row of the stream."""
+
+    k: str | None
+    n: int
+
+
+Row = Change | Event
+
+
+def in_order(change: Change) -> tuple[bool, int, bool, str]:
+    """Return what orders changes of one batch; a null is less than all else."""
+    return (change.at is not None, change.at or 0, change.name is not None, change.name or "")
+
+
+def model(table: dict[str | None, Change], batch: Sequence[Row], *, alone: bool) -> list[tuple[object, ...]]:
+    """Let a batch's changes into the table, one after the other; then look its events up."""
+    for change in sorted((row for row in batch if isinstance(row, Change)), key=in_order):
+        known = table.get(change.k)
+        if known is None or in_order(change)[:2] >= in_order(known)[:2]:
+            table[change.k] = change
+    answers = list[tuple[object, ...]]()
+    for row in batch:
+        found = table.get(row.k)
+        if isinstance(row, Event) and (alone or found):
+            answers.append((row.k, row.n, found.name if found else None, found.at if found else None, bool(found)))
+    return sorted(answers, key=repr)
+
+
+def row_of(row: Row) -> Mapping[str, object]:
+    """Return a row as a slot gets it."""
+    is_change = isinstance(row, Change)
+    return {**dict.fromkeys(ROWS.names), **row._asdict(), "is_change": is_change}
+
+
+def answer_of(row: Mapping[str, object]) -> tuple[object, ...]:
+    """Return a row of the answer as the model says it."""
+    return tuple(row[name] for name in ("k", "n", "name", "at", "found"))
+
+
+_KEY = st.sampled_from(["a", "b", "c", None])
+_CHANGE = st.builds(Change, _KEY, st.sampled_from([None, 1, 2, 3]), st.sampled_from([None, "x", "y", "z"]))
+_BATCH = st.lists(st.one_of(_CHANGE, st.builds(Event, _KEY, st.integers(0, 2))), max_size=7)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.booleans(), st.lists(st.tuples(_BATCH, st.sampled_from(["", "", "restart", "crash"])), max_size=5))
+def test_each_row_is_answered_with_the_last_row_of_its_key(alone: bool, batches: list[tuple[list[Row], str]]) -> None:
+    """Changes of its own batch count, changes that are older than what is known do not; whatever order rows come in."""
+    table, spec = dict[str | None, Change](), replace(SPEC, alone=alone)
+    with Harness(Stateful("table.k", "k", TableRows(spec)), ROWS) as query:
+        for batch, event in batches:
+            told = query.feed([row_of(row) for row in batch])
+            assert sorted(map(answer_of, told), key=repr) == model(table, batch, alone=alone)
+            if event:
+                query.crash(lose_copies=event == "crash")
+        assert query.state() == {
+            (key,): {"name": change.name, "tags": None, "at": change.at} for key, change in table.items()
+        }

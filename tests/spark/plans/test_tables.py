@@ -1,0 +1,107 @@
+"""Joins with a table are read from Spark's plan: the key, by whatever name, and what of the table is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.stage_specs import TableSpec
+from riffle_spark.spark.plans.plan_nodes import Catalyst
+from riffle_spark.spark.plans.plan_rules import REFUSED, check_plan
+from riffle_spark.spark.plans.table_plan import read_table
+from tests.kit.stream_plans import cut_of, stream_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+Query = Callable[[DataFrame, DataFrame], DataFrame]
+
+
+@pytest.fixture(scope="module")
+def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFrame, DataFrame]:
+    """Wrapped events, and plain changes."""
+    events = spark.createDataFrame([], "at timestamp, k int, n long, page string")
+    changes = spark.createDataFrame([], "k int, v long, name string, tags map<string, int>, at timestamp")
+    folders = [str(tmp_path_factory.mktemp("rows")) for _ in range(2)]
+    return stream_of(events, folders[0]), spark.readStream.schema(changes.schema).parquet(folders[1])
+
+
+def read(query: DataFrame) -> TableSpec:
+    """Return what is read of a query's first stage, once nothing is said against it."""
+    spark, cut = Catalyst(query.sparkSession), cut_of(query)
+    check_plan(spark, cut, "update")
+    return read_table(spark, cut.stages[0].node, (), cut.stages[0].read).spec
+
+
+def latest(changes: DataFrame) -> DataFrame:
+    """Return them as a table."""
+    return riffle_spark.latest(changes, "k", by="v")
+
+
+FORMS: dict[str, tuple[Query, list[str], list[str], list[str]]] = {
+    "all columns": (
+        lambda events, changes: events.join(latest(changes), "k"),
+        ["k"], ["at_2", "n", "page"], ["v", "name", "tags", "at"],
+    ),
+    "columns that are wanted": (
+        lambda events, changes: events.join(
+            latest(changes).withColumn("long", F.length("name")).where("at is not null").select("k", "long"), "k",
+            "left",
+        ).select("n", "long"),
+        ["k"], ["n"], ["v", "name", "at"],
+    ),
+    "another name, and a condition beside": (
+        lambda events, changes: latest(changes).withColumnRenamed("k", "j").select("j", "v").alias("t").join(
+            events, F.expr("k + 1 = t.j AND n > v AND page = 'a'"), "right_outer"
+        ).select("at"),
+        ["k"], ["at", "n", "page"], ["v"],
+    ),
+    "whether there is one": (
+        lambda events, changes: events.join(latest(changes).select("k"), "k", "left_anti").select("k", "n"),
+        ["k"], ["n"], ["v"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_the_query_makes_of_a_table_is_kept_and_no_more(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
+    """Beside the key, and that by which a change is the last one; of the stream what is read travels."""
+    query, keys, told, kept = FORMS[name]
+    spec = read(query(*streams))
+    assert (spec.keys.names, spec.told.names, spec.kept.names, spec.by) == (keys, told, kept, ("v",))
+    assert spec.store == "table.k"
+
+
+OTHERS: dict[str, Query] = {
+    "another column": lambda events, changes: events.join(latest(changes), F.expr("page = name")),
+    "part of the key": lambda events, changes: events.join(riffle_spark.latest(changes, ["k", "name"], by="v"), "k"),
+    "an expression of the key": lambda events, changes: events.join(latest(changes).alias("t"), F.expr("n = t.k")),
+    "a comparison": lambda events, changes: events.join(latest(changes).alias("t"), F.expr("n > t.v")),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_join_by_anything_but_the_key_is_refused(name: str, streams: tuple[DataFrame, DataFrame]) -> None:
+    """A key that Spark casts to compare it, too: two keys of the table may be one then."""
+    with pytest.raises(ConfigError) as refused:
+        read(OTHERS[name](*streams))
+    assert REFUSED["table_keys"].term in refused.value.problem
+
+
+def test_what_is_no_table_is_refused_where_it_is_written(streams: tuple[DataFrame, DataFrame]) -> None:
+    """Columns are the frame's, and what says which change is the last one has an order."""
+    events, changes = streams
+    with pytest.raises(AnalysisException, match="nobody"):
+        riffle_spark.latest(changes, "nobody", by="v")
+    for key, by in (("k", "v + 1"), ("k", []), ([], "v")):
+        with pytest.raises((ConfigError, AnalysisException)):
+            riffle_spark.latest(changes, key, by=by)
+    with pytest.raises(ConfigError, match="no stream"):
+        riffle_spark.latest(changes.sparkSession.range(3), "id", by="id")
+    with pytest.raises(ConfigError, match="none is greater"):
+        read(events.join(riffle_spark.latest(changes, "k", by="tags"), "k"))
