@@ -11,7 +11,7 @@ from riffle_spark.spark.plans.plan_rules import REFUSED
 from tests.kit.pages import CHECKOUT, Block, blocks, table_rows
 
 PAGE = CHECKOUT / "docs" / "move-your-query.md"
-BESIDE = (CHECKOUT / "docs" / "joins.md",)
+BESIDE = tuple(CHECKOUT / "docs" / name for name in ("joins.md", "windows.md"))
 """Pages whose blocks read what those of the page have made."""
 BLOCKS = [block for block in blocks(PAGE) if block.info == "python moved"]
 SHOWN = [block.code for block in blocks(PAGE) if block.info == "text shown"]
