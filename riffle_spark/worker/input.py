@@ -107,9 +107,11 @@ def _grouped(
 
 def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ...]:
     """Return (key-group, start, end) of each run of equal key-groups; nothing for nothing."""
-    groups, starts = np.unique(ascending, return_index=True)
-    ends = np.append(starts[1:], len(ascending))[: len(groups)]
-    return tuple(zip(groups.tolist(), starts.tolist(), ends.tolist(), strict=True))
+    if not len(ascending):
+        return ()
+    ends = np.append(np.flatnonzero(np.diff(ascending)) + 1, len(ascending))
+    starts = np.append(0, ends[:-1])
+    return tuple(zip(ascending[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
 
 
 def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:

@@ -131,7 +131,7 @@ def run_on_due(
             batch = _batch(order, rows, everything[:0], keys, old, found[start:end], key_group)
             updates.append((start, compute.expired(batch)))
     result = _join(order, state.schema, updates)
-    return replace(result, deleted=np.setdiff1d(everything, result.changed))
+    return replace(result, deleted=np.delete(everything, result.changed))
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:

@@ -107,7 +107,7 @@ def _of_others(asked: ElementKeys, span: tuple[int, int], found: FoundDue) -> In
     if len(differing(found.keys.take(pa.array(known)), keys.take(pa.array(places)))):  # two keys have one hash
         is_known = pc.is_in(encode_keys(found.keys.columns), value_set=encode_keys(keys.columns))
         return np.flatnonzero(~is_known.to_numpy(zero_copy_only=False))
-    return np.setdiff1d(np.arange(len(found.hashes)), known)
+    return np.delete(np.arange(len(found.hashes)), known)
 
 
 def _read(

@@ -119,5 +119,8 @@ def _are_due(column: pa.Array, deleted: npt.NDArray[np.bool_] | None) -> npt.NDA
 
 
 def _ordered(values: npt.NDArray[np.int64], is_due: npt.NDArray[np.bool_] | None) -> _Numbers:
-    order = np.argsort(values, kind="stable") if is_due is None else np.lexsort((values, ~is_due))
-    return order.astype(np.uint32)
+    if is_due is None:
+        return np.argsort(values, kind="stable").astype(np.uint32)
+    some = np.flatnonzero(is_due)
+    order = some[np.argsort(values[some], kind="stable")]
+    return np.concatenate([order, np.flatnonzero(~is_due)]).astype(np.uint32)
