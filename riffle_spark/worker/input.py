@@ -109,9 +109,9 @@ def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ..
     """Return (key-group, start, end) of each run of equal key-groups; nothing for nothing."""
     if not len(ascending):
         return ()
-    ends = np.append(np.flatnonzero(np.diff(ascending)) + 1, len(ascending))
-    starts = np.append(0, ends[:-1])
-    return tuple(zip(ascending[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
+    begins = (np.flatnonzero(ascending[1:] != ascending[:-1]) + 1).tolist()
+    starts = [0, *begins]
+    return tuple(zip(ascending[starts].tolist(), starts, [*begins, len(ascending)], strict=True))
 
 
 def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -52,12 +52,12 @@ class DeliverySink(Protocol):
 @dataclass(frozen=True, slots=True)
 class Sinks:
     """What takes the results of stores; those that none is for are not delivered. ``late`` takes what the slots that
-    read the batch left out as too late: a watermark (ms), and the delivery. ``letters`` take the dead letters of stores.
+    read the batch left out as too late: a watermark (ms), and the delivery. ``letters`` take dead letters of stores.
     """
 
     of_stores: Mapping[str, Sink | DeliverySink]
     late: Callable[[int, Delivery], object] | None = None
-    letters: Mapping[str, Callable[[DataFrame, Delivery], object]] = MappingProxyType({})
+    letters: Mapping[str, Callable[[DataFrame, Delivery], object]] = field(default_factory=dict)
 
 
 _ROWS = "riffle_rows"

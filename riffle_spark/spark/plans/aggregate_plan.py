@@ -15,7 +15,8 @@ from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, 
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
 from riffle_spark.spark.plans.grouping_keys import Elements, GroupingKey, read_elements, read_keys, stored_as, time_of
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, asks_time, items, kind, placed, replaced
+from riffle_spark.spark.plans.plan_changes import asks_time
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, kind, placed, replaced
 from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
 
 __all__ = ["AggregatePlan", "read_aggregate"]

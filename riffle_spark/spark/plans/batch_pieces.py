@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 
 from riffle_spark.spark.plans import plan_nodes
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, Path, asks_time, at, items, placed, replaced
+from riffle_spark.spark.plans.plan_changes import asks_time, timed
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, Path, at, items, placed, replaced
 
 __all__ = ["Hole", "KeptRows", "Piece", "PiecesOnRows", "piece_of"]
 
@@ -66,7 +67,7 @@ class Piece:
                 plan = step.on(self.catalyst, plan)
         if time_ms is not None:
             for path in self.clocks:
-                plan = replaced(self.catalyst, plan, {path: self.catalyst.timed(at(plan, path), time_ms)})
+                plan = replaced(self.catalyst, plan, {path: timed(self.catalyst, at(plan, path), time_ms)})
         return plan
 
 

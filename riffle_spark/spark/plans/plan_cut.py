@@ -39,7 +39,6 @@ __all__ = [
     "marks_in",
     "table_of",
     "tables_in",
-    "without_marks",
 ]
 
 _SAID = (

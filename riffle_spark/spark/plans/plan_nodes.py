@@ -2,7 +2,7 @@
 leaves to make new ones of. Knows Catalyst's classes by their names. Does not know what a node means to a query of ours.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +16,6 @@ __all__ = [
     "Node",
     "Path",
     "analysed",
-    "asks_time",
     "at",
     "children",
     "conjuncts",
@@ -44,8 +43,6 @@ _TYPES = "org.apache.spark.sql.types"
 _MURMUR3, _SEED = "org.apache.datasketches.hash.MurmurHash3", 9001
 """The hash of Apache DataSketches, and from where it begins in each sketch."""
 _NONE, _MODULE = "scala.None$", "MODULE$"
-_NOW = ("CurrentTimestamp", "CurrentDate", "LocalTimestamp", "Now", "CurrentTime")
-"""Expressions that say what time it is."""
 
 
 def items(sequence: Node) -> list[Node]:
@@ -287,73 +284,20 @@ class Catalyst:
         output = analysed(self.spark.createDataFrame([], columns)).output()
         return self.no_rows(output), {str(one.name()): one for one in items(output)}
 
-    def timed(self, plan: Node, time_ms: int) -> Node:
-        """Return one node of a plan in whose expressions it is the time of a batch; what is below it stays."""
-
-        def at_time(expression: Node) -> Node | None:
-            if kind(expression) not in _NOW:
-                return None
-            zone = self.some(self.spark.conf.get("spark.sql.session.timeZone"))
-            told = self.named("expressions.CurrentBatchTimestamp")
-            return told(time_ms, expression.dataType(), zone).toLiteral()
-
-        return self._changed(plan, at_time)
-
-    def of_all_values(self, plan: Node) -> Node:
-        """Return a plan whose aggregate functions count each value as often as it comes."""
-
-        def of_all(expression: Node) -> Node | None:
-            if not is_distinct(expression):
-                return None
-            told = (expression.aggregateFunction(), expression.mode(), False, expression.filter())
-            return self.named("expressions.aggregate.AggregateExpression")(*told, expression.resultId())
-
-        found = [path for path, node in placed(plan) if any(map(is_distinct, expressions(node)))]
-        for path in sorted(found, key=len, reverse=True):
-            plan = replaced(self, plan, {path: self._changed(at(plan, path), of_all)})
-        return plan
-
-    def put_in(self, expression: Node, columns: Mapping[int, Node]) -> Node:
-        """Return an expression in which others stand for columns, by the ids of these."""
-
-        def other(one: Node) -> Node | None:
-            return columns.get(int(one.exprId().id())) if kind(one) == "AttributeReference" else None
-
-        return self._changed_expression(expression, other)
-
-    def _changed(self, plan: Node, change: Callable[[Node], Node | None]) -> Node:
-        """Return one node of a plan with other expressions; what is below it stays."""
-        told = [self._changed_part(plan.productElement(index), change) for index in range(plan.productArity())]
+    def copied(self, node: Node, parts: Sequence[object]) -> Node:
+        """Return a copy of a node that is made of other parts."""
         array = context(self.spark)._gateway.new_array(
-            looked_up(context(self.spark)._jvm, "java.lang.Object"), len(told)
+            looked_up(context(self.spark)._jvm, "java.lang.Object"), len(parts)
         )
-        for index, one in enumerate(told):
+        for index, one in enumerate(parts):
             array[index] = one
-        return plan.makeCopy(array)
-
-    def _changed_part(self, part: Node, change: Callable[[Node], Node | None]) -> Node:
-        """Return a part of a node: an expression, several, perhaps one, or whatever is none."""
-        if self._is(part, f"{_EXPRESSIONS}.Expression"):
-            return self._changed_expression(part, change)
-        if self._is(part, "scala.collection.Seq"):
-            return self.seq([self._changed_part(one, change) for one in items(part)])
-        if self._is(part, "scala.Some"):
-            return self.some(self._changed_part(part.get(), change))
-        return part
-
-    def _changed_expression(self, expression: Node, change: Callable[[Node], Node | None]) -> Node:
-        found = change(expression)
-        if found is not None:
-            return found
-        below = children(expression)
-        changed = [self._changed_expression(one, change) for one in below]
-        return expression.withNewChildren(self.seq(changed)) if _differ(below, changed) else expression
+        return node.makeCopy(array)
 
     def is_unary(self, node: Node) -> bool:
         """Tell whether a node has one child whatever it is."""
-        return self._is(node, f"{_CATALYST}.trees.UnaryLike")
+        return self.is_a(node, f"{_CATALYST}.trees.UnaryLike")
 
-    def _is(self, part: object, name: str) -> bool:
+    def is_a(self, part: object, name: str) -> bool:
         """Tell whether something is an object of the JVM and of a class."""
         classes = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")
         return hasattr(part, "getClass") and bool(classes(name).isInstance(part))
@@ -366,15 +310,6 @@ class Catalyst:
         return looked_up(context(self.spark)._jvm, _NONE, _MODULE)
 
 
-def asks_time(expression: Node) -> bool:
-    """Tell whether an expression asks for the time."""
-    return any(kind(one) in _NOW for one in walk(expression))
-
-
 def is_distinct(expression: Node) -> bool:
     """Tell whether an expression is an aggregate function of which the plan says that each value counts once."""
     return kind(expression) == "AggregateExpression" and bool(expression.isDistinct())
-
-
-def _differ(some: list[Node], others: list[Node]) -> bool:
-    return any(one is not other for one, other in zip(some, others, strict=True))

@@ -9,6 +9,7 @@ from typing import Final
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.plans.batch_pieces import Piece
+from riffle_spark.spark.plans.plan_changes import of_all_values
 from riffle_spark.spark.plans.plan_cut import CutPlan, Stage, is_table, table_of, tables_in
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, at, children, items, kind, replaced, walk
 
@@ -189,7 +190,7 @@ def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
     _check_tables(cut)
     for plan in _with_static_tables(catalyst, cut.plan):
         # Spark refuses distinct aggregates of streams; whatever else it says of them is said.
-        checker.checkForStreaming(catalyst.of_all_values(plan), catalyst.output_mode(mode.capitalize()))
+        checker.checkForStreaming(of_all_values(catalyst, plan), catalyst.output_mode(mode.capitalize()))
     for name, where in _found(cut, is_complete=mode == "complete") if cut.stages else ():
         raise refusal(name, where)
     for stage in cut.stages:

@@ -16,6 +16,7 @@ from riffle_spark.process.merging.merged_picks import is_ordered
 from riffle_spark.process.types.stage_specs import TableSpec, free_name
 from riffle_spark.spark.engine import routing
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_cut, plan_nodes, plan_rules
+from riffle_spark.spark.plans.plan_changes import put_in
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind
 
 __all__ = ["TablePlan", "read_table"]
@@ -252,14 +253,14 @@ class _Sent:
                 has_row = self._where(view.condition(), has_row, told)
             elif kind(view) == "Project":
                 made = [one for one in items(view.projectList()) if _id(one) in needed]
-                told |= {_id(one): spark.put_in(_bare(one), told) for one in made}
+                told |= {_id(one): put_in(spark, _bare(one), told) for one in made}
         for one in found.rest:
             has_row = self._where(one, has_row, told)
         return self._joined(leaf, told, has_row)
 
     def _where(self, condition: Node, has_row: Node, told: Mapping[int, Node]) -> Node:
         """Return whether the table has a row, where only those count for which a condition holds."""
-        return self.catalyst.where(self.catalyst.put_in(condition, told), has_row, self.catalyst.literal(False))
+        return self.catalyst.where(put_in(self.catalyst, condition, told), has_row, self.catalyst.literal(False))
 
     def _joined(self, leaf: Node, told: Mapping[int, Node], has_row: Node) -> Node:
         """Return the rows and columns that the join has; those that nobody reads are null."""
