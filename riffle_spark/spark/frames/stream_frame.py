@@ -198,7 +198,7 @@ def on(
 
 
 @checks_keywords
-def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> DataFrame:
+def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> StreamFrame:
     """Return a table of a stream of changes, to be joined with another stream: of each ``key``, one column or several,
     it has the row that is the last one in the order of the columns ``by``.
 
@@ -217,7 +217,8 @@ def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[s
             remedy="name the table's key, and by what a change is the last one of its key: by='changed_at'",
             where="by" if names[0] else "key",
         )
-    return latest_rows(changes, *names)
+    frame = latest_rows(changes, *names)
+    return StreamFrame(frame._jdf, frame.sparkSession)
 
 
 def _check_stream(frame: object, called: str) -> None:

@@ -188,9 +188,9 @@ def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
     """
     checker = catalyst.module("analysis.UnsupportedOperationChecker")
     _check_tables(cut)
-    for plan in _with_static_tables(catalyst, cut.plan):
+    for plan, of_plan in _with_static_tables(catalyst, cut.plan, mode):
         # Spark refuses distinct aggregates of streams; whatever else it says of them is said.
-        checker.checkForStreaming(of_all_values(catalyst, plan), catalyst.output_mode(mode.capitalize()))
+        checker.checkForStreaming(of_all_values(catalyst, plan), catalyst.output_mode(of_plan.capitalize()))
     for name, where in _found(cut, is_complete=mode == "complete") if cut.stages else ():
         raise refusal(name, where)
     for stage in cut.stages:
@@ -212,15 +212,15 @@ def _check_tables(cut: CutPlan) -> None:
             raise refusal("table_outer", str(stage.node.joinType().toString()))
 
 
-def _with_static_tables(catalyst: Catalyst, plan: Node) -> Iterator[Node]:
+def _with_static_tables(catalyst: Catalyst, plan: Node, mode: str) -> Iterator[tuple[Node, str]]:
     """Yield a plan in which tables are static frames, which is how the rows that are joined with them find them, and
-    what makes their changes.
+    what makes their changes; with the mode of each. Complete are the results of a query, not changes.
     """
     tables = list(tables_in(plan))
     joined = {(*path, table.side): children(at(plan, path))[table.side] for path, table in tables}
-    yield replaced(catalyst, plan, {path: catalyst.no_rows(one.output()) for path, one in joined.items()})
+    yield replaced(catalyst, plan, {path: catalyst.no_rows(one.output()) for path, one in joined.items()}), mode
     for _, table in tables:
-        yield from _with_static_tables(catalyst, table.changes)
+        yield from _with_static_tables(catalyst, table.changes, "append" if mode == "complete" else mode)
 
 
 def _found(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:

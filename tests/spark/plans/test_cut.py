@@ -236,6 +236,13 @@ def test_an_order_and_a_limit_stand_in_complete_mode(frames: Frames) -> None:
     check_plan(Catalyst(frames.spark), cut_of(SHAPES["an order in complete mode"][0](frames)), "complete")
 
 
+def test_an_aggregate_behind_a_table_has_every_mode(frames: Frames) -> None:
+    """As behind a static frame; changes are never complete, whatever results are."""
+    cut = cut_of(SHAPES["an aggregate behind a table"][0](frames))
+    for mode in ("append", "update", "complete"):
+        check_plan(Catalyst(frames.spark), cut, mode)
+
+
 def test_distinct_values_are_allowed_though_spark_refuses_them(frames: Frames) -> None:
     """In whatever mode an aggregate may have, also in an expression."""
     query = frames.events.groupBy("page").agg(F.count_distinct("n") + F.count("*"), F.sum_distinct("n"))
