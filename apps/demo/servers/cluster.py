@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from apps.demo.classes import JVM_OPTIONS
 from apps.demo.jars import spark_home
 from apps.demo.servers.child import Child, Launch, free_port
 from apps.demo.servers.server import Server
@@ -19,8 +20,6 @@ __all__ = ["JVM_OPTIONS", "StandaloneCluster", "WorkerSize"]
 
 START_TIMEOUT_SECONDS = 90.0
 MASTER_HOST = "127.0.0.1"
-# Short-lived JVMs on few cores: the second compiler costs them more than it gives.
-JVM_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 LOGGING = """rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console

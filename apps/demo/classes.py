@@ -1,0 +1,53 @@
+"""What Spark's JVMs load when they start, read once and kept as an archive that later ones only map (class data
+sharing): each starts in about half the time. Knows Java's options. Does not know what the JVMs are for.
+
+``python -m apps.demo.classes`` makes it, in the environment that Spark is installed in and is good for: Java leaves an
+archive of other paths or of another Java aside, without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["JVM_OPTIONS", "make"]
+
+ARCHIVE = Path(sys.prefix) / "riffle-classes.jsa"
+# Short-lived JVMs on few cores: the second compiler costs them more than it gives.
+_SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+JVM_OPTIONS = f"{_SMALL} -XX:SharedArchiveFile={ARCHIVE} {_SILENT}"
+"""How Spark's JVMs are started that are to be there soon, with the archive or, where there is none, without it."""
+
+
+def make() -> None:
+    """Make the archive of what a small streaming query loads, unless it is there."""
+    if ARCHIVE.exists():
+        return
+    fresh = ARCHIVE.with_suffix(f".{os.getpid()}")
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    options = f"{_SMALL} -XX:ArchiveClassesAtExit={fresh} {_SILENT}"
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{options}' pyspark-shell"
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
+    with tempfile.TemporaryDirectory() as folder:
+        spark.range(9).write.parquet(f"{folder}/in")
+        counts = spark.readStream.schema("id long").parquet(f"{folder}/in").groupBy("id").count()
+        writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+        writer.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    spark.stop()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+    if fresh.exists():
+        fresh.replace(ARCHIVE)
+
+
+if __name__ == "__main__":
+    make()
