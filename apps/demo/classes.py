@@ -23,22 +23,30 @@ JVM_OPTIONS = f"{_SMALL} -XX:SharedArchiveFile={ARCHIVE} {_SILENT}"
 
 
 def make() -> None:
-    """Make the archive of what a small streaming query loads, unless it is there."""
+    """Make the archive of what a small wrapped query loads, unless it is there."""
     if ARCHIVE.exists():
         return
     fresh = ARCHIVE.with_suffix(f".{os.getpid()}")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     options = f"{_SMALL} -XX:ArchiveClassesAtExit={fresh} {_SILENT}"
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{options}' pyspark-shell"
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+
+    import riffle_spark
 
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
+    builder = riffle_spark.configure(builder.config("spark.sql.shuffle.partitions", "1"), kafka=False)
+    spark = builder.getOrCreate()
     with tempfile.TemporaryDirectory() as folder:
-        spark.range(9).write.parquet(f"{folder}/in")
-        counts = spark.readStream.schema("id long").parquet(f"{folder}/in").groupBy("id").count()
-        writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+        spark.range(9).selectExpr("id", "timestamp_seconds(id) as at").write.parquet(f"{folder}/in")
+        settings = riffle_spark.Settings(root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=1)
+        rows = spark.readStream.schema("id long, at timestamp").parquet(f"{folder}/in")
+        rows = riffle_spark.on(rows, settings=settings)
+        counts = rows.withWatermark("at", "1 second").groupBy(F.window("at", "2 seconds")).count()
+        writer = counts.writeStream.format("noop").trigger(availableNow=True)
         writer.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
     gateway = SparkContext._gateway
     assert gateway is not None
