@@ -137,12 +137,13 @@ def _united(
     """Return the union of what is kept of each group and of the sketches of it, whose ``owners`` ascend. One sketch is
     its own union where it is ours; any other has to be looked at.
     """
+    library = sketches_library()  # whoever has none is told with the first batch, not once sketches meet
     touched, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
     known = old.take(pa.array(touched)).to_pylist()
     made = list[bytes]()
     for group, before, first, count in zip(touched, known, firsts, counts, strict=True):
         told = [*([] if before is None else [before]), *sketches[first : first + count]]
-        found = told[0] if are_ours and len(told) == 1 else _union(told, groups.told(int(group)), may_differ)
+        found = told[0] if are_ours and len(told) == 1 else _union(library, told, groups.told(int(group)), may_differ)
         made.append(_in_no_order(found) if are_ours else found)
     places = np.arange(groups.size, dtype=np.int64)
     places[touched] = np.arange(groups.size, groups.size + len(touched))
@@ -157,9 +158,8 @@ def _in_no_order(sketch: bytes) -> bytes:
     return sketch[:5] + bytes((sketch[5] | _NO_ORDER,)) + sketch[6:] if has_registers else sketch
 
 
-def _union(sketches: Sequence[bytes], where: str, may_differ: bool) -> bytes:
+def _union(library: ModuleType, sketches: Sequence[bytes], where: str, may_differ: bool) -> bytes:
     """Return the union of sketches as Spark makes it: of HLL_8, with the first one's registers at most."""
-    library = sketches_library()
     try:
         read = [library.hll_sketch.deserialize(one) for one in sketches]
     except (IndexError, RuntimeError, ValueError) as error:

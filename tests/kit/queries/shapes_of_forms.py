@@ -196,6 +196,13 @@ def _once_then_counted(given: Frames) -> DataFrame:
     return once.groupBy(F.window("at", "10 seconds")).agg(F.count("*").alias("c"), F.sum("n").alias("s"))
 
 
+def _united_sketches(given: Frames) -> DataFrame:
+    """How many numbers there were in tens of seconds, of the sketches that fives have of them."""
+    fives = given.timed().groupBy(F.window("at", "5 seconds"), "k").agg(F.hll_sketch_agg("n", 10).alias("s"))
+    tens = fives.groupBy(F.window("window", "10 seconds"))
+    return tens.agg(F.hll_sketch_estimate(F.hll_union_agg("s")).alias("ns"), F.count("*").alias("fives"))
+
+
 def _windows_then_once(given: Frames) -> DataFrame:
     return _in_fives(given).select(F.window_time("window").alias("at"), "k").dropDuplicatesWithinWatermark(["k"])
 
@@ -225,6 +232,7 @@ CHAINS = (
     _chain("once_then_sessions", _once_then_sessions),
     _chain("once_then_counted_in_update", _once_then_counted, mode="update", restart_after=1),
     _chain("once_then_counted_in_complete", _once_then_counted, mode="complete"),
+    _chain("of_sketches", _united_sketches, restart_after=1),
     _chain("windows_then_once", _windows_then_once, ONE_A_BATCH),
     _chain("with_pieces_between", _with_pieces_between),
 )
