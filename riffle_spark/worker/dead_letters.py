@@ -89,7 +89,7 @@ class _Trials:
         """Return which of some keys make fail what all did together, as their output: one half of them at a time."""
         if len(keys) <= 1:
             return {int(key): Failure.of(failed.__cause__ or failed) for key in keys}
-        self.found(keys[:0])
+        self.found(keys[:0])  # What fails without any rows says so now, and not when each key was tried.
         half = len(keys) // 2
         return {**self.found(keys[:half])[0], **self.found(keys[half:])[0]}
 

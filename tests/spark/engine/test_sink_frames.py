@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
-from riffle_spark.errors import UnavailableError
-from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT
+from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, letter_field
 from riffle_spark.protocol.ports import StaleRows
+from riffle_spark.spark.engine import spark_batch
 from riffle_spark.spark.engine.stage_frames import GONE, raising_stale_rows, rows_of
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
@@ -202,3 +203,16 @@ def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spa
     rows = rows_of(kept, ["ours"], pa.schema([("user", pa.string())]))
     with pytest.raises(StaleRows), raising_stale_rows():
         rows.collect()
+
+
+def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
+    """Whether a query had dead letters when rows were sealed, and whether it has now, may be two things."""
+    rows = pa.schema([("n", pa.int64())])
+    dead = rows.append(letter_field(rows))
+    plain, none = pa.table({"n": [1]}, rows), pa.table({"n": [1], LETTER: [None]}, dead)
+    some = pa.table({"n": [None], LETTER: [{"error": "ValueError", "row": {"n": 1}}]}, dead)
+    assert spark_batch._told_alike(plain, dead).cast(dead) == spark_batch._told_alike(none, dead) == none
+    assert spark_batch._told_alike(none, rows) == spark_batch._told_alike(plain, rows) == plain
+    assert spark_batch._told_alike(some, dead) == some
+    with pytest.raises(ConfigError, match="has dead letters that nobody was given yet"):
+        spark_batch._told_alike(some, rows)

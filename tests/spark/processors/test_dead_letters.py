@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, get_args
 
@@ -16,9 +17,10 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from riffle_spark import Stateful, transform_with_state, transform_with_state_in_pandas
 from riffle_spark.errors import UserFunctionError
-from riffle_spark.messages.slot_orders import LateRule
+from riffle_spark.messages.slot_orders import LETTER, LateRule
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import GroupsSpec
+from riffle_spark.protocol.operator import operator_of, with_dead_letters
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
 from riffle_spark.testing import Harness
 from riffle_spark.testing.simulated_work import Crashed, Step
@@ -285,6 +287,13 @@ def test_a_row_that_pandas_cannot_hold_is_a_letter() -> None:
     with Harness(operator, rows, executors=1, dead_letters=True) as query:
         assert sorted(str(row["k"]) for row in query.feed(events)) == ["a", "b", "c"]
         assert [letter["row"] for letter in query.letters] == events[3:]
+
+
+def test_columns_of_one_name_are_told_apart() -> None:
+    """Parquet takes no two columns of one name, and Spark none that differ in case alone."""
+    operator = operator_of("s", ["k"], of_processor().compute, (), ROWS)
+    told = with_dead_letters(replace(operator, shown={"k": "K", "n": "k", "offset": "at"})).declared.output
+    assert [field.name for field in told.field(LETTER).type.field("row").type] == ["K", "n", "at"]
 
 
 REFUSALS = {"memory": MemoryError("no memory"), "disk": OSError(28, "no space left")}

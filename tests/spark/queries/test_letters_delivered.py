@@ -85,10 +85,12 @@ class Sinks:
     def __init__(self) -> None:
         self.results: dict[int, list[tuple[object, ...]]] = {}
         self.letters: list[tuple[int, str, list[Row]]] = []
+        self.order: list[tuple[int, str]] = []
         self.fails = True
 
     def take(self, rows: DataFrame, batch_id: int) -> None:
         """Take results, or fail."""
+        self.order.append((batch_id, "results"))
         self.results[batch_id] = sorted(map(tuple, rows.collect()))
         if batch_id == 1 and self.fails:
             self.fails = False
@@ -96,6 +98,7 @@ class Sinks:
 
     def take_letters(self, rows: DataFrame, batch_id: int, delivery_id: str) -> None:
         """Take letters."""
+        self.order.append((batch_id, "letters"))
         self.letters.append((batch_id, delivery_id, sorted(rows.collect(), key=lambda row: row.row.offset)))
 
 
@@ -135,12 +138,16 @@ def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path)
 
 
 def test_letters_of_a_stage_between_go_to_a_function(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """It is called for batches that have some, and again under the same delivery id where the batch was committed."""
+    """It is called before the results of batches that have some, and again under the same delivery id where the batch
+    was committed.
+    """
     sinks = Sinks()
 
     run(in_the_middle, feed, spark, tmp_path, sinks, sinks.take_letters, deliver_after_commit=True)
 
     assert sinks.results == RESULTS
+    again_both = [(1, "letters"), (1, "results")] * 2
+    assert sinks.order == [(0, "results"), *again_both, (2, "results")]
     first, again = sinks.letters
     assert first == again
     batch_id, _, rows = first
