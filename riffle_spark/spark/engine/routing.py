@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -55,8 +56,17 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
 
 
 def arrow_of(schema: T.StructType) -> pa.Schema:
-    """Return the Arrow schema in which Spark takes rows of a Spark schema."""
-    found = to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
+    """Return the Arrow schema in which Spark takes rows of a Spark schema. Raises ``ConfigError`` for a column that it
+    gives to no Python process.
+    """
+    try:
+        found = to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
+    except PySparkTypeError as refused:
+        told = ", ".join(f"{field.name!r} {field.dataType.simpleString()}" for field in schema)
+        raise ConfigError(
+            f"a column has a type that Spark gives to no Python process, as intervals of months are: {told}",
+            remedy="cast it before the operator, an interval to a string or to its number of months",
+        ) from refused
     return pa.schema([field.remove_metadata() for field in found])
 
 

@@ -3,6 +3,7 @@ and put together again for results. Knows windows and watermarks by the metadata
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ __all__ = [
     "read_keys",
     "stored_as",
     "time_of",
+    "without_ids",
 ]
 
 _DELAY = "spark.watermarkDelayMs"
@@ -35,6 +37,7 @@ _ALIKE = ("Max", "Min", "BitAndAgg", "BitOrAgg", "First", "Last", "CollectSet", 
 _OF_VALUES = ("Count", "Sum", "Average")
 """Functions for which a row without a value is none."""
 _FLOATING = ("float", "double")
+_ID = re.compile(r"#\d+L?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +223,7 @@ def _read(catalyst: Catalyst, named: Node, results: list[Node], below: Node, tak
     expression = named.child() if kind(named) == "Alias" else named
     check_key(expression, below)
     told = _metadata_of(named, results)
-    name = str(told.get("name") or named.name())
+    name = without_ids(str(told.get("name") or named.name()))
     window = next((kind for mark, kind in _WINDOWS.items() if told.get(mark)), "")
     if any(word in str(expression.dataType().catalogString()) for word in _FLOATING):
         expression = catalyst.normalised(expression)
@@ -233,6 +236,13 @@ def _read(catalyst: Catalyst, named: Node, results: list[Node], below: Node, tak
         name, expression, named.toAttribute(), tuple(parts), delay if isinstance(delay, int) else None, window,
         str(store or ""),
     )  # fmt: skip
+
+
+def without_ids(name: str) -> str:
+    """Return a name without ids of columns, others in each start: Spark makes names of what ``rollup`` groups by, and
+    of what ``HAVING`` asks for, that have some.
+    """
+    return _ID.sub("", name)
 
 
 def _metadata_of(named: Node, results: list[Node]) -> dict[str, object]:

@@ -105,6 +105,11 @@ REFUSED: Final = {
         "a key is of columns that can be compared and hashed one by one",
         "group by the fields that you mean, or by to_json of the column",
     ),
+    "void_key": Refused(
+        "groupBy and dropDuplicates by NULL without a type",
+        "a column that is kept has a type",
+        "say which one it is: CAST(NULL AS STRING)",
+    ),
     "collated_key": Refused(
         "groupBy and dropDuplicates by strings with a collation",
         "keys are compared by their bytes",
@@ -173,6 +178,7 @@ _ROW_BY_ROW: Final = frozenset(
 )
 """Spark's nodes that do with a batch's rows what they do in Spark's own query: they keep nothing of earlier ones."""
 _NO_KEY: Final = re.compile(r"\b(array|map)<|(^|:)variant\b")
+_NO_TYPE: Final = re.compile(r"(^|:)void\b")
 
 
 def refusal(name: str, where: str) -> ConfigError:
@@ -265,6 +271,8 @@ def check_key(expression: Node, below: Node) -> None:
     type_name = str(expression.dataType().catalogString())
     if _NO_KEY.search(type_name):
         raise refusal("array_key", f"{expression.sql()}: {type_name}")
+    if _NO_TYPE.search(type_name):
+        raise refusal("void_key", f"{expression.sql()}: {type_name}")
     if " collate " in type_name:
         raise refusal("collated_key", f"{expression.sql()}: {type_name}")
     for named in _made_in(below) if kind(expression) == "AttributeReference" else ():

@@ -136,7 +136,8 @@ def named_functions(functions: list[Node], results: list[Node], taken: list[str]
         told = node.aggregateFunction()
         own = _aggregate_of(told) if kind(told) == _OF_PYTHON else None
         text = _text(node, own)
-        name = free_name(whole.get(id_of(node.resultAttribute()), text), used)
+        told_name = whole.get(id_of(node.resultAttribute()), text)
+        name = free_name(told_name if grouping_keys.without_ids(told_name) == told_name else text, used)
         found.append(PlannedFunction(node, name, told, text, own))
         used.append(name)
     return found

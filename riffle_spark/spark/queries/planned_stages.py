@@ -232,8 +232,24 @@ def check_stored(
             _check_taken(stage, schema_of_text(stage.store, stored), names, over)
         else:
             _check_meanings(stage, meanings_in(stored), names)
-    for store in before.keys() - {stage.store for stage in stages}:
+    gone = sorted(before.keys() - {stage.store for stage in stages})
+    _check_keys(sorted({stage.store for stage in stages} - before.keys()), gone, names)
+    for store in gone:
         _logger.warning("store %s is none of the query's any more; its state stays, and costs what it is", store)
+
+
+def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: Sequence[str]) -> None:
+    """Refuse a store that would begin empty where one of its kind goes: most likely it is that one, by other keys."""
+    for store in begun:
+        kind = store.partition(".")[0]
+        earlier = next((one for one in gone if one.partition(".")[0] == kind and one not in accepted), None)
+        if "." in store and earlier is not None:
+            raise ConfigError(
+                f"the query has no store {earlier!r} any more, and this one, of the same kind, would begin at nothing",
+                remedy="group by the same columns in the same order, and rename or reorder the results in a select "
+                f"behind it; or option({ACCEPT!r}, {earlier!r}), if it is to begin anew: what is kept there stays",
+                where=store,
+            )
 
 
 def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: Sequence[str], over: Sequence[str]) -> None:

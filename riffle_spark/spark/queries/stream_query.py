@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
+from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine.stage_frames import SideOutput
@@ -25,7 +26,9 @@ _MS = 1000
 _NAMES = {
     "aggregate": "stateStoreSave",
     "distinct": "dedupe",
+    "exact": "stateStoreSave",
     "groups": "applyInPandasWithState",
+    "join": "symmetricHashJoin",
     "processor": "transformWithStateInPandasExec",
     "within": "dedupeWithinWatermark",
 }
@@ -131,10 +134,14 @@ class StreamQuery(StreamingQuery):
         of_store = report.by_store.get(operator.store, StoreFigures())
         seconds = of_store.slot_seconds
         phases = {f"{name}Ms": round(took * _MS) for name, took in report.seconds.items()}
+        updated, of_kind = of_store.keys, dict[str, int]()
+        if isinstance(operator.compute, DistinctRows):  # Only what is new changes its state.
+            updated = of_store.output_rows
+            of_kind["numDroppedDuplicateRows"] = of_store.rows - of_store.late_rows - updated
         return {
             "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
             "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
-            "numRowsUpdated": of_store.keys,
+            "numRowsUpdated": updated,
             "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute"),
             "numRowsRemoved": of_store.expired,
             "allRemovalsTimeMs": 0,
@@ -147,7 +154,7 @@ class StreamQuery(StreamingQuery):
                 "outputRows": of_store.output_rows, "deadRows": of_store.dead_rows,
                 "sealedBytes": of_store.sealed_bytes, "fetchedBytes": of_store.fetched_bytes,
                 "restores": of_store.restores, "runs": report.runs,
-                "requests": sum(report.requests.values()), **phases, **self._variables_of(operator),
+                "requests": sum(report.requests.values()), **phases, **of_kind, **self._variables_of(operator),
             },
         }  # fmt: skip
 

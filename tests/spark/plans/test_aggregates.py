@@ -202,6 +202,27 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
         spec_of(events.groupBy(F.col("page").alias("p", metadata={"riffle.store": "a b"})).count())
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        lambda e: e.rollup(F.to_date("at"), "page").agg(F.count("*").alias("c")),
+        lambda e: e.groupBy("page").agg(F.count("*").alias("c"), F.max("n").alias("m")).where("m > 0").select("page"),
+        lambda e: having(e, "SELECT page, count(*) AS c FROM {} GROUP BY page HAVING max(n) > 0 AND avg(n) > 1"),
+        lambda e: having(e, "SELECT page, count(*) AS c FROM {} GROUP BY page ORDER BY sum(n) DESC"),
+        lambda e: having(e, "SELECT page, n % 2, count(*) FROM {} GROUP BY CUBE(page, n % 2)"),
+    ],
+)
+def test_a_query_that_is_built_again_has_the_same_store_and_columns(events: DataFrame, query: Query) -> None:
+    """Spark gives ids to columns, other ones each time, and has them in names of what nobody has named."""
+    assert spec_of(query(events)) == spec_of(query(events))
+
+
+def having(frame: DataFrame, statement: str) -> DataFrame:
+    """Return a statement's frame over a view."""
+    frame.createOrReplaceTempView("events_of_statement")
+    return frame.sparkSession.sql(statement.format("events_of_statement"))
+
+
 def test_a_time_key_without_window_is_compared_with_the_watermark_itself(events: DataFrame) -> None:
     """As in Spark, the first key that has a watermark counts; without one no key ever leaves."""
     late = events.withWatermark("at", "3 seconds").groupBy("page", "at").count()
@@ -387,13 +408,23 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
         ("map('a', n)", "arrays, maps"),
         ("named_struct('a', array(n))", "arrays, maps"),
         ("page collate UTF8_LCASE", "collation"),
+        ("null", "NULL without a type.*CAST"),
+        ("named_struct('a', null)", "NULL without a type"),
         ("rand()", "not deterministic"),
     ],
 )
 def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str) -> None:
     """Keys are columns of plain types, and the same whenever a batch runs again."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=f"(?s){told}"):
         spec_of(events.groupBy(F.expr(key).alias("k")).count())
+
+
+@pytest.mark.parametrize("interval", ["INTERVAL '1' MONTH * n", "struct(make_interval(1, n))"])
+def test_what_reaches_no_python_process_is_refused_by_its_column(events: DataFrame, interval: str) -> None:
+    """Spark has types that it gives to no Python process, and says no more of them than that."""
+    query = events.select("page", F.expr(interval).alias("span")).groupBy("page").agg(F.first("span").alias("since"))
+    with pytest.raises(ConfigError, match=r"(?s)Python process.*interval.*cast"):
+        spec_of(query)
 
 
 def spec_of(query: DataFrame) -> AggregateSpec:

@@ -4,6 +4,7 @@ column that it means the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,15 @@ def test_what_is_taken_over_is_said_of_each_column() -> None:
     start(STATE.set(2, pa.field("most", pa.int64())), taken="visits,total,most")
     start(MORE, taken="visits,total,most", accepted="views")
     start(FEWER, taken="visits,most", accepted="total")
+
+
+@pytest.mark.parametrize("accepted", ["", "distinct.page"])
+def test_a_store_of_other_keys_does_not_begin_in_silence(accepted: str) -> None:
+    """Where one store of a kind goes as another begins, it is told that the keys are others now, and what to do."""
+    query = replace(stage(STATE, pa.schema({"n": pa.int64()})), store="aggregate.n-page")
+    nothing: dict[str, dict[str, str]] = {"aggregate.page-n": {}}
+    with pytest.raises(ConfigError, match=r"(?s)no store 'aggregate.page-n' any more.*same order.*accept"):
+        check_stored([query], nothing, accepted, None)
+    check_stored([query], nothing, "aggregate.page-n", None)
+    check_stored([query], {**nothing, "aggregate.n-page": {}}, accepted, None)
+    check_stored([query], {"distinct.page": {}}, accepted, None)
