@@ -223,11 +223,13 @@ def test_processing_time_passes_without_rows(query: Query) -> None:
                 wait_for(lambda: sum(getattr(report, wanted) for report in query.reports) == count, wanted)  # noqa: B023
             finally:
                 run.stop()
-    assert [(report.rows, report.expired) for report in query.reports[:3]] == [(1, 0), (0, 1), (1, 0)]
+    # A query that is stopped before Spark has noted its last batch gets that once more, to be skipped.
+    ran = [report for report in query.reports if report.decision == "run"]
+    assert [(report.rows, report.expired) for report in ran[:3]] == [(1, 0), (0, 1), (1, 0)]
     offsets = [query.folder / "checkpoint" / "offsets" / str(number) for number in (0, 1)]
     came, gone = (json.loads(each.read_text().splitlines()[1])["batchTimestampMs"] for each in offsets)
     assert gone - came >= 500
-    assert sum(report.rows for report in query.reports[3:]) == 0
+    assert sum(report.rows for report in ran[3:]) == 0
 
 
 def test_a_union_has_the_schema_of_the_input(query: Query) -> None:

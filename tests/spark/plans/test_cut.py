@@ -286,7 +286,16 @@ BY_US: dict[str, tuple[Query, str]] = {
 
 
 BY_READERS = {
-    *("array_key", "collated_key", "random_key", "distinct", "own_buffer", "user_function", "ordered_texts"),
+    *(
+        "array_key",
+        "void_key",
+        "collated_key",
+        "random_key",
+        "distinct",
+        "own_buffer",
+        "user_function",
+        "ordered_texts",
+    ),
     *("event_times", "struct_key", "several_stages", "join_condition", "join_structs", "several_results"),
     *("result_and_input", "table_keys"),
 }
