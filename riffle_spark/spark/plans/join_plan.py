@@ -20,6 +20,8 @@ from riffle_spark.spark.plans.plan_nodes import (
     analysed,
     children,
     conjuncts,
+    id_of,
+    ids_in,
     items,
     kind,
     told_in_sql,
@@ -108,7 +110,7 @@ class _Found:
     def of(catalyst: Catalyst, node: Node, read: Collection[int] | None) -> "_Found":
         """Read a node: its sides stand as rows below the optimiser, which pushes down what is of one side alone."""
         outputs, told = (items(node.left().output()), items(node.right().output())), items(node.output())
-        some = [one for one in told if read is None or _id(one) in read] or told[:1]
+        some = [one for one in told if read is None or id_of(one) in read] or told[:1]
         bare = node.withNewChildren(catalyst.seq([catalyst.no_rows(catalyst.seq(one)) for one in outputs]))
         bare = catalyst.project(some, bare)
         join = next((one for one in walk(catalyst.optimised(bare)) if kind(one) == "Join"), None)
@@ -126,16 +128,16 @@ class _Found:
         by_key = next(
             (at for at, pair in enumerate(zip(*keys, strict=True)) if any(k.delay_ms is not None for k in pair)), None
         )
-        seen = [{_id(one) for one in items(child.output())} for child in (join.left(), join.right())]
+        seen = [{id_of(one) for one in items(child.output())} for child in (join.left(), join.right())]
         times = [
-            next((one for one in output if grouping_keys.delay_of(one) is not None and _id(one) in ids), None)
+            next((one for one in output if grouping_keys.delay_of(one) is not None and id_of(one) in ids), None)
             for output, ids in zip(outputs, seen, strict=True)
         ]
         rest = equal.get()._4()
         bounds = (None, None) if by_key is not None else _bounds(catalyst, join, times)
         return _Found(
             how, (join.left(), join.right()), outputs, (keys[0], keys[1]),
-            list(conjuncts(rest.get())) if rest.isDefined() else [], by_key, times, bounds, {_id(one) for one in some},
+            list(conjuncts(rest.get())) if rest.isDefined() else [], by_key, times, bounds, set(map(id_of, some)),
         )  # fmt: skip
 
 
@@ -150,9 +152,9 @@ def _bounds(catalyst: Catalyst, join: Node, times: list[Node | None]) -> tuple[i
     """Return how much later than its time a row of each side leaves. Spark's helper says it of a watermark; it is asked
     with comparisons of event times alone, since it takes those of other columns for bounds, too.
     """
-    of_times = {_id(one) for one in times if one is not None}
+    of_times = {id_of(one) for one in times if one is not None}
     condition = join.condition()
-    told = [one for one in conjuncts(condition.get()) if _ids(one) <= of_times] if condition.isDefined() else []
+    told = [one for one in conjuncts(condition.get()) if ids_in(one) <= of_times] if condition.isDefined() else []
     if not told:
         return None, None
     whole = told[0]
@@ -165,14 +167,6 @@ def _bounds(catalyst: Catalyst, join: Node, times: list[Node | None]) -> tuple[i
         found = helper.getStateValueWatermark(sets[at], sets[1 - at], some(whole), some(_SOME_TIME_MS)) if one else None
         later.append(_SOME_TIME_MS - int(found.get()) if found is not None and found.isDefined() else None)
     return later[0], later[1]
-
-
-def _id(attribute: Node) -> int:
-    return int(attribute.exprId().id())
-
-
-def _ids(expression: Node) -> set[int]:
-    return {_id(one) for one in walk(expression) if kind(one) == "AttributeReference"}
 
 
 @dataclass(slots=True)
@@ -198,15 +192,15 @@ class _Sent:
         self.left_over = [one for one in self.found.rest if all(self._sides(one)) and self._comparison(one) is None]
         if self.left_over and self.found.how != "Inner":
             raise plan_rules.refusal("join_condition", str(self.left_over[0].sql()))
-        read = set(self.found.read).union(*map(_ids, self.left_over))
+        read = set(self.found.read).union(*map(ids_in, self.left_over))
         for at, output in enumerate(self.found.outputs[:1] if self.found.how == _SEMI else self.found.outputs):
             of_key = self._of_key(at)
-            for one in (one for one in output if _id(one) in read):
-                if _id(one) in of_key:
-                    self.told[at][_id(one)] = name = self._free(str(one.name()))
-                    self.of_key[at][name] = of_key[_id(one)]
+            for one in (one for one in output if id_of(one) in read):
+                if id_of(one) in of_key:
+                    self.told[at][id_of(one)] = name = self._free(str(one.name()))
+                    self.of_key[at][name] = of_key[id_of(one)]
                 else:
-                    self.told[at][_id(one)] = self._column(at, str(one.name()), one)
+                    self.told[at][id_of(one)] = self._column(at, str(one.name()), one)
         for one in self.found.rest:
             self._condition(one)
         self.is_left, self.of_passes = self._free(_IS_LEFT), self._free(_PASSES)
@@ -217,7 +211,7 @@ class _Sent:
         """Return the attributes of a side that are keys as they are, and the columns that these have."""
         pairs = zip(self.found.keys[at], self.found.keys[0], strict=True)
         plain = [(key, other) for key, other in pairs if kind(key.expression) == "AttributeReference"]
-        return {_id(key.expression): other.columns[0] for key, other in plain if len(key.parts) == 1}
+        return {id_of(key.expression): other.columns[0] for key, other in plain if len(key.parts) == 1}
 
     def _free(self, name: str) -> str:
         taken = [*self.key_columns, *self.columns[0], *self.columns[1], *self.of_key[0], *self.of_key[1]]
@@ -240,7 +234,7 @@ class _Sent:
 
     def _sides(self, one: Node) -> list[bool]:
         """Tell of each side whether a part of the condition has columns of it."""
-        return [not _ids(one).isdisjoint(map(_id, output)) for output in self.found.outputs]
+        return [not ids_in(one).isdisjoint(map(id_of, output)) for output in self.found.outputs]
 
     def _comparison(self, one: Node) -> tuple[Node, str, Node] | None:
         """Return what a part of the condition compares, if it is something of one side with something of the other."""
@@ -255,8 +249,8 @@ class _Sent:
     def _known(self, at: int, expression: Node) -> str:
         """Return the column that is an expression of a side."""
         is_plain = kind(expression) == "AttributeReference"
-        if is_plain and _id(expression) in self.told[at]:
-            return self.told[at][_id(expression)]
+        if is_plain and id_of(expression) in self.told[at]:
+            return self.told[at][id_of(expression)]
         known = (name for name, one in self.columns[at].items() if one.semanticEquals(expression))
         return next(known, None) or self._column(at, str(expression.name()) if is_plain else _COMPARED, expression)
 
@@ -325,7 +319,9 @@ class _Sent:
         plan = spark.project(
             [
                 spark.alias(
-                    columns[names[_id(one)]] if _id(one) in names else spark.null(one), str(one.name()), one.exprId()
+                    columns[names[id_of(one)]] if id_of(one) in names else spark.null(one),
+                    str(one.name()),
+                    one.exprId(),
                 )
                 for one in output
             ],

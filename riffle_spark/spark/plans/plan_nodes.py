@@ -22,6 +22,7 @@ __all__ = [
     "expressions",
     "function_id",
     "id_of",
+    "ids_in",
     "is_distinct",
     "items",
     "kind",
@@ -107,6 +108,11 @@ def metadata(attribute: Node) -> str:
 def id_of(attribute: Node) -> int:
     """Return the number by which Spark tells an attribute from all others."""
     return int(attribute.exprId().id())
+
+
+def ids_in(expression: Node) -> set[int]:
+    """Return the numbers of the attributes in an expression."""
+    return {id_of(one) for one in walk(expression) if kind(one) == "AttributeReference"}
 
 
 def function_id(node: Node) -> int | None:

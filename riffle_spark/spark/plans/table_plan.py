@@ -17,7 +17,7 @@ from riffle_spark.process.types.stage_specs import TableSpec, free_name
 from riffle_spark.spark.engine import routing
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_cut, plan_nodes, plan_rules
 from riffle_spark.spark.plans.plan_changes import put_in
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, items, kind
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, id_of, ids_in, items, kind
 
 __all__ = ["TablePlan", "read_table"]
 
@@ -57,7 +57,7 @@ def read_table(
     )
     spec = TableSpec(
         grouping_keys.stored_as("table", found.keys[found.table.side], taken), keys, rows.is_change, told, kept,
-        tuple(rows.kept[_id(one)] for one in found.by), rows.found_column, found.how in (*_OUTER, _ANTI),
+        tuple(rows.kept[id_of(one)] for one in found.by), rows.found_column, found.how in (*_OUTER, _ANTI),
     )  # fmt: skip
     _check_order(spec)
     evaluation = plan_nodes.analysed(catalyst.frame(rows.evaluation(spec.answer)))
@@ -104,7 +104,7 @@ class _Found:
         left, right = (items(one.output()) for one in plans)
         changes = {str(one.name()): one for one in (left, right)[table.side]}
         ids, equal, rest = _key_ids(table, changes), dict[str, Node](), list[Node]()
-        of_stream = {_id(one) for one in (left, right)[1 - table.side]}
+        of_stream = {id_of(one) for one in (left, right)[1 - table.side]}
         for one in plan_nodes.conjuncts(node.condition().get()) if node.condition().isDefined() else ():
             name, other = _equal(one, ids, of_stream)
             if name is None or name in equal:
@@ -127,10 +127,10 @@ class _Found:
 
 def _key_ids(table: plan_cut.Table, changes: Mapping[str, Node]) -> dict[int, str]:
     """Return the columns that a table's key has where it is joined, under whatever names, by their ids."""
-    known = {_id(changes[name]): name for name in table.latest.key}
+    known = {id_of(changes[name]): name for name in table.latest.key}
     for view in (view for view in table.views if kind(view) == "Project"):
-        made = {_id(one): _bare(one) for one in items(view.projectList())}
-        plain = {at: _id(one) for at, one in made.items() if kind(one) == _ATTRIBUTE}
+        made = {id_of(one): _bare(one) for one in items(view.projectList())}
+        plain = {at: id_of(one) for at, one in made.items() if kind(one) == _ATTRIBUTE}
         known = {at: known[of] for at, of in plain.items() if of in known}
     return known
 
@@ -139,9 +139,9 @@ def _equal(condition: Node, keys: Mapping[int, str], of_stream: Collection[int])
     """Return which column of a table's key equals what of the stream, if that is what a condition says."""
     if kind(condition) == "EqualTo":
         for one, other in (children(condition), children(condition)[::-1]):
-            told = _ids(other)
-            if kind(one) == _ATTRIBUTE and _id(one) in keys and told and told <= set(of_stream):
-                return keys[_id(one)], other
+            told = ids_in(other)
+            if kind(one) == _ATTRIBUTE and id_of(one) in keys and told and told <= set(of_stream):
+                return keys[id_of(one)], other
     return None, None
 
 
@@ -149,14 +149,6 @@ def _named(catalyst: Catalyst, expression: Node) -> Node:
     """Return a key as a column: the attribute that it is, or else under a name."""
     is_plain = kind(expression) == _ATTRIBUTE
     return expression if is_plain else catalyst.alias(expression, plan_nodes.told_in_sql(expression))
-
-
-def _id(attribute: Node) -> int:
-    return int(attribute.exprId().id())
-
-
-def _ids(expression: Node) -> set[int]:
-    return {_id(one) for one in plan_nodes.walk(expression) if kind(one) == _ATTRIBUTE}
 
 
 @dataclass(slots=True)
@@ -183,17 +175,17 @@ class _Sent:
         for keys in found.keys:
             for key, named in zip(keys, found.keys[side], strict=True):
                 if kind(key.expression) == _ATTRIBUTE and len(key.parts) == 1:
-                    self.of_key[_id(key.expression)] = named.columns[0]
+                    self.of_key[id_of(key.expression)] = named.columns[0]
         self.needed = self._needed()
-        by = {_id(one) for one in found.by}
+        by = {id_of(one) for one in found.by}
         for one in found.outputs[side]:
-            if _id(one) in by or (_id(one) in self.needed[0] and _id(one) not in self.of_key):
-                self.kept[_id(one)] = self._free(str(one.name()))
-        beside = set[int]().union(*map(_ids, found.rest))
+            if id_of(one) in by or (id_of(one) in self.needed[0] and id_of(one) not in self.of_key):
+                self.kept[id_of(one)] = self._free(str(one.name()))
+        beside = set[int]().union(*map(ids_in, found.rest))
         for one in found.outputs[1 - side]:
-            is_read = self.read is None or _id(one) in self.read or _id(one) in beside
-            if is_read and _id(one) not in self.of_key:
-                self.of_stream[_id(one)] = self._free(str(one.name()))
+            is_read = self.read is None or id_of(one) in self.read or id_of(one) in beside
+            if is_read and id_of(one) not in self.of_key:
+                self.of_stream[id_of(one)] = self._free(str(one.name()))
         self.is_change, self.found_column = self._free(self.is_change), self._free(self.found_column)
 
     @property
@@ -205,13 +197,13 @@ class _Sent:
         return free_name(name, [*self.key_columns, *self.kept.values(), *self.told])
 
     def _needed(self) -> list[set[int]]:
-        wanted = {_id(one) for one in items(children(self.found.node)[self.found.table.side].output())}
+        wanted = {id_of(one) for one in items(children(self.found.node)[self.found.table.side].output())}
         needed = [wanted]
         for view in reversed(self.found.table.views):
             if kind(view) == "Project":
-                wanted = set[int]().union(*(_ids(one) for one in items(view.projectList()) if _id(one) in wanted))
+                wanted = set[int]().union(*(ids_in(one) for one in items(view.projectList()) if id_of(one) in wanted))
             elif kind(view) == "Filter":
-                wanted = wanted | _ids(view.condition())
+                wanted = wanted | ids_in(view.condition())
             needed.append(wanted)
         return needed[::-1]
 
@@ -236,7 +228,7 @@ class _Sent:
         parts = [one for key in self.found.keys[at] for one in key.taken_apart(spark).values()]
         yield from (spark.alias(one, name) for name, one in zip(self.key_columns, parts, strict=True))
         for of, columns in ((1 - side, self.of_stream), (side, self.kept)):
-            attributes = {_id(one): one for one in self.found.outputs[of]}
+            attributes = {id_of(one): one for one in self.found.outputs[of]}
             for number, name in columns.items():
                 yield spark.alias(attributes[number] if of == at else spark.null(attributes[number]), name)
 
@@ -252,8 +244,8 @@ class _Sent:
             if kind(view) == "Filter":
                 has_row = self._where(view.condition(), has_row, told)
             elif kind(view) == "Project":
-                made = [one for one in items(view.projectList()) if _id(one) in needed]
-                told |= {_id(one): put_in(spark, _bare(one), told) for one in made}
+                made = [one for one in items(view.projectList()) if id_of(one) in needed]
+                told |= {id_of(one): put_in(spark, _bare(one), told) for one in made}
         for one in found.rest:
             has_row = self._where(one, has_row, told)
         return self._joined(leaf, told, has_row)
@@ -266,10 +258,10 @@ class _Sent:
         """Return the rows and columns that the join has; those that nobody reads are null."""
         spark, how, side = self.catalyst, self.found.how, self.found.table.side
         output, columns = items(self.found.node.output()), list[Node]()
-        of_stream = {_id(one) for one in self.found.outputs[1 - side]}
+        of_stream = {id_of(one) for one in self.found.outputs[1 - side]}
         for one in output:
-            made = told[_id(one)] if _id(one) in told else spark.null(one)
-            if how in _OUTER and _id(one) not in of_stream:
+            made = told[id_of(one)] if id_of(one) in told else spark.null(one)
+            if how in _OUTER and id_of(one) not in of_stream:
                 made = spark.where(has_row, made, spark.null(made))
             columns.append(spark.alias(made, str(one.name()), one.exprId()))
         if how not in _OUTER:
