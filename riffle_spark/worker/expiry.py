@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from riffle_spark.columns import one_array, valid_mask
 from riffle_spark.messages.slot_orders import Order
-from riffle_spark.process.blocks.block import BlockComputation, BoolArray
+from riffle_spark.process.blocks.block import BlockComputation, BoolArray, PlainExpiry
 from riffle_spark.state.copies.run import (
     Indices,
     Run,
@@ -21,7 +21,7 @@ from riffle_spark.state.copies.run import (
     newest_by_group,
 )
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.formats.due_times import NEVER_MS, due_times, in_milliseconds
+from riffle_spark.state.formats.due_times import NEVER_MS, due_times, first_ms_of, in_milliseconds
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -39,10 +39,14 @@ def with_expired(
     """Return what became of a slot's rows, and of the keys that are due then, and when key-groups that changed are due
     next. ``stacks`` and ``entries`` are those of the touched key-groups and of those with something due.
     """
-    first_ms = {kg: NEVER_MS if entry.timer_ms is None else entry.timer_ms for kg, entry in entries.items()}
+    first_ms = {key_group: first_ms_of(entry.timer_ms) for key_group, entry in entries.items()}
     changes, outputs, count = result.changes, [result.output], 0
+    untouched = np.zeros(len(changes.key_groups), dtype=np.bool_)
     for until_ms, watermark_ms in order.times.passes:
-        changes = _over_due(schema, changes, stacks, first_ms, until_ms)
+        if isinstance(compute, PlainExpiry) and compute.forgets:
+            forgotten, first_ms = _forgotten(changes, stacks, first_ms, until_ms)
+            count += forgotten
+        changes, untouched = _over_due(schema, changes, untouched, stacks, first_ms, until_ms)
         is_due = _due_ms(schema, changes) <= until_ms
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
         if is_due.any():
@@ -52,14 +56,30 @@ def with_expired(
             outputs.append(gone.output)
             count += len(touched.hashes)
     timers = _first_due(schema, changes, stacks, first_ms)
+    changes = _without_gone(changes, untouched)
     return SlotResult(pa.concat_tables(outputs), replace(changes, timers=timers), expired=count)
 
 
+def _forgotten(
+    changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int], until_ms: int
+) -> tuple[int, dict[int, int]]:
+    """Return how many keys are due in key-groups that changed anyway, and from when on to look at what is below."""
+    changed = {key_group for key_group, _, _ in spans_of(changes.key_groups)}
+    due = [
+        run.due.between(first_ms[key_group], until_ms)
+        for key_group in changed & stacks.keys()
+        for run in stacks[key_group].runs
+        if run.due is not None
+    ]
+    later = {key_group: max(ms, until_ms + 1) if key_group in changed else ms for key_group, ms in first_ms.items()}
+    return sum(map(len, due)), later
+
+
 def _over_due(
-    schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int],
-    until_ms: int,
-) -> StateChanges:  # fmt: skip
-    """Return what a batch changed, and the rows below it that are due as they are."""
+    schema: PlainColumns, changes: StateChanges, untouched: BoolArray, stacks: Mapping[int, OpenStack],
+    first_ms: Mapping[int, int], until_ms: int,
+) -> tuple[StateChanges, BoolArray]:  # fmt: skip
+    """Return what a batch changed, and the rows below it that are due as they are; and which of all are such."""
     below = [
         RunsOfKeyGroup(kg, stacks[kg].runs, ms)
         for kg, ms in sorted(first_ms.items())
@@ -67,13 +87,26 @@ def _over_due(
     ]
     due = due_rows(schema, below, until_ms)
     if not due.rows.num_rows:
-        return changes
+        return changes, untouched
     there = pa.array(np.zeros(len(due.hashes), dtype=np.bool_))
     rows = pa.table([pa.array(due.hashes), *due.rows.columns, there], schema=changes.table.schema)
     table = pa.concat_tables([changes.table, rows]).combine_chunks()
     key_groups = np.concatenate([changes.key_groups, due.key_groups])
     once = newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
-    return StateChanges(table.take(pa.array(once)), key_groups[once])
+    untouched = np.concatenate([untouched, np.ones(len(due.hashes), dtype=np.bool_)])
+    return StateChanges(table.take(pa.array(once)), key_groups[once]), untouched[once]
+
+
+def _without_gone(changes: StateChanges, untouched: BoolArray) -> StateChanges:
+    """Return the changes without the keys that have gone with nothing new of them: their own time says so, once the log
+    has the timer that comes with their key-group's part. Where there is no other row to make one, one of theirs does.
+    """
+    gone = untouched & changes.table.column(part_codec.DELETED).to_numpy()
+    if not gone.any():
+        return changes
+    starts = np.array([start for _, start, _ in spans_of(changes.key_groups)])
+    gone[starts[np.logical_and.reduceat(gone, starts)]] = False
+    return StateChanges(changes.table.filter(pa.array(~gone)), changes.key_groups[~gone])
 
 
 def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:

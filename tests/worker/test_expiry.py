@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -122,12 +122,7 @@ class Model:
 
     def timers(self) -> dict[int, int]:
         """Return the earliest time of each key-group that has one."""
-        first: dict[int, int] = {}
-        for k, (_, at) in self.state.items():
-            if at is not None:
-                group = int(key_groups([pa.array([k])], TOTAL)[0])
-                first[group] = min(first.get(group, at), at)
-        return first
+        return first_by_group({k: at for k, (_, at) in self.state.items()})
 
 
 def timers_of(member: Member) -> dict[int, int]:
@@ -157,6 +152,72 @@ def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
         told = [sorted((row["k"], row["total"]) for row in output if row["late"] is late) for late in (False, True)]
         assert told == [model.expire(watermark), model.expire(watermark + last) if last else []]
         assert timers_of(member) == model.timers()
+
+
+@dataclass(frozen=True)
+class Known:
+    """Lets a key's first row pass until its time is over, and says nothing then."""
+
+    forgets: bool = True
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
+        """Declare a time."""
+        state = pa.schema([("until", pa.int64())])
+        return Declared(state, key, ("at",), per_key_group=False, time_mode="EventTime", due="until")
+
+    def __call__(self, batch: Batch) -> Update:
+        """Keep the times of new keys."""
+        first = np.unique(batch.codes, return_index=True)[1]
+        new = np.flatnonzero(~batch.found)
+        until = batch.rows["at"].take(pa.array(first[new]))
+        passed = batch.keys.take(pa.array(new))
+        return Update(passed, new, pa.table([until], ["until"]), deleted=new[:0])
+
+
+_SEEN = st.tuples(_KEYS, st.just(1), st.one_of(st.none(), st.integers(0, 12)))
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.lists(_SEEN, max_size=8), st.integers(0, 6), st.sampled_from("112")), max_size=20))
+def test_keys_that_end_leave_no_row(
+    tmp_path_factory: pytest.TempPathFactory, forgets: bool, batches: list[tuple[list[Row], int, str]],
+) -> None:  # fmt: skip
+    """They pass anew and are counted once, and the log knows what is next; of a key-group that has nothing else in a
+    delta there is one row, which brings the time.
+    """
+    member, known, watermark = Member(tmp_path_factory.mktemp("m"), Known(forgets)), dict[str, int | None](), 0
+    for drawn, rise, executor in batches:
+        rows = [(k, v, None if at is None else watermark + at) for k, v, at in drawn]
+        new = {k: at for k, _, at in reversed(rows) if k not in known}
+        watermark += rise
+        member.changes = {"time_mode": "EventTime", "watermark_ms": watermark, "time_ms": watermark}
+        output, receipt = member.answer(rows_of(*rows), executor)
+        known |= new
+        due = {k for k, at in known.items() if at is not None and at <= watermark}
+        assert sorted(output["k"].to_pylist()) == sorted(new)
+        assert receipt.expired == len(due)
+        sealed = {str(row["k"]) for row in member.changes_sealed(receipt)}
+        alone = {group_of(k) for k in due} - {group_of(k) for k in new}
+        assert new.keys() <= sealed
+        assert sorted(group_of(k) for k in sealed - new.keys()) == sorted(alone)
+        known = {k: at for k, at in known.items() if k not in due}
+        member.commit(receipt)
+        assert timers_of(member) == first_by_group(known)
+
+
+def group_of(key: str) -> int:
+    """Return a key's key-group."""
+    return int(key_groups([pa.array([key])], TOTAL)[0])
+
+
+def first_by_group(times: Mapping[str, int | None]) -> dict[int, int]:
+    """Return the earliest time of each key-group that has one."""
+    first: dict[int, int] = {}
+    for k, at in times.items():
+        if at is not None:
+            first[group_of(k)] = min(first.get(group_of(k), at), at)
+    return first
 
 
 def test_what_has_gone_was_deleted_and_counted(tmp_path: Path) -> None:

@@ -143,6 +143,18 @@ class ExpiringComputation(BlockComputation, Protocol):
         ...
 
 
+@runtime_checkable
+class PlainExpiry(BlockComputation, Protocol):
+    """One that writes no key's row again while the key lives, and says nothing of those whose time is over: they are
+    counted by their time alone.
+    """
+
+    @property
+    def forgets(self) -> bool:
+        """Whether it is so, of this one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Elements:
     """Elements of one variable: the index of the key of each in a batch's keys, what it holds, a column a field, and

@@ -52,6 +52,11 @@ class DistinctRows:
         return Update(passed.select(self.spec.told.names), new, state, deleted=new[:0])
 
     @property
+    def forgets(self) -> bool:
+        """See ``PlainExpiry``: a key is written once in its life."""
+        return self.spec.due is not None
+
+    @property
     def _times(self) -> list[str]:
         return [self.spec.time.column] if self.spec.time is not None else []
 

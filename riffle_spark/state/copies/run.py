@@ -7,11 +7,12 @@ was asked for, column by column, and where one differs its key is looked for amo
 
 What is due is found at its own cost: each run finds its due rows by their order. Some are not their key's newest: a
 newer run may have moved the time, or deleted the key. So the newest row of each key that was found is looked up, and
-its time counts. What was due before a key-group's ``first_ms`` needs no look: below that nothing lives.
+its time counts. What was due before a key-group's ``first_ms`` needs no look: below that nothing lives, and such rows
+count as deleted wherever they are met, since keys that ended need not have left one which says so.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -42,13 +43,19 @@ Indices = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Run:
     """One or more rows, key columns first, with their hashes, ascending; ``deleted`` says which only remove their
-    key, ``due`` when rows are due, in stores with a due column.
+    key, ``due`` when rows are due, in stores with a due column. What is due before ``first_ms`` is gone.
     """
 
     hashes: Hashes
     rows: pa.RecordBatch
     deleted: Mask | None = None
     due: DueTimes | None = None
+    first_ms: int = field(default=-NEVER_MS, kw_only=True)
+
+    def gone(self, at: Indices) -> Mask:
+        """Tell which of some rows hold nothing of their key."""
+        deleted = np.zeros(len(at), dtype=np.bool_) if self.deleted is None else self.deleted[at]
+        return deleted if self.due is None else deleted | self.due.before(self.first_ms, at)
 
 
 class WantedKeys(NamedTuple):
@@ -71,7 +78,7 @@ def look_up(wanted: Sequence[WantedKeys], hashes: Hashes, keys: pa.Table, rows: 
         for run, at, place in _found(one, hashes):
             places.append(place)
             batches.append(run.rows.take(pa.array(at)))
-            gone.append(_deleted(run, at))
+            gone.append(run.gone(at))
     place, deleted = np.concatenate(places), np.concatenate(gone)
     table = pa.Table.from_batches(batches, rows).combine_chunks()
     wrong = differing(table.select(keys.column_names), keys.take(pa.array(place)))
@@ -99,10 +106,6 @@ def _found(one: WantedKeys, hashes: Hashes) -> Iterable[tuple[Run, Indices, Indi
             place, left = place[~hit], left[~hit]
 
 
-def _deleted(run: Run, at: Indices) -> Mask:
-    return np.zeros(len(at), dtype=np.bool_) if run.deleted is None else run.deleted[at]
-
-
 def _exactly(
     wanted: Sequence[WantedKeys], place: int, hashes: Hashes, keys: pa.Table, rows: pa.Schema
 ) -> tuple[pa.RecordBatch, bool]:
@@ -113,7 +116,7 @@ def _exactly(
         for side in range(*(int(np.searchsorted(run.hashes, hashes[place], side=side)) for side in ("left", "right"))):
             row = run.rows.slice(side, 1)
             if encode_keys(row.select(keys.column_names).columns)[0] == key:
-                return row, bool(run.deleted is not None and run.deleted[side])
+                return row, bool(run.gone(np.array([side]))[0])
     nothing = [pa.nulls(1, field.type) for field in rows]
     return pa.RecordBatch.from_arrays(nothing, names=rows.names), True
 
@@ -125,9 +128,7 @@ def merged(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bottom:
     """
     hashes = np.concatenate([np.empty(0, dtype=np.uint64), *(run.hashes for run in runs)])
     table = pa.Table.from_batches([run.rows for run in runs], rows).combine_chunks()
-    deleted = np.concatenate(
-        [np.empty(0, dtype=np.bool_), *(_deleted(run, np.arange(len(run.hashes))) for run in runs)]
-    )
+    deleted = np.concatenate([np.empty(0, dtype=np.bool_), *(run.gone(np.arange(len(run.hashes))) for run in runs)])
     picked = _newest(hashes, table.select(keys))
     if bottom:
         picked = picked[~deleted[picked]]

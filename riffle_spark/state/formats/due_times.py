@@ -14,8 +14,8 @@ import pyarrow as pa
 from riffle_spark.columns import fixed_values, one_array, valid_mask
 
 __all__ = [
-    "DUE_COLUMN", "DUE_ORDER", "DUE_SPAN", "NEVER_MS", "DueTimes", "can_be_due", "due_times", "in_milliseconds",
-    "stored_order", "with_order",
+    "DUE_COLUMN", "DUE_ORDER", "DUE_SPAN", "NEVER_MS", "DueTimes", "can_be_due", "due_times", "first_ms_of",
+    "in_milliseconds", "stored_order", "with_order",
 ]  # fmt: skip
 
 NEVER_MS = 2**63 - 1
@@ -30,18 +30,24 @@ _Numbers = npt.NDArray[np.uint32]
 
 class DueTimes(NamedTuple):
     """When each row of a part is due: ``values`` a row, so many a millisecond; ``order`` numbers those that ever are,
-    by time.
+    by time; ``are_due`` says which these are, ``None`` for all.
     """
 
     values: npt.NDArray[np.int64]
     per_ms: int
     order: _Numbers
+    are_due: npt.NDArray[np.bool_] | None = None
 
     def position(self, ms: int) -> int:
         """Return the place in the order of the first row that is due at this time or later."""
         values, order = self.values, self.order
         limit = (ms - 1) * self.per_ms  # what is due within a millisecond is due at its end
         return bisect_left(range(len(order)), limit + 1, key=lambda at: int(values[order[at]]))
+
+    def before(self, first_ms: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Tell which of some rows are due before a time."""
+        earlier = self.values[rows] <= max(-NEVER_MS, min((first_ms - 1) * self.per_ms, NEVER_MS))
+        return earlier if self.are_due is None else earlier & self.are_due[rows]
 
     def between(self, first_ms: int, last_ms: int) -> _Numbers:
         """Return the numbers of the rows that are due from the first to the last time, both included."""
@@ -52,6 +58,13 @@ class DueTimes(NamedTuple):
         if place >= len(self.order):
             return NEVER_MS
         return -(-int(self.values[self.order[place]]) // self.per_ms)
+
+
+def first_ms_of(timer_ms: int | None) -> int:
+    """Return when the first row of a key-group is due whose timer the log has: what was due before is gone, whether or
+    not a row says so.
+    """
+    return NEVER_MS if timer_ms is None else timer_ms
 
 
 def can_be_due(kind: pa.DataType) -> bool:
@@ -99,7 +112,7 @@ def stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
 def _due_times(column: pa.Array, is_due: npt.NDArray[np.bool_] | None, order: _Numbers) -> DueTimes:
     """Return the due times of rows, by an order of all of them, those that are never due last."""
     count = len(column) if is_due is None else int(np.count_nonzero(is_due))
-    return DueTimes(_values(column), _per_ms(column.type), order[:count])
+    return DueTimes(_values(column), _per_ms(column.type), order[:count], is_due)
 
 
 def _per_ms(kind: pa.DataType) -> int:

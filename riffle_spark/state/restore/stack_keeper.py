@@ -17,12 +17,11 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import whole_rows
-from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
 from riffle_spark.state.restore.reader import Reader, WantedSnapshot, fetched_links, fetched_snapshots, runs_of
-from riffle_spark.state.restore.stack_parts import StackParts
+from riffle_spark.state.restore.stack_parts import OpenStack, StackParts, timer_of
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["OpenStack", "StackKeeper"]
@@ -70,14 +69,6 @@ class _Plans:
 def whole_is_unknown(key_group: int) -> Entry:
     """Stand for a way to get whole entries where none can be cut."""
     raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStack:
-    """One key-group's copy, each of its parts found whole: ``runs`` holds the newest rows first."""
-
-    stack: Stack
-    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +120,7 @@ class StackKeeper:
         for _ in range(_TRIES):
             stacks, more_restores, more_folds = self._advanced(left)
             restores, folds = restores + more_restores, folds + more_folds
-            found, broken = self._opened(stacks)
+            found, broken = self._opened(stacks, entries)
             opened |= found
             if not broken:
                 return opened, Brought(restores, folds)
@@ -148,7 +139,7 @@ class StackKeeper:
         own, under which damage would be truth.
         """
         self._parts.look_again()
-        self._parts.merge_some({key_group: one.stack for key_group, one in opened.items()})
+        self._parts.merge_some(opened)
 
     def _advanced(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], int, int]:
         """Return the stacks at the entries' heads, and how many were restored and how many links were added."""
@@ -203,13 +194,16 @@ class StackKeeper:
                 one.path.unlink(missing_ok=True)
             raise
 
-    def _opened(self, stacks: Mapping[int, Stack]) -> tuple[dict[int, OpenStack], dict[int, DamagedCopy]]:
+    def _opened(
+        self, stacks: Mapping[int, Stack], entries: Mapping[int, Entry]
+    ) -> tuple[dict[int, OpenStack], dict[int, DamagedCopy]]:
         """Return the stacks with their runs, and what is wrong with those that have a part which is not as it was."""
         opened: dict[int, OpenStack] = {}
         broken: dict[int, DamagedCopy] = {}
         for key_group, stack in stacks.items():
             try:
-                opened[key_group] = OpenStack(stack, self._parts.runs(stack.parts))
+                timer_ms = entries[key_group].timer_ms
+                opened[key_group] = OpenStack(stack, self._parts.runs(stack.parts, timer_ms), timer_ms)
             except DamagedCopy as error:
                 broken[key_group] = error
         return opened, broken
@@ -238,7 +232,7 @@ class StackKeeper:
         stack = self._stacks.read(key_group) or stack  # merged meanwhile
         if stack.head.epoch > self._plans.epoch:
             raise OutOfDate("a newer driver has moved the copy: what that declares is not known here")
-        return TakenRows(stack.head, *self._parts.whole(key_group, stack))
+        return TakenRows(stack.head, *self._parts.whole(key_group, stack, timer_of(entry, stack.head)))
 
     def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
         """Return the whole state of each key-group that was ever touched, with the columns of ``part_schema``. Raises

@@ -7,6 +7,7 @@ Merging makes stacks quicker to read and frees disk; it changes nothing that a c
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from riffle_spark.errors import CorruptStateError, OutOfDate
@@ -16,25 +17,46 @@ from riffle_spark.state.copies.part_files import PartFiles, merged_rows
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Link
+from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, WantedSnapshot, kept_parts, span_bytes
 from riffle_spark.state.schemas.history import FIRST
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["StackFollower", "StackParts"]
+__all__ = ["UNKNOWN_MS", "OpenStack", "StackFollower", "StackParts", "timer_of"]
 
 _GAP_BYTES = 8 << 20
 """Beside the batches a delta is got in one get unless more than this lies between two parts."""
 _BYTES_AHEAD = 32 << 20
 _AT_ONCE = 8
+UNKNOWN_MS = -NEVER_MS
+"""The timer of a copy of which nobody knows what is gone."""
 
 _PARTS_MOST = 9
 _MERGED_SHARE = 0.5
 _MERGED_BYTES_MIN = 8 * 1024
 _MERGED_BYTES_AT_ONCE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStack:
+    """One key-group's copy, each of its parts found whole: ``runs`` holds the newest rows first. ``timer_ms`` is what
+    the log has at its head.
+    """
+
+    stack: Stack
+    runs: tuple[Run, ...]
+    timer_ms: int | None
+
+
+def timer_of(entry: Entry, head: Head) -> int | None:
+    """Return the timer that the log has at a copy's head, where that is its entry's. A copy at another one may have to
+    hold what is gone at the entry's: the log can be rolled back.
+    """
+    return entry.timer_ms if head == entry.head else UNKNOWN_MS
 
 
 class StackParts:
@@ -56,9 +78,14 @@ class StackParts:
             parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, epoch)
         return {link: part for link, part in parts.items() if self._files.is_whole(part)}
 
-    def runs(self, parts: Sequence[StackedPart]) -> tuple[Run, ...]:
-        """Return the rows of a stack's parts, the newest first. Raises ``DamagedCopy``."""
-        return tuple(run for part in reversed(parts) for run in self._files.runs(part, self._schema))
+    def runs(self, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
+        """Return the rows of a stack's parts, the newest first. What was due before the timer is gone: it is what the
+        log has at the stack's head, or ``UNKNOWN_MS``. Raises ``DamagedCopy``.
+        """
+        runs = tuple(run for part in reversed(parts) for run in self._files.runs(part, self._schema))
+        if self._schema.due is None:
+            return runs
+        return tuple(replace(run, first_ms=first_ms_of(timer_ms)) for run in runs)
 
     def let_go(self) -> None:
         """Let go of files that were removed."""
@@ -112,32 +139,34 @@ class StackParts:
         of_data = len(data), part_codec.checksum(data), rows
         return StackedPart(self._stacks.name_of(path), 0, *of_data, epoch, self._schema.history.newest)
 
-    def merge_some(self, stacks: Mapping[int, Stack]) -> None:
+    def merge_some(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge stacks that have grown high, of bounded bytes at once, but one in any case. Raises ``DamagedCopy``.
 
         Where one has, those go with it that are half as high: stacks share files, which go when the last lets them go.
         """
-        if all(_merged_from(stack.parts, _MERGED_SHARE) is None for stack in stacks.values()):
+        if all(_merged_from(one.stack.parts, _MERGED_SHARE) is None for one in opened.values()):
             return
         left = _MERGED_BYTES_AT_ONCE
-        for key_group, stack in stacks.items():
+        for key_group, one in opened.items():
             if left > 0:
-                left -= self.merge_if_high(key_group, stack, _MERGED_SHARE / 2)
+                left -= self.merge_if_high(key_group, one.stack, one.timer_ms, _MERGED_SHARE / 2)
 
-    def merge_if_high(self, key_group: int, stack: Stack, share: float = _MERGED_SHARE) -> int:
+    def merge_if_high(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
         """Merge a stack, or the top of it, if what lies on the lowest part is more than this share of it, twice that in
-        rows, or of too many parts; return how many bytes went into that.
+        rows, or of too many parts; return how many bytes went into that. ``timer_ms`` as of ``runs``.
         """
         at = _merged_from(stack.parts, share)
         if at is None:
             return 0
-        self._merge(key_group, stack.parts[at:], bottom=at == 0)
+        self._merge(key_group, stack.parts[at:], timer_ms, bottom=at == 0)
         return sum(part.length for part in stack.parts[at:])
 
-    def _merge(self, key_group: int, parts: Sequence[StackedPart], *, bottom: bool) -> tuple[bytes, int]:
+    def _merge(
+        self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None, *, bottom: bool
+    ) -> tuple[bytes, int]:
         """Put one part in the place of some, if they are there still; return its bytes and rows."""
         self._files.doubt(parts)
-        table = merged_rows(self.runs(parts), self._schema, bottom=bottom)
+        table = merged_rows(self.runs(parts, timer_ms), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replaced(key_group, parts, part) is None:
@@ -146,15 +175,16 @@ class StackParts:
             self._files.forget(parts)
         return data, table.num_rows
 
-    def whole(self, key_group: int, stack: Stack) -> tuple[bytes, int]:
+    def whole(self, key_group: int, stack: Stack, timer_ms: int | None) -> tuple[bytes, int]:
         """Return all that a stack holds as a snapshot's bytes, and its rows. What had to be merged stays merged.
+        ``timer_ms`` as of ``runs``.
 
         Raises ``DamagedCopy``.
         """
         self._files.doubt(stack.parts)
         if len(stack.parts) == 1 and not self._files.has_deleted(stack.parts[0]):
             return bytes(self._files.data(stack.parts[0])), stack.parts[0].rows
-        return self._merge(key_group, stack.parts, bottom=True)
+        return self._merge(key_group, stack.parts, timer_ms, bottom=True)
 
 
 def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
@@ -246,7 +276,7 @@ class StackFollower:
             return 0
         try:
             stack = self._switched(one, links, coming)
-            self._parts.merge_if_high(one.address[1], stack)
+            self._parts.merge_if_high(one.address[1], stack, timer_of(one.entry, stack.head))
         except OutOfDate as trouble:
             self._planner.look_again(one, trouble)
             return 0

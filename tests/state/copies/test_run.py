@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from riffle_spark.keygroups import SEED, key_hashes
 from riffle_spark.keyhash import hash_longs
 from riffle_spark.state.copies.run import Run, WantedKeys, look_up, merged
+from riffle_spark.state.formats.due_times import due_times
 from riffle_spark.state.formats.key_codec import differing
+from riffle_spark.state.log.manifest import Entry, Head, Link
+from riffle_spark.state.restore.stack_parts import UNKNOWN_MS, timer_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 PAIRS = PlainColumns("s", pa.schema([("a", pa.int64()), ("b", pa.int64())]), pa.schema([("v", pa.string())]))
@@ -101,6 +104,58 @@ def test_merged_runs_hold_what_the_runs_held(bottom: bool, history: list[dict[Ke
     assert ("__deleted" in table.column_names) is not bottom
     assert table["__hash"].to_pylist() == hashes_of(list(rows)).tolist()
     assert list(rows) == sorted(rows, key=lambda key: (int(hashes_of([key])[0]), key))
+
+
+UNTIL = PlainColumns("s", PAIRS.key, pa.schema([("until", pa.int64())]), "until", "EventTime")
+
+
+def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
+    """Return keys that end, and when, as a run; ``None`` deletes."""
+    if not changes:
+        return []
+    columns = [[a for a, _ in changes], [b for _, b in changes], list(changes.values())]
+    gone = [until is None for until in changes.values()]
+    table = UNTIL.sealed(pa.table([*columns, gone], schema=UNTIL.part_schema(delta=True)))
+    (batch,) = table.select(UNTIL.row_schema.names).combine_chunks().to_batches()
+    deleted = table["__deleted"].to_numpy()
+    return [Run(table["__hash"].to_numpy(), batch, deleted, due_times(batch["until"], deleted), first_ms=first_ms)]
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.integers(0, 9)), max_size=5), st.integers(-1, 10)
+)
+@settings(deadline=None)
+def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | None]], first_ms: int) -> None:
+    """No row says so: it is not found, not merged at the bottom, and what is merged above hides what lies below."""
+    runs = [run for changes in reversed(history) for run in dated(changes, first_ms)]
+    newest: dict[Key, int | None] = {}
+    for changes in history:
+        newest |= changes
+    living = {key: until for key, until in newest.items() if until is not None and until >= first_ms}
+    asked = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
+    keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=UNTIL.key)
+    rows, found = look_up([WantedKeys(0, len(asked), runs)], hashes_of(asked), keys, UNTIL.row_schema)
+    assert rows["until"].to_pylist() == [living.get(key) for key in asked]
+    assert found.tolist() == [key in living for key in asked]
+    whole = merged(runs, ["a", "b"], UNTIL.row_schema, bottom=True)
+    assert {(row["a"], row["b"]): row["until"] for row in whole.to_pylist()} == living
+    top = merged(runs, ["a", "b"], UNTIL.row_schema, bottom=False)
+    stacked = [
+        Run(top["__hash"].to_numpy(), rows, top["__deleted"].to_numpy())
+        for rows in top.select(UNTIL.row_schema.names).combine_chunks().to_batches()
+        if len(rows)
+    ]
+    below = [WantedKeys(0, len(asked), [*stacked, *dated(dict.fromkeys(TWINS, 99), first_ms)])]
+    _, found = look_up(below, hashes_of(asked), keys, UNTIL.row_schema)
+    assert found.tolist() == [key in living or key not in newest for key in asked]
+
+
+def test_how_far_time_has_come_is_known_at_the_entrys_head_alone() -> None:
+    """A copy that is behind may be gone back to: it holds what is gone since."""
+    entry = Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),), timer_ms=50)
+    assert timer_of(entry, Head(3, "1-a")) == 50
+    assert timer_of(entry, Head(2, "1-a")) == UNKNOWN_MS
+    assert timer_of(Entry(None, (Link(Head(3, "1-a"), 0, 1, 0, 1),)), Head(3, "1-a")) is None
 
 
 def test_nulls_zeros_and_nans_are_the_keys_that_they_are_to_spark() -> None:
