@@ -1,12 +1,14 @@
 """The command ``riffle``. Knows its verbs. Does not know how they work."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from riffle_spark.console.dispatch import dispatch_command
 from riffle_spark.console.options import of_a_root, settings_in, show
-from riffle_spark.console.plan import plan_command
+from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RiffleError
 
 __all__ = ["main"]
@@ -63,5 +65,51 @@ def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Pat
     show(recovery.rollback(root, to, checkpoint, options=options, execute=execute))
 
 
-main.add_command(dispatch_command)
-main.add_command(plan_command)
+@main.command()
+@click.option("--root", help="Take state and the bytes of a row from this root, instead of --state-bytes.")
+@click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
+@click.option(
+    "--conf-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("conf/riffle.toml"),
+    show_default=True,
+    help="With --root: settings of the store.",
+)
+@click.option("--rows-per-second", type=float, required=True, help="At the peak.")
+@click.option("--rows-per-worker", type=float, required=True, help="What one slot takes in a second, measured.")
+@click.option("--state-bytes", type=float, help="Of all keys.")
+@click.option("--row-bytes", type=float, help="Of a row in flight; with --root, that of a stored one if not given.")
+@click.option("--rows-in-flight", type=float, default=0.0, show_default=True, help="Rows of a batch in a worker.")
+@click.option("--cache-fraction", type=float, default=0.1, show_default=True, help="Share of state kept in memory.")
+@click.option("--cores", "cores_per_box", type=int, default=4, show_default=True, help="Of a box (an executor's host).")
+@click.option("--memory-bytes", "memory_per_box", type=float, help="Of a box, for its workers.")
+@click.option("--standbys", "num_standbys", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--changed-bytes-per-second", type=float, default=0.0, show_default=True, help="Written to the store.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool, **asked: float | None) -> None:
+    """Work out workers, boxes, memory and disk of a query, from figures or from a root's sizes."""
+    from riffle_spark.keygroups import few_key_groups_warning
+    from riffle_spark.simulate.capacity import Need, capacity_of
+
+    key_groups = 128
+    if root is not None:
+        from riffle_spark.offline.scenario_of_root import sizes_of_root
+        from riffle_spark.worker.member_folders import options_of
+
+        sizes = sizes_of_root(root, options_of(settings_in(conf_file, s3_endpoint)))
+        per_row = sizes.state_bytes / sizes.rows if sizes.rows else None
+        asked = {
+            **asked,
+            "state_bytes": asked["state_bytes"] or sizes.state_bytes,
+            "row_bytes": asked["row_bytes"] or per_row,
+        }
+        key_groups = sizes.key_groups
+    need = Need(**{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    found = asdict(capacity_of(need))
+    click.echo(json.dumps(found) if as_json else "\n".join(f"{name:<26}{value}" for name, value in found.items()))
+    if warning := few_key_groups_warning(key_groups, found["total_workers"]):
+        click.echo(f"warning: {warning}", err=True)
+
+
+for command in (dispatch_command, plan_command, simulate_command):
+    main.add_command(command)

@@ -1,7 +1,10 @@
-"""`riffle plan`: what the assignor would do with a cluster in a file. Knows files and output. Does not know rules."""
+"""`riffle plan` and `riffle simulate`: what would be done with a cluster in a file, or with that of a running query.
+Knows files and output. Does not know rules.
+"""
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
@@ -10,12 +13,14 @@ import click
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Strategy
+from riffle_spark.console.options import settings_in
 from riffle_spark.errors import ConfigError, RiffleError
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
 from riffle_spark.simulate.scenario import Scenario, read_scenario
+from riffle_spark.unknown_names import check_known
 
-__all__ = ["plan_command"]
+__all__ = ["plan_command", "simulate_command"]
 
 _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
 
@@ -25,9 +30,21 @@ _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
     "--scenario",
     "scenarios",
     multiple=True,
-    required=True,
     type=click.Path(exists=True, path_type=Path),
     help="A scenario file, or a folder of them; may be given several times.",
+)
+@click.option("--root", help="The root of a query that runs, instead of a file: its members, owners and state.")
+@click.option("--add", default=0, type=click.IntRange(0), help="With --root: what if so many members join?")
+@click.option("--add-rack", "add_racks", multiple=True, help="With --add: the racks that they stand in, in turn.")
+@click.option("--drop", multiple=True, help="With --root: what if this member, executor or host goes?")
+@click.option("--drop-rack", "drop_racks", multiple=True, help="With --root: what if all of this rack go?")
+@click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
+@click.option(
+    "--conf-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("conf/riffle.toml"),
+    show_default=True,
+    help="With --root: the query's settings.",
 )
 @click.argument("more", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--converge", is_flag=True, help="Go on, round by round and event by event, until nothing moves.")
@@ -53,20 +70,89 @@ def plan_command(
     history: bool,
     strategy: str | None,
     owner_state: str,
-    no_store_balance: bool,
     as_json: bool,
+    **asked: object,
 ) -> None:
-    """Show who would own, keep and warm up what, and why."""
+    """Show who would own, keep and warm up what, and why: in files, or in a running query and what if."""
     keep = owner_state == "keep"
     try:
-        for path in _files((*scenarios, *more)):
-            scenario = read_scenario(path, strategy)
-            if no_store_balance:
-                scenario = replace(scenario, settings=replace(scenario.settings, store_balance=0.0))
-            planned = _plan(scenario, converge or history, history, keep)
+        for scenario in _scenarios((*scenarios, *more), strategy, asked):
+            planned = _plan(scenario, converge or history or asked["root"] is not None, history, keep)
             click.echo(json.dumps(planned) if as_json else _text(planned))
     except RiffleError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str, object]) -> Iterator[Scenario]:
+    for scenario in _as_they_are(paths, strategy, asked):
+        balance = 0.0 if asked["no_store_balance"] else scenario.settings.store_balance
+        yield replace(scenario, settings=replace(scenario.settings, store_balance=balance))
+
+
+def _as_they_are(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str, object]) -> Iterator[Scenario]:
+    """Read the files, or make a scenario of a root."""
+    root, of_a_root = cast("str | None", asked["root"]), ("add", "add_racks", "drop", "drop_racks")
+    if (root is None) == (not paths) or (root is None and any(asked[name] for name in of_a_root)):
+        raise ConfigError(
+            "it takes either files or one root, and --add, --drop and their like go with a root",
+            remedy="say --scenario FILE, or --root ROOT and what if; a file has events", where="riffle plan",
+        )  # fmt: skip
+    if root is None:
+        yield from (read_scenario(path, strategy) for path in _files(paths))
+        return
+    from riffle_spark.offline.scenario_of_root import Changes, scenario_of_root
+    from riffle_spark.worker.member_folders import options_of
+
+    settings = settings_in(cast(Path, asked["conf_file"]), cast("str | None", asked["s3_endpoint"]))
+    named = cast("Mapping[str, tuple[str, ...]]", asked)
+    changes = Changes(cast(int, asked["add"]), named["drop"], named["drop_racks"], named["add_racks"])
+    scenario = scenario_of_root(root, settings, changes, options_of(settings))
+    chosen = strategy or scenario.settings.rack_aware_assignment_strategy
+    yield replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_strategy=cast(Strategy, chosen)))
+
+
+@click.command("simulate")
+@click.argument("world_file", metavar="FILE")
+@click.option("--policy", "policies", multiple=True, help="Play this one only; may be given several times.")
+@click.option("--seed", type=click.IntRange(0), help="Another seed than the file's.")
+@click.option(
+    "--plot",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Draw owners over time, lag, moves and what stops; needs matplotlib (the extra `plots`).",
+)
+@click.option("--history", is_flag=True, help="With --json: every batch's figures, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, a policy each.")
+def simulate_command(
+    world_file: str, policies: tuple[str, ...], seed: int | None, plot: Path | None, history: bool, as_json: bool
+) -> None:
+    """Play a cluster with a clock under several ways to rebalance, and show what stops and for how long.
+
+    FILE is a world in JSON, or one that comes with the package: day, lost_member, rolling_bounce, scale_out,
+    zone_outage.
+    """
+    from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+    from riffle_spark.simulate.outcomes import draw, json_of, table_of
+    from riffle_spark.simulate.play import Rules, play
+    from riffle_spark.simulate.policy import POLICIES
+    from riffle_spark.simulate.world_file import read_world
+
+    world = read_world(world_file, seed)
+    chosen = policies or world.policies or tuple(POLICIES)
+    check_known("policy", chosen, POLICIES, source="--policy")
+    outcomes = []
+    batches = -int(-world.seconds // world.every) * len(chosen)
+    with click.progressbar(length=batches, label=world.name, file=sys.stderr) as bar:
+        for name in chosen:
+            rules = Rules(Probes(), Patience(), outside_band)
+            outcomes.append(play(world, POLICIES[name], rules, lambda _: bar.update(1)))
+    if as_json:
+        for outcome in outcomes:
+            click.echo(json.dumps(json_of(world, outcome, history=history)))
+    else:
+        click.echo(table_of(world, outcomes))
+    for path in draw(world, outcomes, plot, Path(world_file).stem) if plot else []:
+        click.echo(path, err=as_json)
 
 
 def _files(paths: tuple[Path, ...]) -> Iterator[Path]:

@@ -1,0 +1,81 @@
+"""How many workers, how much memory and disk a query needs: the published formula, with what standbys cost. Pure."""
+
+import math
+from dataclasses import dataclass
+
+from riffle_spark.errors import ConfigError
+
+__all__ = ["Capacity", "Need", "capacity_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is asked of a cluster. Per second: rows at the peak, and what one worker takes in; a worker is a slot.
+
+    ``cache_fraction`` of a worker's state is in memory, beside ``rows_in_flight`` of ``row_bytes`` each. A box has
+    ``cores_per_box`` and, if it is known, ``memory_per_box`` for all its workers.
+    """
+
+    rows_per_second: float
+    rows_per_worker: float
+    state_bytes: float
+    cores_per_box: int = 4
+    cache_fraction: float = 0.1
+    rows_in_flight: float = 0.0
+    row_bytes: float = 100.0
+    memory_per_box: float | None = None
+    num_standbys: int = 0
+    changed_bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What meets a need. ``bound_by`` says whether cores or memory decide the number of boxes.
+
+    ``disk_bytes`` and ``written_bytes_per_second`` are of the whole cluster, copies of standbys included.
+    """
+
+    total_workers: int
+    state_per_worker: float
+    memory_per_worker: float
+    num_boxes: int
+    workers_per_box: int
+    bound_by: str
+    disk_bytes: float
+    written_bytes_per_second: float
+
+
+def capacity_of(need: Need) -> Capacity:
+    """Return what meets a need. Raises ``ConfigError`` for rates and sizes that are none.
+
+    >>> capacity_of(Need(rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9)).total_workers
+    12
+    """
+    if not (need.rows_per_worker > 0 and need.cores_per_box > 0 and need.rows_per_second >= 0):
+        raise ConfigError(
+            "rows a second, rows a worker and cores must be more than 0", remedy="measure one worker", where="capacity"
+        )
+    workers = max(1, math.ceil(need.rows_per_second / need.rows_per_worker))
+    state = need.state_bytes / workers
+    memory = state * need.cache_fraction + need.rows_in_flight * need.row_bytes
+    by_cores = math.ceil(workers / need.cores_per_box)
+    by_memory = _boxes_by_memory(need, workers, memory)
+    boxes = max(by_cores, by_memory)
+    copies = 1 + need.num_standbys
+    return Capacity(
+        workers, state, memory, boxes, math.ceil(workers / boxes), "memory" if by_memory > by_cores else "cores",
+        need.state_bytes * copies, need.changed_bytes_per_second * copies,
+    )  # fmt: skip
+
+
+def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
+    if need.memory_per_box is None:
+        return 0
+    fitting = math.floor(need.memory_per_box / memory) if memory else workers
+    if fitting < 1:
+        raise ConfigError(
+            f"a worker needs {memory:.0f} bytes of memory, a box has {need.memory_per_box:.0f}",
+            remedy="take larger boxes, or more workers with less state each",
+            where="memory_per_box",
+        )
+    return math.ceil(workers / fitting)

@@ -1,0 +1,104 @@
+"""The commands simulate and capacity: a world in, a table, JSON lines and pictures out; figures or a root in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.main import main
+from riffle_spark.simulate.policy import POLICIES
+from riffle_spark.simulate.world_file import SHIPPED
+from tests.kit.pages import CHECKOUT
+
+WORLD = {
+    "name": "two come and one goes", "seconds": "5 min", "every": 5, "config": {"max_warmup_replicas": 4},
+    "members": [{"id": "m{}", "count": 2, "restore_bytes_per_second": 1e6}],
+    "tasks": [{"subtopology": "s", "count": 6, "state_bytes": 1e7, "rows_per_second": 10}],
+    "events": [{"at": "1 min", "join": [{"id": "new"}]}, {"at": "3 min", "lose": ["m0"]}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    """A small world's file."""
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(WORLD))
+    return path
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def test_a_table_has_a_line_for_each_policy_and_says_what_is_modelled(world: Path) -> None:
+    """Without options all policies are played, and each line of the table is explained below it."""
+    done = _run("simulate", world)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "two come and one goes: 2 members, 6 tasks, 5 min, seed 0"
+    assert [line.split()[0] for line in lines[2 : 2 + len(POLICIES)]] == list(POLICIES)
+    assert all(f"  {name}: {policy.says}" in lines for name, policy in POLICIES.items())
+
+
+def test_json_has_an_object_a_policy_and_history_if_asked_for(world: Path) -> None:
+    """Sums, and with --history each batch's figures; progress is not among them."""
+    done = _run("simulate", world, "--json", "--history", "--policy", "riffle", "--policy", "eager")
+    ours, eager = (json.loads(line) for line in done.stdout.splitlines())
+    assert (ours["policy"], eager["policy"]) == ("riffle", "eager")
+    assert eager["rebalances"] == 2
+    assert sum(ours["task_seconds_stopped_by_cause"].values()) == pytest.approx(ours["task_seconds_stopped"])
+    history = ours["history"]
+    assert len(history["seconds"]) == 60
+    assert {name: counts[-1] for name, counts in history["owners"].items()} == {"m0": 0, "m1": 3, "new": 3}
+    assert sum(history["moves"]) == ours["moves"]
+
+
+def test_pictures_are_the_same_bytes_each_time(world: Path, tmp_path: Path) -> None:
+    """Four pictures with the names of the world; a second run writes the same."""
+    drawn = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        assert _run("simulate", world, "--policy", "riffle", "--policy", "spark", "--plot", folder).exit_code == 0
+        drawn.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert sorted(drawn[0]) == [f"small-{what}.svg" for what in ("lag", "moves", "owners", "stops")]
+    assert drawn[0] == drawn[1]
+    assert b"task-seconds that stand" in drawn[0]["small-stops.svg"]
+
+
+def test_another_seed_is_another_world(tmp_path: Path) -> None:
+    """--seed replaces the file's: sizes that are spread by chance differ, and so do bytes."""
+    spread = {**WORLD, "tasks": [{**WORLD["tasks"][0], "spread": 0.5}]}  # type: ignore[dict-item,index]
+    (tmp_path / "spread.json").write_text(json.dumps(spread))
+    done = [
+        json.loads(_run("simulate", tmp_path / "spread.json", "--seed", seed, "--policy", "eager", "--json").stdout)
+        for seed in (1, 1, 2)
+    ]
+    assert done[0] == done[1]
+    assert done[0]["bytes_fetched_by_owners"] != done[2]["bytes_fetched_by_owners"]
+
+
+def test_unknown_policies_and_worlds_are_refused_with_the_nearest(world: Path) -> None:
+    """A sentence with the remedy, not a traceback."""
+    assert "did you mean 'eager'" in _run("simulate", world, "--policy", "eagre").output
+    assert "did you mean 'zone_outage'" in _run("simulate", "zone-outage").output
+    (world.parent / "torn.json").write_text("{")
+    assert "not a world" in _run("simulate", world.parent / "torn.json").output
+
+
+def test_the_help_and_the_page_name_every_world_that_is_shipped() -> None:
+    """Nobody has to look into the package for them."""
+    told, page = _run("simulate", "--help").output, (CHECKOUT / "docs" / "simulator.md").read_text()
+    assert [name for name in SHIPPED if name not in told or f"`{name}`" not in page] == []
+
+
+def test_capacity_is_worked_out_from_figures() -> None:
+    """Text for people, JSON for programs, and a warning where key-groups are too few for the workers."""
+    asked = ("capacity", "--rows-per-second", 1e6, "--rows-per-worker", 9000, "--state-bytes", 120e9)
+    found = json.loads(_run(*asked, "--json").stdout)
+    assert (found["total_workers"], found["num_boxes"]) == (112, 28)
+    text = _run(*asked).output
+    assert "total_workers" in text
+    assert "128 key-groups over 112 slots" in text
+    assert _run("capacity", "--rows-per-second", 1, "--rows-per-worker", 1).exit_code != 0

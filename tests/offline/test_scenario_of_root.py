@@ -1,0 +1,116 @@
+"""A query's root as a scenario: what would be, of members and owners as its log knows them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.main import main
+from riffle_spark.offline.scenario_of_root import Changes, recorded_members, recorded_orders, scenario_of_root, sizes_of_root
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import FULL_EVERY, Log
+from tests.kit.simulated.elastic_world import Elastic
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Elastic:
+    """A query over two executors with a standby each, whose newest full record lists its members."""
+    world = Elastic(tmp_path / "local", executors=("1", "2"), num_standbys=1)
+    world.feed(FULL_EVERY + 2)
+    return world
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def test_members_owners_and_sizes_are_those_of_the_log(query: Elastic) -> None:
+    """Who owns what, who keeps a copy, slots, and as many records as the manifest lists."""
+    scenario = scenario_of_root(query.home.root, Settings(), Changes())
+    record = Log(query.memory, query.home.root).open()
+    assert record is not None
+    owned = {str(task.key_group): client.member.id for client in scenario.clients for task in client.owned}
+    assert owned == dict(record.owners)
+    kept = {str(task.key_group): (client.member.id,) for client in scenario.clients for task in client.standbys}
+    assert kept == dict(record.standbys)
+    assert [client.member.slots for client in scenario.clients] == [1, 1]
+    sizes = sizes_of_root(query.home.root)
+    assert sizes.key_groups == len(scenario.tasks) == 6
+    assert sizes.rows == sum(task.size for task in scenario.tasks) > 0
+    assert sizes.state_bytes > 0
+
+
+def test_what_if_members_join_and_go(query: Elastic) -> None:
+    """Two join: six key-groups on four members; one goes by its executor's name: the other has them all at once."""
+    done = _run("plan", "--root", query.home.root, "--add", 2, "--json")
+    now, then = json.loads(done.output)["converge"]["phases"]
+    assert (now["clients"], then["clients"]) == (2, 4)
+    assert sorted(len(held["active"]) for held in then["assignment"].values()) == [1, 1, 2, 2]
+    assert then["net_stateful_active_moves"] == then["fewest_stateful_active_moves"] == 2
+    gone = json.loads(_run("plan", "--root", query.home.root, "--drop", "1", "--json").output)["converge"]["phases"][1]
+    assert [len(held["active"]) for held in gone["assignment"].values()] == [6]
+    assert gone["moves"]["active_placed_not_caught_up"] == 0
+    assert "new0" in _run("plan", "--root", query.home.root, "--add", 1).output
+
+
+def test_racks_may_go_and_come(tmp_path: Path) -> None:
+    """A zone that goes takes its members along; those that are added stand in the racks that are left, or as said."""
+    world = Elastic(tmp_path / "local", executors=("1", "2", "3"))
+    world.feed(FULL_EVERY)
+    log = Log(world.memory, world.home.root)
+    record = log.open()
+    assert record is not None
+    known = recorded_members(log, record)
+    members = [replace(each, rack=rack) for each, rack in zip(known, "abb", strict=True)]
+    log.append(replace(record, kind="adopt", members=tuple(members), commit_id="with racks", epoch=record.epoch + 1), log.manifest)
+    dropped = scenario_of_root(world.home.root, Settings(), Changes(drop_racks=("b",), add=2)).events[0]
+    assert (len(dropped.drop), [each.member.rack for each in dropped.add]) == (2, ["a", "a"])
+    said = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
+    assert [each.member.rack for each in said.add] == ["c", "a", "c"]
+    refused = _run("plan", "--root", world.home.root, "--drop-rack", "c")
+    assert "there is no rack 'c'" in refused.output
+
+
+def test_what_operators_asked_for_counts(query: Elastic) -> None:
+    """Pins and drained members of the log's orders are those of the scenario."""
+    record = Log(query.memory, query.home.root).open()
+    assert record is not None
+    first, second = sorted(set(record.owners.values()))
+    asked = replace(record, orders={"pins": {"3": second}, "drained": [first]})
+    assert recorded_orders(asked) == ({3: second}, (first,))
+    assert recorded_orders(record) == ({}, ())
+
+
+def test_a_young_query_is_known_by_its_owners(tmp_path: Path) -> None:
+    """Before a full record lists members, who owns or keeps something is known by name."""
+    world = Elastic(tmp_path / "local", executors=("1", "2"))
+    world.feed(1)
+    log = Log(world.memory, world.home.root)
+    record = log.open()
+    assert record is not None
+    assert {each.id for each in recorded_members(log, record)} == set(record.owners.values())
+    assert len(scenario_of_root(world.home.root, Settings(), Changes()).clients) == 2
+
+
+def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
+    """An unknown member, an empty root, files beside a root, and --add without one."""
+    assert "no member, executor or host '9'" in _run("plan", "--root", query.home.root, "--drop", "9").output
+    assert "holds no state" in _run("plan", "--root", "memory://nothing-here").output
+    assert "either files or one root" in _run("plan").output
+    assert "either files or one root" in _run("plan", "--scenario", ".", "--add", 1).output
+    assert _run("plan", "--root", query.home.root, ".").exit_code == 1
+
+
+def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:
+    """State is that of the root, and rows in flight are as large as stored ones."""
+    asked = ("--rows-per-second", 10, "--rows-per-worker", 10, "--rows-in-flight", 1, "--cache-fraction", 0, "--json")
+    found = json.loads(_run("capacity", "--root", query.home.root, *asked).stdout)
+    sizes = sizes_of_root(query.home.root)
+    assert found["disk_bytes"] == sizes.state_bytes
+    assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)

@@ -1,0 +1,57 @@
+"""The published capacity formula, and what bounds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.simulate.capacity import Need, capacity_of
+
+NEED = Need(
+    rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9, cores_per_box=5, cache_fraction=0.2,
+    rows_in_flight=10_000, row_bytes=500, changed_bytes_per_second=1e6, num_standbys=2,
+)  # fmt: skip
+
+
+def test_the_formula_by_hand() -> None:
+    """12 workers take 100 000 rows; a fifth of their 10 GB and 10 000 rows in flight are in memory; copies count."""
+    found = capacity_of(NEED)
+    assert (found.total_workers, found.num_boxes, found.workers_per_box, found.bound_by) == (12, 3, 4, "cores")
+    assert found.state_per_worker == 10e9
+    assert found.memory_per_worker == 2e9 + 5e6
+    assert (found.disk_bytes, found.written_bytes_per_second) == (360e9, 3e6)
+
+
+def test_memory_may_ask_for_more_boxes_than_cores() -> None:
+    """A box with memory for two workers makes six boxes of the same twelve."""
+    found = capacity_of(replace(NEED, memory_per_box=5e9))
+    assert (found.num_boxes, found.workers_per_box, found.bound_by) == (6, 2, "memory")
+
+
+def test_what_fits_into_no_box_is_refused() -> None:
+    """A worker that needs more memory than a box has is an error with both figures, and so are rates of nothing."""
+    with pytest.raises(ConfigError, match="2005000000 bytes of memory, a box has 1000000000"):
+        capacity_of(replace(NEED, memory_per_box=1e9))
+    with pytest.raises(ConfigError, match="must be more than 0"):
+        capacity_of(replace(NEED, rows_per_worker=0))
+
+
+@settings(deadline=None)
+@given(st.builds(
+    Need, st.floats(0, 1e7), st.floats(1, 1e6), st.floats(0, 1e12), st.integers(1, 64), st.floats(0, 0.001),
+    memory_per_box=st.none() | st.floats(2e9, 1e12),
+))  # fmt: skip
+def test_property_the_boxes_hold_what_is_needed(need: Need) -> None:
+    """Workers take in all rows, boxes have a core and the memory for each worker, and one box less would not do."""
+    found = capacity_of(need)
+    assert found.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)
+    assert found.num_boxes * found.workers_per_box >= found.total_workers
+    assert found.workers_per_box <= need.cores_per_box
+    if need.memory_per_box is not None:
+        assert found.workers_per_box * found.memory_per_worker <= need.memory_per_box * (1 + 1e-9)
+    if found.bound_by == "cores":
+        assert (found.num_boxes - 1) * need.cores_per_box < found.total_workers

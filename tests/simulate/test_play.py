@@ -1,0 +1,265 @@
+"""Worlds played under policies: what each stops is what its description says, and nothing is lost under any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+from riffle_spark.simulate.figures import converge_of
+from riffle_spark.simulate.group import run
+from riffle_spark.simulate.outcomes import json_of
+from riffle_spark.simulate.play import Outcome, Play, Rules, play
+from riffle_spark.simulate.policy import OURS, POLICIES, kip441
+from riffle_spark.simulate.world import World
+from riffle_spark.simulate.world_file import SHIPPED, read_world, world_of
+from tests.kit.kafka_streams import Family, anchors
+
+SMALL = [name for name in SHIPPED if name != "day"]
+MOST_TASKS = 60
+MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
+
+
+def rules() -> Rules:
+    """Return the rules of a running query."""
+    return Rules(Probes(), Patience(), outside_band)
+
+
+def played(world: World, policy: str) -> Outcome:
+    """Play a world under one policy."""
+    return play(world, POLICIES[policy], rules())
+
+
+def made(**content: Any) -> World:
+    """Return a world of three members and twelve tasks, with changes."""
+    usual: dict[str, Any] = {
+        "name": "made", "seconds": 1800, "every": 1, "config": {},
+        "members": [{"id": "m{}", "count": 3, **MEMBER}],
+        "tasks": [{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10}],
+    }  # fmt: skip
+    return world_of({**usual, **content})
+
+
+def test_an_eager_rolling_bounce_of_three_takes_six_rebalances() -> None:
+    """Each member leaves and comes back, and each of both stops the whole group."""
+    world = read_world("rolling_bounce")
+    done = played(world, "eager")
+    assert done.rebalances == 6
+    assert done.stopped["pause"] == 6 * world.protocol["rebalance_seconds"] * len(world.tasks)
+
+
+def test_static_membership_bounces_without_a_rebalance() -> None:
+    """The members' own tasks stand while they are away, nothing else does, and nothing moves or is fetched."""
+    world = read_world("rolling_bounce")
+    done = played(world, "static")
+    assert (done.rebalances, done.moves, done.bytes_owned) == (0, 0, 0)
+    assert done.task_seconds == done.stopped["no owner"] == 3 * 30 * len(world.tasks) / 3
+
+
+def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
+    """A member that does not come back: its tasks stand for the session's time-out, then one rebalance moves them."""
+    done = played(made(events=[{"at": 60, "leave": ["m1"]}], protocol={"session_timeout": 45}), "static")
+    assert (done.rebalances, done.moves, done.stopped["no owner"]) == (1, 4, 4 * 45)
+
+
+def test_cooperative_rebalancing_stops_only_what_moves() -> None:
+    """Two join three: one rebalance revokes, a second hands over, and tasks that stay never stand."""
+    joins = [{"at": 60, "join": [{"id": "new{}", "count": 2, **MEMBER}]}]
+    eager, cooperative = (played(made(events=joins), policy) for policy in ("eager", "cooperative"))
+    assert (cooperative.rebalances, eager.rebalances) == (2, 1)
+    assert cooperative.moves == eager.moves == 4
+    assert (cooperative.stopped["pause"], eager.stopped["pause"]) == (4 * 3, 12 * 3)
+    assert cooperative.stopped["restore"] == eager.stopped["restore"] > 0
+
+
+def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() -> None:
+    """W2 leaves, rejoins before the delay is over, and gets back what it had when it is: W1 and W3 never stop."""
+    world = made(
+        members=[{"id": f"W{n}", **MEMBER} for n in (1, 2, 3)],
+        events=[{"at": 60, "leave": ["W2"]}, {"at": 120, "return": ["W2"]}],
+    )
+    game = Play(world, POLICIES["deferred"], rules())
+    others = game.copies.owner != game.copies.index["W2"]
+    while game.now < world.seconds:
+        game.step()
+    assert game.outcome.rebalances == 3
+    assert game.outcome.moves == 0
+    assert game.outcome.task_seconds == game.outcome.stopped["no owner"] == 300 * 4
+    assert (game.copies.owner[others] != game.copies.index["W2"]).all()
+
+
+def test_the_learner_scale_up_is_four_rebalances() -> None:
+    """S4 learns T1 while S5 comes and learns T3: 1 S4 joins, 2 S5 joins, 3 S4 has learned, 4 S5 has; all have one."""
+    world = made(
+        members=[{"id": f"S{n}", **MEMBER} for n in (1, 2, 3)],
+        tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
+        events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
+    )  # fmt: skip
+    game, seen = Play(world, POLICIES["learner"], rules()), []
+    before = dict(game.present.owners)
+    assert sorted(before.values()) == ["S1", "S1", "S2", "S2", "S3"]
+    while game.now < 600:
+        counted = game.outcome.rebalances
+        game.step()
+        if game.outcome.rebalances > counted:
+            learning = {m: t.key_group for t, held in game.present.warmups.items() for m in held}
+            moved = {owner: t.key_group for t, owner in game.present.owners.items() if before[t] != owner}
+            seen.append((learning, moved))
+    first, third = (min(t.key_group for t, m in before.items() if m == name) for name in ("S1", "S2"))
+    assert seen == [
+        ({"S4": first}, {}),
+        ({"S4": first, "S5": third}, {}),
+        ({"S5": third}, {"S4": first}),
+        ({}, {"S4": first, "S5": third}),
+    ]
+    assert sorted(game.present.owners.values()) == ["S1", "S2", "S3", "S4", "S5"]
+    assert game.outcome.stopped["restore"] < 1
+
+
+@pytest.mark.parametrize("family", ["random", "worked"])
+def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None:
+    """On recorded clusters without racks it takes as many rounds, warm-ups and moves; larger ones take too long here."""
+    compared = 0
+    for anchor in anchors(family):
+        scenario = anchor.scenario()
+        if scenario.settings.rack_aware_assignment_strategy != "none" or len(scenario.tasks) > MOST_TASKS:
+            continue
+        phases: Any = converge_of(scenario, run(scenario, by=kip441), keep=True, history=False)["phases"]
+        for ours, theirs in zip(phases, anchor.kafka_phases, strict=True):
+            for figure in ("rounds", "converged", "net_stateful_active_moves", "warmups_by_round"):
+                assert ours[figure] == theirs[figure], (anchor.name, figure)
+            compared += 1
+    assert compared == {"random": 33, "worked": 15}[family]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_shipped_world_costs_ours_less_than_what_restores_first(name: str) -> None:
+    """Fewer task-seconds stand than under eager and cooperative rebalancing, Spark's placement and a deferred one."""
+    world = replace(read_world(name), seconds=20 * 60)
+    done = {policy: played(world, policy) for policy in (OURS, "eager", "deferred", "spark")}
+    ours = done.pop(OURS)
+    assert {policy: ours.task_seconds < other.task_seconds for policy, other in done.items()} == dict.fromkeys(done, True)
+    assert ours.longest <= world.protocol["retry_seconds"] + 1
+
+
+def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say() -> None:
+    """A scale-out ends level and stops nothing worth a second each; with rules that never probe, newcomers get nothing."""
+
+    class Never(Probes):
+        def due(self, *_: object) -> bool:
+            return False
+
+    world = read_world("scale_out")
+    level = played(world, OURS)
+    assert set(level.owners[-1].tolist()) == {16}
+    assert level.task_seconds < len(world.tasks)
+    stuck = play(world, POLICIES[OURS], Rules(Never(), Patience(), outside_band))
+    assert stuck.owners[-1].tolist() == [24, 24, 24, 24, 0, 0]
+
+
+def test_work_outside_its_band_is_levelled_after_five_batches() -> None:
+    """One task gets sixty times its rows: others leave its member, once the band has been left for five batches."""
+    world = made(every=10, events=[{"at": 100, "load": 60, "tasks": ["s_0"]}])
+    done = played(world, OURS)
+    assert done.moves > 0
+    first = next(n for n, moved in enumerate(done.moved) if moved)
+    assert done.seconds[first] >= 140
+    assert played(replace(world, events=()), OURS).moves == 0
+
+
+def test_load_that_members_cannot_take_waits() -> None:
+    """Rows wait where a member's slots take in fewer than come, and are worked off when fewer come again."""
+    slow = {**MEMBER, "rows_per_second": 50}
+    world = made(
+        members=[{"id": "m{}", "count": 3, **slow}],
+        events=[{"at": 100, "load": 2}, {"at": 200, "load": 0.5}],
+    )
+    done = played(world, "static")
+    assert done.rows_waiting == pytest.approx(100 * (2 * 120 - 3 * 50))
+    assert done.waiting[-1] == 0
+
+
+def _worlds() -> st.SearchStrategy[World]:
+    """Draw worlds whose members come and go by chance, with a quiet end."""
+    return st.builds(
+        lambda seed, members, tasks, changes, standbys, racks: made(
+            seed=seed, seconds=1_500, every=10, changes=changes,
+            config={"num_standbys": standbys, "max_warmup_replicas": 3},
+            members=[{"id": "m{}", "count": members, "racks": ["a", "b"] if racks else [], **MEMBER}],
+            tasks=[{"subtopology": "s", "count": tasks, "state_bytes": 2e7, "spread": 0.9, "rows_per_second": 5}],
+        ),
+        st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 9), st.integers(0, 6), st.integers(0, 2),
+        st.booleans(),
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=_worlds(), policy=st.sampled_from(sorted(POLICIES)))
+def test_property_nothing_is_lost(world: World, policy: str) -> None:
+    """Whenever a member lives every task has an owner, under ours at once a living one; times are never less than none
+    nor more than there are, and bytes are never less than none.
+    """
+    game = Play(world, POLICIES[policy], rules())
+    while game.now < world.seconds:
+        game.step()
+        owners = {game.names[m] for m in game.copies.owner.tolist()}
+        assert policy != OURS or not game.live or owners <= game.live.keys()
+        assert 0 <= game.outcome.standing[-1] <= len(world.tasks) * world.every + 1e-6
+        assert set(game.present.owners) == {one.task.id for one in world.tasks}
+    done = game.outcome
+    assert done.unowned == 0
+    assert min(done.bytes_owned, done.bytes_kept, done.bytes_warmed, done.longest, *done.stopped.values()) >= 0
+    assert done.task_seconds == pytest.approx(sum(done.standing))
+    assert (game.copies.changed >= 0).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(world=_worlds(), policy=st.sampled_from(sorted(POLICIES)))
+def test_property_the_same_seed_gives_the_same_outcome(world: World, policy: str) -> None:
+    """Two plays of one world differ in nothing."""
+    first, second = (json_of(world, played(world, policy), history=True) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_quiet_world_stands_still(policy: str) -> None:
+    """Where nothing happens nothing moves, stops or is fetched, but what standbys follow."""
+    done = played(made(config={"num_standbys": 1}), policy)
+    assert (done.moves, done.task_seconds, done.bytes_owned, done.bytes_warmed) == (0, 0, 0, 0)
+    assert done.bytes_kept > 0
+
+
+@pytest.mark.parametrize(
+    ("world", "said"),
+    [
+        (lambda: made(speed=1), "no field of the file 'speed'"),
+        (lambda: made(members=[{"id": "a", "bandwith": 1}]), "no field of member 1 'bandwith'"),
+        (lambda: made(members=[{"id": "a", "count": 2}]), "'a' is there twice"),
+        (lambda: made(events=[{"at": 5, "lose": ["m9"]}]), "no member 'm9'"),
+        (lambda: made(events=[{"at": 5, "return": ["m1"]}]), "no member that left 'm1'"),
+        (lambda: made(events=[{"at": 5, "lose_rack": "b"}]), "no rack 'b'"),
+        (lambda: made(events=[{"at": 5, "load": 2, "tasks": ["s_99"]}]), "no task 's_99'"),
+        (lambda: made(events=[{"lose": ["m1"]}]), "has no 'at'"),
+        (lambda: made(seconds="soon"), "seconds = 'soon' is not allowed"),
+        (lambda: made(protocol={"session_time_out": 1}), "no field of protocol 'session_time_out'"),
+        (lambda: read_world("rolling_bonce"), "did you mean 'rolling_bounce'"),
+    ],
+)
+def test_what_a_world_cannot_say_is_refused(world: Callable[[], World], said: str) -> None:
+    """The error names what is wrong, and where a name was meant, that one."""
+    with pytest.raises(Exception, match=said):
+        world()
+
+
+def test_the_day_is_as_large_as_it_says() -> None:
+    """A thousand members, 32 768 tasks, twenty changes of membership, a probe every ten minutes."""
+    world = read_world("day")
+    assert (len(world.present), len(world.tasks), world.seconds) == (1_000, 32_768, 86_400)
+    assert sum(len(event.members) for event in world.events) == 20
+    assert world.protocol["probing_rebalance_interval"] == 600
+    assert read_world("day", seed=6).events != world.events
