@@ -185,6 +185,24 @@ def compared(anchor: Anchor, scenario: Scenario) -> Iterator[tuple[dict[str, Any
             yield phase, other
 
 
+def day() -> dict[str, Any]:
+    """Play the simulator's day (1 000 members, 32 768 tasks, 20 changes of membership) under ours.
+
+    Nothing where the commit that is measured has no simulator yet.
+    """
+    try:
+        from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+        from riffle_spark.simulate.play import Rules, play
+        from riffle_spark.simulate.policy import OURS, POLICIES
+        from riffle_spark.simulate.world_file import read_world
+    except ImportError:
+        return {}
+    started = time.process_time()
+    done = play(read_world("day"), POLICIES[OURS], Rules(Probes(), Patience(), outside_band))
+    taken = time.process_time() - started
+    return {"day_s": round(taken, 1), "day_assigned": done.assigned, "day_moves": done.moves}
+
+
 def figures() -> dict[str, Any]:
     """Measure everything."""
     measured = times()
@@ -194,6 +212,7 @@ def figures() -> dict[str, Any]:
         "growth_power": growth(measured),
         **without,
         **with_racks,
+        **day(),
         "broken": without["broken"] + with_racks["broken"],
         "repetitions": {f"times_ms.{each}.{t}x{m}": calls(t) for each in get_args(Strategy) for t, m in SIZES},
     }

@@ -71,7 +71,9 @@ def capacity_of(need: Need) -> Capacity:
 def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
     if need.memory_per_box is None:
         return 0
-    fitting = math.floor(need.memory_per_box / memory) if memory else workers
+    if workers * memory <= need.memory_per_box:
+        return 1
+    fitting = math.floor(need.memory_per_box / memory)
     if fitting < 1:
         raise ConfigError(
             f"a worker needs {memory:.0f} bytes of memory, a box has {need.memory_per_box:.0f}",

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["draw", "json_of", "table_of"]
 
 _COLUMNS: Final = ("policy", "rebalances", "moves", "MB fetched", "stopped", "longest", "rows waiting")
-_NOTE: Final = "stopped: task-seconds; longest: seconds for which one task stood; MB fetched: by owners and warm-ups"
+_NOTE: Final = (
+    "stopped: task-seconds; longest: seconds for which one task stood; MB fetched: by owners, warm-ups and standbys"
+)
 _COLOURS: Final = ("#5b8ff9", "#f6bd16", "#5ad8a6", "#e8684a", "#9270ca", "#6dc8ec", "#ff9d4d", "#269a99")
 _MB: Final = 1e6
 _POINTS_MAX: Final = 400
@@ -73,7 +75,7 @@ def table_of(world: World, outcomes: Sequence[Outcome]) -> str:
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    fetched = (outcome.bytes_owned + outcome.bytes_warmed) / _MB
+    fetched = (outcome.bytes_owned + outcome.bytes_warmed + outcome.bytes_kept) / _MB
     figures = (outcome.rebalances, outcome.moves, fetched, outcome.task_seconds)
     return (
         outcome.policy,

@@ -10,7 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
-from riffle_spark.offline.scenario_of_root import Changes, recorded_members, recorded_orders, scenario_of_root, sizes_of_root
+from riffle_spark.offline.scenario_of_root import (
+    Changes,
+    recorded_members,
+    recorded_orders,
+    scenario_of_root,
+    sizes_of_root,
+)
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from tests.kit.simulated.elastic_world import Elastic
@@ -68,7 +74,10 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
     assert record is not None
     known = recorded_members(log, record)
     members = [replace(each, rack=rack) for each, rack in zip(known, "abb", strict=True)]
-    log.append(replace(record, kind="adopt", members=tuple(members), commit_id="with racks", epoch=record.epoch + 1), log.manifest)
+    log.append(
+        replace(record, kind="adopt", members=tuple(members), commit_id="with racks", epoch=record.epoch + 1),
+        log.manifest,
+    )
     dropped = scenario_of_root(world.home.root, Settings(), Changes(drop_racks=("b",), add=2)).events[0]
     assert (len(dropped.drop), [each.member.rack for each in dropped.add]) == (2, ["a", "a"])
     said = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]

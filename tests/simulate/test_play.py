@@ -123,7 +123,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
 
 @pytest.mark.parametrize("family", ["random", "worked"])
 def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None:
-    """On recorded clusters without racks it takes as many rounds, warm-ups and moves; larger ones take too long here."""
+    """On recorded clusters without racks, the largest left out, it takes as many rounds, warm-ups and moves."""
     compared = 0
     for anchor in anchors(family):
         scenario = anchor.scenario()
@@ -134,7 +134,7 @@ def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None
             for figure in ("rounds", "converged", "net_stateful_active_moves", "warmups_by_round"):
                 assert ours[figure] == theirs[figure], (anchor.name, figure)
             compared += 1
-    assert compared == {"random": 33, "worked": 15}[family]
+    assert compared == {"random": 30, "worked": 15}[family]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -143,12 +143,14 @@ def test_a_shipped_world_costs_ours_less_than_what_restores_first(name: str) -> 
     world = replace(read_world(name), seconds=20 * 60)
     done = {policy: played(world, policy) for policy in (OURS, "eager", "deferred", "spark")}
     ours = done.pop(OURS)
-    assert {policy: ours.task_seconds < other.task_seconds for policy, other in done.items()} == dict.fromkeys(done, True)
+    assert {policy: ours.task_seconds < other.task_seconds for policy, other in done.items()} == dict.fromkeys(
+        done, True
+    )
     assert ours.longest <= world.protocol["retry_seconds"] + 1
 
 
 def test_warm_ups_hand_over_as_the_rules_of_a_running_query_say() -> None:
-    """A scale-out ends level and stops nothing worth a second each; with rules that never probe, newcomers get nothing."""
+    """A scale-out ends level and stops next to nothing; with rules that never probe newcomers get nothing."""
 
     class Never(Probes):
         def due(self, *_: object) -> bool:
@@ -184,17 +186,22 @@ def test_load_that_members_cannot_take_waits() -> None:
     assert done.waiting[-1] == 0
 
 
+ALL_GONE = ({"at": 100, "lose_rack": "a"}, {"at": 130, "lose_rack": "b"}, {"at": 400, "return_rack": "b"},
+            {"at": 700, "return_rack": "a"})  # fmt: skip
+"""Nobody lives for a while."""
+
+
 def _worlds() -> st.SearchStrategy[World]:
     """Draw worlds whose members come and go by chance, with a quiet end."""
     return st.builds(
-        lambda seed, members, tasks, changes, standbys, racks: made(
-            seed=seed, seconds=1_500, every=10, changes=changes,
+        lambda seed, members, tasks, changes, standbys, racks, gone: made(
+            seed=seed, seconds=1_500, every=10, changes=changes, events=[*gone] if not changes else [],
             config={"num_standbys": standbys, "max_warmup_replicas": 3},
-            members=[{"id": "m{}", "count": members, "racks": ["a", "b"] if racks else [], **MEMBER}],
+            members=[{"id": "m{}", "count": members + 1, "racks": ["a", "b"] if racks or gone else [], **MEMBER}],
             tasks=[{"subtopology": "s", "count": tasks, "state_bytes": 2e7, "spread": 0.9, "rows_per_second": 5}],
         ),
-        st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 9), st.integers(0, 6), st.integers(0, 2),
-        st.booleans(),
+        st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 9), st.integers(0, 6), st.integers(0, 2),
+        st.booleans(), st.sampled_from([(), ALL_GONE]),
     )  # fmt: skip
 
 
