@@ -4,9 +4,10 @@ orders. Does not know the assignor, and writes nothing.
 ``recorded_members`` and ``recorded_orders`` are where richer records are read.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 from riffle_spark.assign.model import Lag, Member, MemberId, Task, TaskId
 from riffle_spark.errors import ConfigError
@@ -18,7 +19,7 @@ from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Changes", "RootState", "recorded_members", "recorded_orders", "scenario_of_root", "sizes_of_root"]
+__all__ = ["Changes", "Orders", "RootState", "recorded_members", "recorded_orders", "scenario_of_root", "sizes_of_root"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +50,43 @@ def sizes_of_root(root: str, options: StoreOptions | None = None) -> RootState:
     return RootState(
         sum(one.length for one in taken) + sum(link.length for link in links),
         sum(one.rows for one in taken) + sum(link.rows for link in links),
-        tail.total,
+        len(tail.shards) if tail.dispatch == "partition" else tail.total,
     )
 
 
 def scenario_of_root(root: str, settings: Settings, changes: Changes, options: StoreOptions | None = None) -> Scenario:
     """Return the query below a root as its newest records know it, and the changes as an event.
 
-    ``settings`` are the query's: the log does not keep them.
+    ``settings`` are the query's: the log keeps none but those that
+    were changed live. There are at least as many standbys as it lists.
     Owners have their copies, and standbys are taken to have caught up: how far copies are is no matter of the log.
-    Raises ``ConfigError`` for a root without state, or what it does not know.
+    Raises ``ConfigError`` for a root without state, one of ``hashed`` dispatch, or what it does not know.
     """
     log, tail = _opened(root, options)
+    if tail.dispatch == "hashed":
+        raise ConfigError(
+            "in hashed dispatch owners follow from the members alone, and nothing is assigned",
+            remedy="plan a query of another dispatch",
+            where=root,
+        )
     members = recorded_members(log, tail)
-    tasks = {kg: _task(log, kg, tail.weights) for kg in range(tail.total)}
-    owned = {TaskId(GROUP, int(kg)): owner for kg, owner in tail.owners.items()}
-    kept = {TaskId(GROUP, int(kg)): held for kg, held in tail.standbys.items()}
-    pins, drained = recorded_orders(tail)
-    clients = tuple(_client(each, owned, kept) for each in members)
+    tasks = _tasks(log, tail)
+    owned, kept = defaultdict[str, list[TaskId]](list), defaultdict[str, list[TaskId]](list)
+    for kg, owner in tail.owners.items():
+        owned[owner].append(TaskId(GROUP, int(kg)))
+    for kg, held in tail.standbys.items():
+        for member in held:
+            kept[member].append(TaskId(GROUP, int(kg)))
+    orders = recorded_orders(tail)
+    clients = tuple(_client(each, sorted(owned[each.id]), sorted(kept[each.id])) for each in members)
     events = (_event(changes, members),) if changes != Changes() else ()
-    names = {task.id: str(kg) for kg, task in tasks.items()}
-    return Scenario(
-        root, "root", assign_settings(settings, frozenset(drained)), clients, tuple(tasks.values()), events, names,
-        {TaskId(GROUP, kg): member for kg, member in pins.items()},
-    )  # fmt: skip
+    shards = {kg: f"{topic}/{partition}" for kg, (topic, partition) in enumerate(tail.shards)}
+    names = {task.id: shards.get(task.id.key_group, str(task.id.key_group)) for task in tasks}
+    pinned = {TaskId(GROUP, kg): member for kg, member in orders.pins.items()}
+    decided_by = assign_settings(settings.but(**orders.settings), frozenset(orders.drained))
+    most_standbys = max(map(len, tail.standbys.values()), default=0)
+    decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
+    return Scenario(root, "root", decided_by, clients, tasks, events, names, pinned)
 
 
 def _opened(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
@@ -92,27 +106,38 @@ def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
     return (*known.values(), *(RecordedMember(name, "", "", slots) for name in sorted(later - {""})))
 
 
-def recorded_orders(tail: Record) -> tuple[dict[int, MemberId], tuple[MemberId, ...]]:
-    """Return the pins and the drained members that the log knows of: nothing where it keeps none."""
+class Orders(NamedTuple):
+    """What stands asked for: key-groups pinned to members, members that are drained, settings that were changed."""
+
+    pins: Mapping[int, MemberId]
+    drained: tuple[MemberId, ...]
+    settings: Mapping[str, object]
+
+
+def recorded_orders(tail: Record) -> Orders:
+    """Return what the log knows of an operator's will: nothing where it keeps none."""
     pins = cast("Mapping[str, str]", tail.orders.get("pins") or {})
     drained = cast("Sequence[str]", tail.orders.get("drained") or ())
-    return {int(kg): member for kg, member in pins.items()}, tuple(drained)
+    changed = cast("Mapping[str, object]", tail.orders.get("settings") or {})
+    return Orders({int(kg): member for kg, member in pins.items()}, tuple(drained), changed)
 
 
-def _task(log: Log, key_group: int, weights: Mapping[str, object]) -> Task:
-    entries = [entry for (_, kg), entry in log.manifest.entries.items() if kg == key_group]
-    size = sum((one.snapshot.rows if one.snapshot else 0) + sum(link.rows for link in one.chain) for one in entries)
-    measured = cast("Mapping[str, float]", weights.get("rows") or {}).get(str(key_group))
-    return Task(TaskId(GROUP, key_group), size=size, weight=None if measured is None else round(measured))
+def _tasks(log: Log, tail: Record) -> tuple[Task, ...]:
+    """Return a task for each key-group or, where these are partitions, for those that have been found."""
+    sizes: Counter[int] = Counter()
+    for (_, kg), entry in log.manifest.entries.items():
+        sizes[kg] += (entry.snapshot.rows if entry.snapshot else 0) + sum(link.rows for link in entry.chain)
+    rows = cast("Mapping[str, float]", tail.weights.get("rows") or {})
+    weights = {int(kg): round(weight) for kg, weight in rows.items()}
+    count = len(tail.shards) if tail.dispatch == "partition" else tail.total
+    return tuple(Task(TaskId(GROUP, kg), size=sizes[kg], weight=weights.get(kg)) for kg in range(count))
 
 
-def _client(each: RecordedMember, owned: Mapping[TaskId, str], kept: Mapping[TaskId, tuple[str, ...]]) -> Client:
-    owns = tuple(task for task, owner in sorted(owned.items()) if owner == each.id)
-    keeps = tuple(task for task, held in sorted(kept.items()) if each.id in held)
+def _client(each: RecordedMember, owns: Sequence[TaskId], keeps: Sequence[TaskId]) -> Client:
     lags: dict[TaskId, Lag] = dict.fromkeys((*owns, *keeps), 0)
     memory = each.facts.get("memory_bytes")
     member = Member(each.id, each.slots, each.rack, dict(each.tags), memory if isinstance(memory, int) else None)
-    return Client(member, owns, keeps, lags)
+    return Client(member, tuple(owns), tuple(keeps), lags)
 
 
 def _event(changes: Changes, members: Sequence[RecordedMember]) -> Event:

@@ -20,6 +20,8 @@ from riffle_spark.offline.scenario_of_root import (
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.partitioned_query import Played
+from tests.kit.simulated.world import World
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -87,13 +89,19 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
 
 
 def test_what_operators_asked_for_counts(query: Elastic) -> None:
-    """Pins and drained members of the log's orders are those of the scenario."""
+    """Pins, drained members and changed settings of the log's orders are those of the scenario, and standbys too."""
     record = Log(query.memory, query.home.root).open()
     assert record is not None
     first, second = sorted(set(record.owners.values()))
-    asked = replace(record, orders={"pins": {"3": second}, "drained": [first]})
-    assert recorded_orders(asked) == ({3: second}, (first,))
-    assert recorded_orders(record) == ({}, ())
+    asked = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
+    assert recorded_orders(record) == ({}, (), {})
+    log = Log(query.memory, query.home.root)
+    log.open()
+    log.append(replace(record, kind="adopt", orders=asked, commit_id="asked", epoch=record.epoch + 1), log.manifest)
+    scenario = scenario_of_root(query.home.root, Settings(max_warmup_replicas=1), Changes())
+    assert {task.key_group: member for task, member in scenario.pins.items()} == {3: second}
+    assert scenario.settings.exclude == (("id", first),)
+    assert (scenario.settings.max_warmup_replicas, scenario.settings.num_standbys) == (7, 1)
 
 
 def test_a_young_query_is_known_by_its_owners(tmp_path: Path) -> None:
@@ -123,3 +131,18 @@ def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:
     sizes = sizes_of_root(query.home.root)
     assert found["disk_bytes"] == sizes.state_bytes
     assert found["memory_per_worker"] == pytest.approx(sizes.state_bytes / sizes.rows)
+
+
+def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> None:
+    """Where key-groups are partitions, tasks are those that were found; in `hashed` there is nothing to plan."""
+    played = Played(World(tmp_path / "parted", dispatch="partition", key_groups=16))
+    played.batches(2)
+    root = played.world.home.root
+    tail = Log(played.world.memory, root).open()
+    assert tail is not None
+    scenario = scenario_of_root(root, Settings(), Changes())
+    assert list(scenario.names.values()) == [f"{topic}/{partition}" for topic, partition in tail.shards]
+    assert sizes_of_root(root).key_groups == len(tail.shards) < 16
+    hashed = Played(World(tmp_path / "hashed", dispatch="hashed", key_groups=16))
+    hashed.batches(1)
+    assert "owners follow from the members alone" in _run("plan", "--root", hashed.world.home.root).output
