@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record
@@ -84,11 +85,12 @@ def rollback(
     target = target_of(log, tail, to)
     manifest = log.manifest_of(target)
     _check_present(objects, manifest)
-    stamp = _stamp()
+    stamp, is_same = _stamp(), (target.dispatch, target.total) == (tail.dispatch, tail.total)
     draft = replace(
         target, kind="rollback", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=tail.epoch + 1,
         query_id=query_id, rollbacks=tail.rollbacks + 1, target=target.sequence,
-        promised=tail.promised, members=tail.members, orders=tail.orders,
+        promised=tail.promised, members=tail.members,
+        orders=tail.orders if is_same else without_key_groups(tail.orders),
     )  # fmt: skip
     steps = [
         f"append a rollback of {root} from batch {tail.version} (record {tail.sequence}) to batch {target.version} "

@@ -25,6 +25,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded
+from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.formats import part_codec
@@ -137,6 +138,7 @@ class _Switch:
         return replace(
             self.tail, kind="dispatch", commit_id=uuid.uuid4().hex, written_ms=time.time_ns() // 1_000_000,
             epoch=self.tail.epoch + 1, total=self.total, dispatch=self.to, owners={}, standbys={}, target=None,
+            orders=without_key_groups(self.tail.orders),
         )  # fmt: skip
 
     def _given(self, partition_of: PartitionOf | None) -> PartitionOf:

@@ -8,7 +8,16 @@ from riffle_spark.messages.slot_orders import Order, Part, Receipt
 from riffle_spark.protocol.ports import StaleRows, Work
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 
-__all__ = ["changes_of", "check_counts", "check_receipts", "error_of", "is_refused", "lost_place", "outputs_of"]
+__all__ = [
+    "changes_of",
+    "check_counts",
+    "check_receipts",
+    "error_of",
+    "is_refused",
+    "lost_place",
+    "no_disk_left",
+    "outputs_of",
+]
 
 _EXECUTORS_GO = "look at why executors are lost"
 _RESULT_GOES = (
@@ -89,6 +98,15 @@ def _extended(manifest: Manifest, receipt: Receipt, part: Part) -> Entry:
 def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
     """Return the sealed output rows of a batch: (store, link)."""
     return tuple((receipt.store, receipt.link(receipt.output)) for receipt in receipts if receipt.output)
+
+
+def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
+    """Return the error for a batch where every executor's disk refuses, by the last one's."""
+    return errors.LocalDiskError(
+        f"no executor is left whose local disk does not refuse: {error.problem}",
+        remedy=f"{error.remedy}; or add an executor. Then start the query again, nothing was committed",
+        where=error.where,
+    )
 
 
 def lost_place(

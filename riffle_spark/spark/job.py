@@ -17,13 +17,14 @@ from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import Delivery, WatermarkPolicy, WatermarkSource
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, routing
-from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
+from riffle_spark.spark.engine.background import BackgroundThread, Pulse, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
 from riffle_spark.spark.engine.placed import PlacedFrames
@@ -41,6 +42,9 @@ _TOML = Path("conf/riffle.toml")
 _BINARY = "UTF8_BINARY"
 _STOP_SECONDS = 5.0
 _PARTITION = "partition"
+_LOOK = "look"
+_LOOK_SECONDS = 1.0
+_LONGEST_LOOK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,10 @@ class RunningJob:
         self._source = watermark_source
         self._tick = tick
         self._side = side
+        self._spark = spark
         self._query_id = inventory.DIRECT
+        self._pulse = Pulse(self._between_batches, _LOOK_SECONDS)
+        self._troubles: Delays[str] = Delays(_LOOK_SECONDS, _LONGEST_LOOK_SECONDS)
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
         topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)
@@ -127,6 +134,7 @@ class RunningJob:
 
         Deletes that wait are dropped: the next driver's scan finds what they were of.
         """
+        self._pulse.stop(_STOP_SECONDS)
         if self._tick is not None:
             self._tick.stop()
         self._background.stop()
@@ -160,7 +168,31 @@ class RunningJob:
             by_watermark = any(o.store in closing and o.goes_by_watermark for o in operators)
             self._tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
         self._tell(report)
+        if inventory.may_rest(batch.sparkSession, incoming):
+            self._pulse.begin()
         return report
+
+    def _between_batches(self) -> bool:
+        """Look after the query while it runs no batch; tell whether its run goes on. What fails here is a warning, and
+        is tried again later and later.
+        """
+        now = self._clock.seconds()
+        if not self.driver.watched or self._troubles.holds(_LOOK, now):
+            return True
+        try:
+            is_active = inventory.is_active(self._spark, self._query_id, self._seen)
+            executors = inventory.executors(self._spark) if is_active else ()
+        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise that is going
+            _logger.debug("nobody looks between batches any more: %s", error)
+            return False
+        try:
+            self.driver.between_batches(executors)
+        except Exception as error:  # noqa: BLE001 - nothing beside the batches fails the query: the next one may
+            self._troubles.failed(_LOOK, now)
+            _logger.warning("what was to be done between two batches is tried again later: %s", error)
+        else:
+            self._troubles.forget(_LOOK)
+        return is_active
 
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""

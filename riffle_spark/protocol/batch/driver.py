@@ -4,7 +4,6 @@ The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign,
 upkeep.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,12 +14,13 @@ from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport,
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, shards_of
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
+from riffle_spark.protocol.batch.vigil import Vigil
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Delivery, DriverPorts, Executor, IncomingBatch, SlotLayout, StaleRows, Work
-from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts, lost_place
+from riffle_spark.protocol.receipts import changes_of, check_counts, check_receipts, lost_place, no_disk_left
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.settings import Settings
@@ -41,14 +41,17 @@ class Driver:
         self._reached = ports.reached
         self._new_id = ports.new_id
         self._log = Log(ports.objects, home.root)
-        around = ports
-        self._rounds = Rounds(around.cluster, around.background, around.clock)
-        upkeep_objects = around.upkeep_objects or around.objects
-        self._upkeep = Upkeep(settings, upkeep_objects, around.background, self._rounds, around.clock)
+        self._rounds = Rounds(ports.cluster, ports.background, ports.clock)
+        upkeep_objects = ports.upkeep_objects or ports.objects
+        self._upkeep = Upkeep(settings, upkeep_objects, ports.background, self._rounds, ports.clock)
         self._run_id: str | None = None
-        self.operations = Operations(settings.key_groups, settings.dispatch, around.background.lock())
-        arrivals = Arrivals(settings, around.cluster, around.background, around.racks_of)
+        self.operations = Operations(settings.key_groups, settings.dispatch, ports.background.lock())
+        arrivals = Arrivals(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, arrivals, self.operations)
+        self._vigil = Vigil(settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports)
+        self._turn = ports.background.lock()
+        self.watched: Sequence[Operator] = ()
+        """The last batch's operators, while the query is to be looked after until the next one."""
         self._fenced: FencedError | None = None
         self._caches = CacheEntries()
         self._requests_obeyed = 0
@@ -62,21 +65,41 @@ class Driver:
         """
         if self._fenced and self._run_id == incoming.run_id:
             raise self._fenced
-        batch = BatchMeasures(self._clock, self._objects)
-        self._rounds.in_batch = True
-        self._obey()
-        try:
-            with batch.phase("enter"):
-                decision = self._enter(incoming, operators)
-            if decision is Decision.REPEAT:
-                return self._repeat(incoming, batch, work)
-            return self._run(incoming, operators, work, batch)
-        except FencedError as error:
-            self._fenced = error
-            raise
-        finally:
-            self._rounds.in_batch = False
-            work.release()
+        self._rounds.in_batch, self.watched = True, ()
+        with self._turn:
+            batch = BatchMeasures(self._clock, self._objects)
+            self._obey()
+            try:
+                with batch.phase("enter"):
+                    decision = self._enter(incoming, operators)
+                if decision is Decision.REPEAT:
+                    return self._repeat(incoming, batch, work)
+                return self._run(incoming, operators, work, batch)
+            except FencedError as error:
+                self._fenced = error
+                raise
+            finally:
+                self._rounds.in_batch = False
+                work.release()
+
+    def between_batches(self, executors: Sequence[Executor]) -> bool:
+        """Look after the query while no batch runs, with the executors that live; tell whether there was anything to
+        do. From any thread: a batch that comes meanwhile waits for the end of it.
+
+        Raises ``FencedError`` if a newer driver took over, ``UnavailableError`` if the store does not answer.
+        """
+        with self._turn:
+            watched = self.watched
+            if not watched:
+                return False
+            self._obey()
+            try:
+                return self._vigil.look(
+                    executors, self._settings, lambda: replace(self._place(watched), home=self._home_for(executors))
+                )
+            except FencedError as error:
+                self._fenced, self.watched = error, ()
+                raise
 
     @property
     def settings(self) -> Settings:
@@ -85,10 +108,7 @@ class Driver:
 
     def stored_rows(self) -> dict[str, int]:
         """Return how many rows the parts of each store have: those of a key that is in several count each."""
-        rows = Counter[str]()
-        for (store, _), entry in self._log.manifest.entries.items():
-            rows[store] += sum(link.rows for link in entry.chain) + (entry.snapshot.rows if entry.snapshot else 0)
-        return dict(rows)
+        return self._log.manifest.rows()
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
         """Return at which processing time the first is due of what these operators keep as of the last commit;
@@ -104,12 +124,14 @@ class Driver:
 
         Raises ``UnavailableError`` if a member does not come to it.
         """
-        live = self.ownership.members.live
-        order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout_seconds=self._settings.upkeep_timeout)
-        self._rounds.at_once({living.executor.id: order for living in live.values()})
-        self._upkeep.gather(self.ownership)
-        for member in live:
-            self.ownership.copies.wiped(member)
+        with self._turn:
+            self.watched = ()  # or standbys would be fetched anew at once
+            live, seconds = self.ownership.members.live, self._settings.upkeep_timeout
+            order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout_seconds=seconds)
+            self._rounds.at_once({living.executor.id: order for living in live.values()})
+            self._upkeep.gather(self.ownership)
+            for member in live:
+                self.ownership.copies.wiped(member)
 
     def _obey(self) -> None:
         """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
@@ -147,6 +169,8 @@ class Driver:
         self._rounds.forget()
         self._caches.forget()
         self.ownership.begin(tail)
+        self._vigil.begin(tail)
+        self._obey()
 
     def _clear_up(self, fresh: bool) -> None:
         """Find out what became of an unclear append. A query that was started again takes over from whoever won."""
@@ -156,7 +180,8 @@ class Driver:
             if not fresh:
                 raise
         else:
-            self._caches.forget()  # the batch that was found to be committed told them nothing
+            if tail.kind == "batch":
+                self._caches.forget()  # the batch that was found to be committed told them nothing
             self._upkeep.start(self._log.first, tail, self._log.manifest)
 
     def _claim(self, incoming: IncomingBatch) -> None:
@@ -201,6 +226,8 @@ class Driver:
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
             self._upkeep.plan(self._place(operators), self._clock.seconds())
+        self._vigil.ran()
+        self.watched = operators
         placed = SlotPlacement(layout, work.placed(), self.ownership)
         return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
 
@@ -238,11 +265,7 @@ class Driver:
     def _check_others_are_left(self, error: LocalDiskError) -> None:
         """Raise the error of a disk that refused if there is no other executor to run the batch on."""
         if not self.ownership.others_are_left(self._clock.seconds()):
-            raise LocalDiskError(
-                f"no executor is left whose local disk does not refuse: {error.problem}",
-                remedy=f"{error.remedy}; or add an executor. Then start the query again, nothing was committed",
-                where=error.where,
-            ) from error
+            raise no_disk_left(error) from error
 
     def _run_once(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
@@ -315,7 +338,7 @@ class Driver:
         after = self._settings.deliver_after_commit
         draft = batch_record(tail, incoming, operators, receipts, self.ownership, stamp, after_commit=after)
         promised = self._upkeep.promise(tail.sequence + 1)
-        record = self._log.append(replace(draft, promised=promised), manifest)
+        record = self._log.append(replace(draft, promised=promised, orders=self._vigil.orders()), manifest)
         self._upkeep.committed(record, before, changes)
         self.ownership.committed(record, before, changes, durable)
         self._caches.committed(receipt for receipt in receipts if receipt.store in caches)

@@ -13,7 +13,7 @@ from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Stamp", "batch_record", "claim_record", "first_record", "watermark_fields", "with_last_pass"]
+__all__ = ["Stamp", "batch_record", "claim_record", "first_record", "watermark_fields", "will_record", "with_last_pass"]
 
 
 class Stamp:
@@ -41,22 +41,35 @@ def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, 
     return _after(base, stamp, kind="claim", epoch=base.epoch + 1)
 
 
+def will_record(tail: Record, ownership: Ownership, orders: Mapping[str, object], stamp: Stamp) -> Record:
+    """Return the draft that says what stands asked for where no batch comes: the tail's facts, and who owns by then."""
+    return _after(tail, stamp, kind="orders", orders=orders, **_placement(ownership))
+
+
+def _placement(ownership: Ownership) -> dict[str, object]:
+    """Return what a record tells of owners, standbys and members."""
+    present, live = ownership.present, ownership.members.live
+    return {
+        "owners": {str(t.key_group): owner for t, owner in present.owners.items()},
+        "standbys": {str(t.key_group): members for t, members in present.standbys.items()},
+        "members": tuple(living.recorded() for _, living in sorted(live.items())),
+    }
+
+
 def batch_record(
     tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Sequence[Receipt],
     ownership: Ownership, stamp: Stamp, *, after_commit: bool,
 ) -> Record:  # fmt: skip
     """Return the draft that commits a batch. Schemas of stores that are not run now are kept."""
-    present, shards = ownership.present, ownership.shards
-    owners = {str(t.key_group): owner for t, owner in present.owners.items()}
-    standbys = {str(t.key_group): members for t, members in present.standbys.items()}
+    shards = ownership.shards
     durable = {one.store: one.schema_after(tail.schemas, tail.epoch) for one in operators if one.durable}
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
-        time_ms=incoming.time_ms, schemas={**tail.schemas, **durable}, owners=owners, standbys=standbys,
-        members=tuple(living.recorded() for _, living in sorted(ownership.members.live.items())),
+        time_ms=incoming.time_ms, schemas={**tail.schemas, **durable},
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
-        initial_states=loaded(tail, operators), **watermark_fields(tail, incoming, operators, receipts),
+        initial_states=loaded(tail, operators), **_placement(ownership),
+        **watermark_fields(tail, incoming, operators, receipts),
     )  # fmt: skip
 
 

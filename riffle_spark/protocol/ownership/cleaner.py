@@ -50,6 +50,10 @@ class Cleaner:
                     copies.gone(member, address)
         return drops
 
+    def is_due(self, now: float, delay: float) -> bool:
+        """Tell whether some copy has been idle for long enough."""
+        return any(now - since >= delay for since in self._idle.values())
+
     def forget(self) -> None:
         """Forget all: nothing has been answered yet."""
         self._idle.clear()

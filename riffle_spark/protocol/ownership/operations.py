@@ -111,6 +111,15 @@ class Operations:
         self._change(lambda orders: replace(orders, settings=changed))
         return changed
 
+    def take_over(self, orders: OperatorOrders, *, alone: bool) -> None:
+        """Let what was asked of another driver stand: ``alone``, or beside what was asked of this one already."""
+        self._change(
+            lambda mine: replace(orders, requests=mine.requests) if alone else replace(
+                mine, pins={**orders.pins, **mine.pins}, drained=orders.drained | mine.drained,
+                slots=mine.slots or orders.slots, settings=mine.settings or orders.settings,
+            )
+        )  # fmt: skip
+
     def _member(self, name: str) -> str:
         self._check_running()
         for member in self.members:

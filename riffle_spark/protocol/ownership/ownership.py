@@ -15,7 +15,7 @@ from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
-from riffle_spark.protocol.ownership.members import LiveMember, MemberChanges, Members
+from riffle_spark.protocol.ownership.members import LiveMember, LostMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.readiness import Readiness, member_states, readiness_of, standing_by
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
@@ -109,6 +109,42 @@ class Ownership:
         assert self._layout is not None
         return self._layout
 
+    def look_between(
+        self, executors: Sequence[Executor], manifest: Manifest, stores: tuple[str, ...], home: Home, now: float
+    ) -> bool:
+        """Look who is there where no batch comes, and at every trigger that does not count batches; tell whether that
+        led to an assignment. The tasks are those of the batch before.
+        """
+        self.executors = tuple(executors)
+        changes = self._look(home, now)
+        key_groups = [t.key_group for t in self.present.owners]
+        situation = self._situation(manifest, stores, key_groups, now)
+        self.readiness = readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
+        if self._layout is not None and not changes and not self._is_due(situation):
+            return False
+        self._assign(self._situation(manifest, stores, key_groups, now))
+        return True
+
+    def is_asked(self) -> bool:
+        """Tell whether something was asked for, or has come to be known, that no assignment has answered yet."""
+        return self._layout is None or self._asked_for()
+
+    def waits(self, now: float) -> tuple[list[LostMember], dict[int, MemberId]]:
+        """Return the lost members that are waited for, and to whom key-groups are to return."""
+        awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
+        homes = {t.key_group: home for t, home in self._homes.items() if home in awaited or home in self.members.live}
+        return [self.members.lost[member] for member in awaited], homes
+
+    def wait_again(self, lost: Iterable[LostMember], homes: Mapping[int, MemberId]) -> None:
+        """Go on waiting where an earlier driver left off."""
+        self.members.lost.update({one.living.id: one for one in lost})
+        self._homes.update({task(key_group): home for key_group, home in homes.items()})
+        self._awaited = frozenset(self.members.lost)
+
+    def warn(self, warning: str) -> None:
+        """Have the next report tell something."""
+        self._rebalance = self._rebalance.and_((), [warning])
+
     def _look(self, home: Home, now: float) -> list[MemberChanges]:
         """Take in who left, joined and returned."""
         self.members.forget_lost(now, self._settings.scheduled_rebalance_max_delay)
@@ -139,13 +175,10 @@ class Ownership:
 
     def _is_triggered(self, situation: Situation) -> bool:
         """Look at every trigger: some count batches. Where hashes name the owners, most are none."""
+        fired = [self._is_due(situation)]
         if self._settings.dispatch == "hashed":
-            return self._asked_for() or self._tasks_changed(situation)
+            return any(fired)
         settings, present = self._settings, self.present
-        fired = [self._asked_for(), self._tasks_changed(situation), self._waited_long_enough(situation.now)]
-        warming = [r.lag_records for r in self.readiness if r.role == "warmup" or self._shall_own(r)]
-        patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
-        fired.append(self.probes.due(present, warming, patience, situation.now))
         kept = {(task(r.key_group), r.member): r.lag_records for r in self.readiness if r.role == "standby"}
         fired.append(not self.points and self._patience.standby_falls_behind(kept))
         slots = {name: living.executor.cores for name, living in self.members.live.items()}
@@ -155,6 +188,17 @@ class Ownership:
         if self._patience.weights_are_outside(outside):
             self._weights.latch()
             fired.append(True)
+        return any(fired)
+
+    def _is_due(self, situation: Situation) -> bool:
+        """Look at the triggers that need no batch."""
+        fired = [self._asked_for(), self._tasks_changed(situation)]
+        if self._settings.dispatch != "hashed":
+            settings = self._settings
+            fired.append(self._waited_long_enough(situation.now))
+            warming = [r.lag_records for r in self.readiness if r.role == "warmup" or self._shall_own(r)]
+            patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
+            fired.append(self.probes.due(self.present, warming, patience, situation.now))
         return any(fired)
 
     def _shall_own(self, copy: Readiness) -> bool:

@@ -172,22 +172,35 @@ class Upkeep:
 
     def plan(self, given: UpkeepInput, now: float) -> None:
         """Submit what is due after a commit; a plan that still runs makes way after its piece."""
-        record, ownership = given.record, given.ownership
+        record, ownership, too_long = given.record, given.ownership, self._policy.times(TOO_LONG_TIMES)
         self.gather(ownership)  # what was taken since the commit began is listed by the next one, not taken again
-        drops = ownership.cleaner.due(ownership.copies, ownership.members.live, now, self._settings.state_cleanup_delay)
-        stores = [operator.store for operator in given.operators]
-        wanted = follows(ownership, given.manifest, stores)
-        due_now, too_long = _due(self._policy, given), self._policy.times(TOO_LONG_TIMES)
-        orders = self._orders(given, self._snapshots_of(due_now, given), wanted, drops)
+        due_now = _due(self._policy, given)
         long_chains = [address for address, entry in due_now.items() if due(too_long, address, entry, record.version)]
         self._warnings.update(self._long_chains.seen(long_chains, record))
-        self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.members.live.items()})
-        self._rounds.begin(orders, self._settings.upkeep_bandwidth)
+        self._begin(given, due_now, now)
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
             self._submit_deletes(self._retention.take_free(record.promised))
             ownership.copies.forget_trails(self._retention.oldest)
         self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
+
+    def go_on(self, given: UpkeepInput, now: float) -> bool:
+        """Submit what is to be done where no commit comes; tell whether anything is, now or once a delay is over."""
+        self.gather(given.ownership)
+        return self._begin(given, _due(self._policy, given), now)
+
+    def also_sent(self, requests: Mapping[str, int]) -> None:
+        """Count what the driver itself asked of the store between two batches."""
+        self._requests.update(requests)
+
+    def _begin(self, given: UpkeepInput, due_now: Mapping[Address, Entry], now: float) -> bool:
+        ownership, stores = given.ownership, [operator.store for operator in given.operators]
+        drops = ownership.cleaner.due(ownership.copies, ownership.members.live, now, self._settings.state_cleanup_delay)
+        wanted = follows(ownership, given.manifest, stores)
+        orders = self._orders(given, self._snapshots_of(due_now, given), wanted, drops)
+        self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.members.live.items()})
+        self._rounds.begin(orders, self._settings.upkeep_bandwidth)
+        return bool(orders)
 
     def _snapshots_of(
         self, due_now: Mapping[Address, Entry], given: UpkeepInput

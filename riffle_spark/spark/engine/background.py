@@ -1,5 +1,5 @@
-"""One daemon thread for upkeep, the gate before a batch, an alarm, the real clock and random ids. Knows threads, time
-and chance, so that the protocol need not.
+"""One daemon thread for upkeep, the gate before a batch, an alarm, a pulse, the real clock and random ids. Knows
+threads, time and chance, so that the protocol need not.
 """
 
 import threading
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.ports import Lock
 
-__all__ = ["Alarm", "BackgroundThread", "Gate", "Stopped", "SystemClock", "random_id"]
+__all__ = ["Alarm", "BackgroundThread", "Gate", "Pulse", "Stopped", "SystemClock", "random_id"]
 
 _GATE_LOOK_SECONDS = 0.2
 _LONGEST_WAIT_SECONDS = 600.0
@@ -69,6 +69,41 @@ class Alarm:
             self.set(until_ms)
         else:
             self._ring()
+
+
+class Pulse:
+    """Calls a function now and then, from a daemon thread, until that says that it is over, raises, or is stopped: so
+    many seconds after it has returned.
+    """
+
+    def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
+        self._beat = beat
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Beat from now on, also where it was over before; not once it is stopped. Idempotent."""
+        with self._lock:
+            if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(target=self._run, name="riffle-pulse", daemon=True)
+            self._thread.start()
+
+    def stop(self, seconds: float) -> bool:
+        """Beat no more; wait for the beat under way and tell whether it ended in time. Idempotent."""
+        self._stopped.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+        return thread is None or not thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            if not self._beat():
+                return
 
 
 class BackgroundThread:

@@ -29,6 +29,7 @@ __all__ = [
     "is_active",
     "is_stopping",
     "latest_offsets",
+    "may_rest",
     "planned",
     "reason_of",
     "running_query",
@@ -226,14 +227,21 @@ def _execution(spark: SparkSession, query_id: str) -> Any:
     return handles.session(spark).sharedState().activeStreamingQueries().get(uuid)
 
 
-def is_active(spark: SparkSession, query_id: str) -> bool:
-    """Tell whether a query runs, from any thread. ``True`` where that cannot be known, and where batches are handed
-    over by hand.
+def is_active(spark: SparkSession, query_id: str, run_id: str | None = None) -> bool:
+    """Tell whether a query runs, from any thread, and if a run is named: whether it is that one. ``True`` where that
+    cannot be known, and where batches are handed over by hand.
     """
     if not handles.is_classic(spark) or query_id == DIRECT:
         return True
     execution = _execution(spark, query_id)
-    return execution is not None and bool(execution.isActive())
+    if execution is None or (run_id is not None and str(execution.runId()) != run_id):
+        return False
+    return bool(execution.isActive())
+
+
+def may_rest(spark: SparkSession, incoming: IncomingBatch) -> bool:
+    """Tell whether the query may be without a batch for a while, and somebody can look who is there meanwhile."""
+    return handles.is_classic(spark) and incoming.query_id != DIRECT and not incoming.available_now
 
 
 def is_stopping(batch: DataFrame) -> bool:

@@ -205,15 +205,15 @@ class Log:
         ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here, and the members stay in
         full records only: there those of the one before stand where the draft names none. Raises ``FencedError``
         if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed
-        before anything else). Whatever takes the log over, which every record but a batch's does, finds out a store
-        that overwrites: ``ConfigError``.
+        before anything else). Whatever takes the log over, which every record does but those of a driver that has it,
+        finds out a store that overwrites: ``ConfigError``.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         record = self._completed(draft, manifest)
         data = encode(record)
         self._unclear = (record, data, manifest)
         self.settle()
-        if record.kind != "batch":
+        if record.kind not in ("batch", "orders"):
             self._check_refused(paths.record(record.sequence), data)
         return record
 

@@ -156,6 +156,14 @@ class Manifest:
         """Return the manifest with some entries replaced."""
         return Manifest({**self.entries, **changes}) if changes else self
 
+    def rows(self) -> dict[str, int]:
+        """Return how many rows the parts of each store have: those of a key that is in several count each."""
+        rows: dict[str, int] = {}
+        for (store, _), entry in self.entries.items():
+            of_links = sum(link.rows for link in entry.chain)
+            rows[store] = rows.get(store, 0) + of_links + (entry.snapshot.rows if entry.snapshot else 0)
+        return rows
+
     def objects(self) -> set[str]:
         """Return the names of all objects listed."""
         names = {link.object for entry in self.entries.values() for link in entry.chain}

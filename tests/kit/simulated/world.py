@@ -171,6 +171,14 @@ class World:
         self.clock.advance(1)
         return self.driver.process(self.incoming(version, **changes), self.operators, self.work)
 
+    def rest(self, looks: int = 1, seconds: float = 1) -> list[bool]:
+        """Let time go by without a batch, so many seconds a look of the driver's; return which had something to do."""
+        acted = []
+        for _ in range(looks):
+            self.clock.advance(seconds)
+            acted.append(self.driver.between_batches(self.cluster.executors()))
+        return acted
+
     def log(self) -> Log:
         """Return the log as a reader without faults sees it."""
         log = Log(self.memory, self.home.root)

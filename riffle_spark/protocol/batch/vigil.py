@@ -1,0 +1,195 @@
+"""What a driver does between its batches, and what it hands to the next driver. Knows the will, the log, members and
+upkeep. Does not know threads, or how a batch is run.
+
+Theory of operation. What was asked of a query (``Will``) is in each record that a batch commits. Where none comes, it
+is appended as a record of its own, of the same epoch and put as any other: a driver that was fenced cannot. A look
+costs no request and no job; only where it finds a reason is there an assignment, upkeep and, if the will has changed,
+one put. A batch and a look exclude each other: the driver sees to that.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.batch.records import Stamp, will_record
+from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
+from riffle_spark.protocol.delays import Delays
+from riffle_spark.protocol.ownership.members import LiveMember, LostMember
+from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import DriverPorts, Executor
+from riffle_spark.protocol.upkeep.rounds import Rounds
+from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.store import sent_since
+
+__all__ = ["Vigil"]
+
+_QUIET_SECONDS = 1.0
+"""So long after a batch its successor is expected, which does all that there is to do."""
+_RECORD = "record"
+
+
+class Vigil:
+    """One driver's hours without a batch. ``settings`` are those that it was started with."""
+
+    def __init__(
+        self, settings: Settings, log: Log, operations: Operations, ownership: Ownership, upkeep: Upkeep,
+        rounds: Rounds, ports: DriverPorts,
+    ) -> None:  # fmt: skip
+        self._started = settings
+        self._log = log
+        self._operations = operations
+        self._ownership = ownership
+        self._upkeep = upkeep
+        self._rounds = rounds
+        self._ports = ports
+        self._zero_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
+        self._recorded: Mapping[str, object] = {}
+        self._said: Mapping[str, object] = {}
+        """What this driver knows to be recorded, and what it has put since, whatever became of it."""
+        self._begun = False
+        self._carried = Will()
+        self._quiet_since = 0.0
+        self._unfinished = False
+        self._put_off: Delays[str] = Delays(1.0, 600.0)
+
+    def begin(self, tail: Record | None) -> None:
+        """Take over what the newest record says; where this driver itself has said it, what was asked since stands."""
+        found = will_in(tail.orders) if tail else Will()
+        settings, strange = obeyed_settings(self._started, found.settings)
+        self._carried = Will(settings=strange, others=found.others)
+        self._ownership.wait_again([self._lost(wait) for wait in found.awaited], found.homes)
+        begun, self._begun = self._begun, True
+        if tail is None or tail.orders in (self._recorded, self._said):
+            return
+        self._recorded = tail.orders
+        changed = settings if begun or settings != self._started else None
+        asked = OperatorOrders(found.pins, frozenset(found.drained), found.slots, changed)
+        self._operations.take_over(asked, alone=begun)
+        if stands := _told(found, strange):
+            self._ownership.warn(stands)
+
+    def orders(self) -> dict[str, object]:
+        """Return what the next record is to say."""
+        said = self._will().to_json()
+        self._recorded, self._said = (self._log.tail.orders if self._log.tail else {}), said
+        return said
+
+    def _will(self) -> Will:
+        orders, (lost, homes) = self._operations.orders, self._ownership.waits(self._ports.clock.seconds())
+        changed = changed_settings(self._started, orders.settings) if orders.settings else {}
+        return replace(
+            self._carried, drained=tuple(sorted(orders.drained)), pins=dict(orders.pins), slots=orders.slots,
+            settings={**self._carried.settings, **changed}, homes=homes,
+            awaited=tuple(Wait(round(self._zero_ms + one.since * 1000), one.living.recorded()) for one in lost),
+        )  # fmt: skip
+
+    def _lost(self, wait: Wait) -> LostMember:
+        """Return a member that is waited for; never since a time that is to come, wherever the clock was set."""
+        told, now = wait.member, self._ports.clock.seconds()
+        living = LiveMember(told.id, Executor(told.executor, told.host, told.slots), told.rack, told.tags)
+        return LostMember(living, min((wait.since_ms - self._zero_ms) / 1000, now), planned=False)
+
+    def ran(self) -> None:
+        """Note the end of a batch."""
+        self._quiet_since, self._unfinished = self._ports.clock.seconds(), True
+
+    def look(
+        self, executors: Sequence[Executor], settings: Settings, place: Callable[[], UpkeepInput]
+    ) -> bool:  # fmt: skip
+        """Do what has to be done at once though no batch comes; tell whether anything had to. ``place`` tells upkeep
+        where it stands, for these executors.
+
+        Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the store does not answer.
+        """
+        now = self._ports.clock.seconds()
+        if now - self._quiet_since < _QUIET_SECONDS or not executors:
+            return False
+        acts = self._has_reason(executors, settings.state_cleanup_delay, now)
+        if acts:
+            self._act(executors, place, now)
+        return self._write() or acts
+
+    def _has_reason(self, executors: Sequence[Executor], cleanup_delay: float, now: float) -> bool:
+        own, busy = self._ownership, self._ports.background.busy()
+        return (
+            tuple(executors) != own.executors
+            or own.is_asked()
+            or bool(self._rounds.arrived or own.members.lost or own.members.strangers(executors))
+            or own.present.needs_probe
+            or own.cleaner.is_due(now, cleanup_delay)
+            or (self._unfinished and not busy)
+        )
+
+    def _act(self, executors: Sequence[Executor], place: Callable[[], UpkeepInput], now: float) -> None:
+        given = place()
+        stores = tuple(operator.store for operator in given.operators)
+        self._upkeep.gather(self._ownership)
+        assigned = self._ownership.look_between(executors, given.manifest, stores, given.home, now)
+        if assigned or not self._ports.background.busy():
+            self._unfinished = self._upkeep.go_on(place(), now)
+
+    def _write(self) -> bool:
+        """Append the will if no record says it yet; tell whether one was appended."""
+        tail, now = self._log.tail, self._ports.clock.seconds()
+        if tail is None or self._put_off.holds(_RECORD, now):
+            return False
+        if self._log.unclear:
+            self._settle(now)
+        elif self._will().is_news_to(will_in(tail.orders)):
+            self._append(tail, now)
+        else:
+            return False
+        return True
+
+    def _append(self, tail: Record, now: float) -> None:
+        before, sent = self._log.manifest, dict(self._ports.objects.requests)
+        listed = self._upkeep.snapshots(before, self._ownership)
+        stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
+        draft = will_record(tail, self._ownership, self.orders(), stamp)
+        draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
+        self._ports.reached("before will")
+        try:
+            record = self._log.append(draft, before.changed(listed))
+        except UnavailableError:
+            self._put_off.failed(_RECORD, now)
+            raise
+        finally:
+            if self._ports.upkeep_objects is not None:
+                self._upkeep.also_sent(sent_since(sent, self._ports.objects.requests))
+        self._ports.reached("after will")
+        self._put_off.forget(_RECORD)
+        self._upkeep.committed(record, before, listed)
+        self._ownership.copies.replaced(record.sequence, before, listed)
+
+    def _settle(self, now: float) -> None:
+        """Find out what became of a record that was put."""
+        try:
+            tail = self._log.settle()
+        except UnavailableError:
+            self._put_off.failed(_RECORD, now)
+            raise
+        self._upkeep.start(self._log.first, tail, self._log.manifest)
+
+
+def _told(will: Will, strange: Mapping[str, object]) -> str:
+    """Say what stands of what an earlier driver was asked; nothing where nothing does."""
+    settings = [f"{name} = {value!r}" for name, value in sorted(will.settings.items()) if name not in strange]
+    said = [
+        f"drained: {', '.join(will.drained)}" if will.drained else "",
+        f"pinned: {', '.join(f'{group} to {member}' for group, member in will.pins.items())}" if will.pins else "",
+        f"{will.slots} slots an executor at most" if will.slots else "",
+        *settings,
+        *(
+            f"{name} = {value!r}, which this version does not know and keeps as it is"
+            for name, value in strange.items()
+        ),
+    ]
+    stands = "; ".join(filter(None, said))
+    return stands and (
+        f"what an earlier driver was asked stands: {stands}\n"
+        "  What to do: nothing; or undrain, unpin or reconfigure what is to end"
+    )

@@ -1,0 +1,350 @@
+"""What was asked of a query outlives its driver: in the record of a batch, or in one of its own where none comes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
+from riffle_spark.settings import Settings
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.objects.store import sent_since
+from riffle_spark.testing.faulty_store import Fault
+from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.world import Crash
+from tests.kit.state.drawn_records import JSON, MEMBERS, NAMES, NUMBERS, RESERVED
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+THREE = ("1", "2", "3")
+DELAY = 300
+BY_KEY_GROUP = st.dictionaries(st.integers(0, 32_767), NAMES, max_size=3)
+OURS = ["drained", "pins", "slots", "settings", "awaited", "homes"]
+OTHERS = RESERVED.map(lambda drawn: {name: value for name, value in drawn.items() if name not in OURS})
+AWAITED = st.lists(st.builds(Wait, NUMBERS, MEMBERS), max_size=3, unique_by=lambda wait: wait.member.id).map(
+    lambda waits: tuple(sorted(waits, key=lambda wait: wait.member.id))
+)
+WILLS = st.builds(
+    Will, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_KEY_GROUP,
+    st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_KEY_GROUP, OTHERS,
+)  # fmt: skip
+
+
+@given(WILLS)
+@settings(deadline=None, max_examples=100)
+def test_a_will_is_read_as_it_was_written(will: Will) -> None:
+    """What a later version keeps beside it included; what nobody asked for takes no byte."""
+    assert will_in(will.to_json()) == will
+    assert Will().to_json() == {}
+    assert not will.is_news_to(replace(will, homes={}))
+
+
+@given(st.sampled_from(OURS), JSON)
+@settings(deadline=None, max_examples=200)
+def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
+    """With our error, and never another one; what is read is written back as it was."""
+    with contextlib.suppress(CorruptStateError):
+        read = will_in({name: drawn}).to_json()
+        assert read.get(name, []) == (sorted(drawn) if isinstance(drawn, list) else drawn or [])
+
+
+def test_settings_are_those_that_differ_and_come_back_checked() -> None:
+    """What this version does not know or allow is kept aside, not obeyed and not lost."""
+    started = Settings(num_standbys=1, key_groups=4)
+    now = started.but(num_standbys=2, rack_aware_assignment_tags=["zone"])
+    told = changed_settings(started, now)
+    assert told == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
+    assert obeyed_settings(started, told) == (now, {})
+    strange = {"of_tomorrow": [1], "max_warmup_replicas": -1, "key_groups": 8}
+    assert obeyed_settings(started, {**told, **strange}) == (now, strange)
+
+
+def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
+    """Return a query in the middle of its life."""
+    world = Elastic(tmp_path, executors=executors, **{"retained_versions": 100, **changed})
+    world.feed(4)
+    return world
+
+
+def test_drains_pins_slots_and_settings_survive_with_a_batch(tmp_path: Path) -> None:
+    """They ride in the batch's record, are obeyed by the next driver's first batch, and told in its report."""
+    world = Elastic(tmp_path, executors=(), retained_versions=100)
+    for name in THREE:
+        world.cluster.add(name, cores=2)
+    world.feed(4)
+    asked, group = world.driver.operations, min(world.owned("2"))
+    asked.drain("1")
+    asked.pin(group, "3")
+    asked.remove_worker()
+    asked.reconfigure(world.driver.settings, {"num_standbys": 1})
+    world.feed()
+    before = len(world.memory.list(paths.LOG))
+    world.start()
+    report = world.feed()
+    assert len(world.memory.list(paths.LOG)) - before == 2, "a claim and a batch"
+    [told] = [warning for warning in report.warnings if "asked stands" in warning]
+    assert f"drained: {world.member('1')}; pinned: {group} to {world.member('3')}; 1 slots" in told
+    assert "num_standbys = 1" in told
+    assert (world.driver.settings.num_standbys, report.slots) == (1, 3)
+    world.settle()
+    assert world.holds("1") == (set(), set(), set())
+    assert group in world.owned("3")
+    assert {state.executor: state.state for state in world.driver.operations.members}["1"] == "draining"
+    world.check_state()
+
+
+def test_what_ends_is_gone_from_the_next_record(tmp_path: Path) -> None:
+    """Undrained, unpinned, set back to what the driver was started with: nothing is left for the next driver."""
+    world = running(tmp_path)
+    asked, started = world.driver.operations, world.driver.settings
+    asked.drain("1")
+    asked.pin(0, "2")
+    asked.reconfigure(started, {"num_standbys": 1})
+    world.feed()
+    world.start()
+    world.feed()
+    asked = world.driver.operations
+    asked.undrain("1")
+    asked.unpin(0)
+    asked.reconfigure(world.driver.settings, {"num_standbys": started.num_standbys})
+    world.feed()
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.orders == {}
+    world.start()
+    assert not [warning for warning in world.feed().warnings if "asked stands" in warning]
+    world.settle()
+    assert len(world.owned("1")) == 2
+
+
+def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> None:
+    """Once, within the look after it was asked; a look that finds nothing new sends nothing. Members stand in it."""
+    world = running(tmp_path)
+    world.rest(3)
+    sent = dict(world.memory.requests)
+    assert world.rest(3) == [False] * 3
+    assert world.memory.requests == sent
+    before = world.log().tail
+    group = min(world.owned("2"))
+    world.driver.operations.pin(group, "2")
+    sent = dict(world.memory.requests)
+    assert world.rest(3) == [True, False, False]
+    assert sent_since(sent, world.memory.requests) == {"put": 1}
+    tail = world.log().tail
+    assert before is not None
+    assert tail is not None
+    assert (tail.kind, tail.epoch, tail.version) == ("orders", before.epoch, before.version)
+    assert (tail.sequence, tail.orders) == (before.sequence + 1, {"pins": {str(group): world.member("2")}})
+    world.start()
+    world.feed()
+    assert world.driver.operations.orders.pins == {group: world.member("2")}
+    world.check_state()
+
+
+def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
+    """The will's record is of the same batch: it comes again, and nothing runs; the state is what it was."""
+    world = running(tmp_path, deliver_after_commit=True)
+    world.driver.operations.drain("1")
+    world.rest()
+    calls = len(world.sinks["totals"].calls)
+    world.start()
+    report = world.batch(world.version, world.work._rows)  # private: the same rows
+    assert report.decision == "repeat"
+    assert len(world.sinks["totals"].calls) == calls + 1, "its output is delivered again"
+    assert world.driver.operations.orders.drained
+    world.settle()
+    assert world.owned("1") == set()
+    world.check_state()
+
+
+@pytest.mark.parametrize("step", ["before will", "after will"])
+def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Path, step: str) -> None:
+    """Before the put the log is as it was; after it the next driver obeys, though this one never used it."""
+    world = running(tmp_path)
+    owned = world.owned("1")
+    world.driver.operations.drain("1")
+    world.at_step = {step: lambda: (_ for _ in ()).throw(Crash(step))}
+    with pytest.raises(Crash):
+        world.rest()
+    world.at_step = {}
+    world.start()
+    world.settle()
+    assert world.owned("1") == (owned if step == "before will" else set())
+    world.check_state()
+
+
+def test_a_fenced_driver_cannot_leave_a_will(tmp_path: Path) -> None:
+    """A newer driver has claimed: the put is refused, the old one is fenced, and looks no more."""
+    world = running(tmp_path)
+    old = world.driver
+    world.start()
+    world.feed()
+    tail = world.log().tail
+    old.operations.drain("1")
+    world.clock.advance(1)
+    with pytest.raises(FencedError):
+        old.between_batches(world.cluster.executors())
+    assert not old.between_batches(world.cluster.executors())
+    assert world.log().tail == tail
+    world.feed(2)
+    world.check_state()
+
+
+@pytest.mark.parametrize("kind", ["answer_lost", "unavailable"])
+def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, kind: Any) -> None:
+    """The store stays away in mid-put: later looks wait longer, and a batch finds out first; all is said once."""
+    world = running(tmp_path)
+    world.driver.operations.drain("1")
+    world.store.script(Fault(kind, "put", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.rest()
+    puts = world.store.calls.count(("put", paths.record(5)))
+    world.rest(1, 0.5)
+    assert world.store.calls.count(("put", paths.record(5))) == puts, "it is not tried at once"
+    world.store.heal()
+    if kind == "unavailable":
+        world.rest(1, 2)
+        assert not world.driver._log.unclear  # private: whether a record may be there
+    world.settle()
+    assert world.owned("1") == set()
+    kinds = [world.log().read(sequence).kind for sequence in range(5, 7)]
+    assert kinds == ["orders", "batch"]
+    world.check_state()
+
+
+def test_a_wait_for_a_lost_member_survives(tmp_path: Path) -> None:
+    """A new driver waits on for what is left of the delay: nobody warms up, and the member gets its own back."""
+    world = running(tmp_path, scheduled_rebalance_max_delay=DELAY)
+    owned, member = world.owned("1"), world.member("1")
+    world.cluster.lose("1")
+    world.feed()
+    world.clock.advance(DELAY / 2)
+    world.start()
+    reports = [world.feed(), world.feed()]
+    assert not world.ownership.present.warmups
+    assert {state.id: state.state for state in world.driver.operations.members}[member] == "awaited"
+    assert [move for report in reports for move in report.moves] == []
+    world.cluster.add("1b")
+    reports = world.settle()
+    assert (world.member("1b"), world.owned("1b")) == (member, owned)
+    assert sum(report.restores + report.upkeep_restores for report in reports) == 0
+    tail = world.log().tail
+    assert tail is not None
+    assert "awaited" not in tail.orders
+    world.check_state()
+
+
+def test_a_wait_ends_when_it_would_have(tmp_path: Path) -> None:
+    """The time that no driver lived counts: what was lost is shared out for good, and forgotten."""
+    world = running(tmp_path, scheduled_rebalance_max_delay=DELAY, num_standbys=1)
+    world.cluster.lose("1")
+    world.feed()
+    world.clock.advance(DELAY)
+    world.start()
+    world.settle()
+    assert {len(world.owned(executor)) for executor in ("2", "3")} == {3}
+    assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
+    assert not world.ownership.members.lost
+
+
+def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_path: Path) -> None:
+    """What the log says is older than what this driver was told; where another driver was at work, it is newer."""
+    world = running(tmp_path)
+    world.driver.operations.drain("1")
+    world.feed()
+    first, member = world.driver, world.member("1")
+    first.operations.undrain("1")
+    world.run_id = "again"
+    world.feed()
+    assert first.operations.orders.drained == frozenset()
+    world.start()
+    world.feed()
+    world.driver.operations.drain("2")
+    world.feed()
+    world.driver, world.run_id = first, "once more"
+    world.feed()
+    assert first.operations.orders.drained == {world.member("2")} != {member}
+
+
+def test_full_records_tell_the_will_whole(tmp_path: Path) -> None:
+    """As every record does: members, standbys, drains and pins stand in it."""
+    world = running(tmp_path, num_standbys=1)
+    world.driver.operations.drain("1")
+    world.feed()
+    world.settle()
+    world.feed(FULL_EVERY)
+    log = world.log()
+    assert log.tail is not None
+    full = log.read(log.tail.full)
+    assert sorted(member.executor for member in full.members) == list(THREE)
+    assert full.orders == {"drained": [world.member("1")]}
+    assert set(full.standbys) == {str(group) for group in range(6)}
+
+
+def files(tmp_path: Path, version: int) -> str:
+    """Return a checkpoint that has the query's batches up to this one."""
+    checkpoint = tmp_path / "checkpoint"
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+        for batch in range(version + 1):
+            (checkpoint / folder / str(batch)).write_text(f"offsets-{batch}")
+    (checkpoint / "metadata").write_text('{"id": "query"}')
+    return str(checkpoint)
+
+
+def test_a_rollback_keeps_the_newest_will(tmp_path: Path) -> None:
+    """State goes back, what operators want does not: it was not a batch that asked for it."""
+    world = running(tmp_path, root=f"file://{tmp_path}/root")
+    fed = dict(world.fed)
+    world.feed(2)
+    world.driver.operations.drain("1")
+    world.rest()
+    rollback(world.home.root, 3, files(tmp_path, world.version), execute=True)
+    world.version, world.fed = 3, fed
+    world.start()
+    world.settle()
+    assert world.owned("1") == set()
+    world.check_state()
+
+
+def test_another_dispatch_ends_pins_and_keeps_drains(tmp_path: Path) -> None:
+    """Numbers of key-groups stand for other keys then; a rollback over the switch does not bring pins back."""
+    world = running(tmp_path, root=f"file://{tmp_path}/root")
+    member = world.member("1")
+    world.driver.operations.drain("1")
+    world.driver.operations.pin(0, "2")
+    world.rest()
+    checkpoint = files(tmp_path, world.version)
+    switch_dispatch(world.home.root, "key_group", key_groups=8, execute=True)
+    tail = world.log().tail
+    assert tail is not None
+    assert (tail.total, tail.orders) == (8, {"drained": [member]})
+    world.settings = world.settings.but(key_groups=8)
+    world.start()
+    world.batch(world.version + 1, world.work._rows)  # private: any rows
+    world.driver.operations.pin(7, "2")
+    world.rest()
+    rollback(world.home.root, "record:4", checkpoint, execute=True)
+    tail = world.log().tail
+    assert tail is not None
+    assert (tail.total, tail.orders) == (6, {"drained": [member]})
+
+
+def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path) -> None:
+    """With the remedy; nothing was written over it."""
+    world = running(tmp_path)
+    log = world.log()
+    assert log.tail is not None
+    log.append(replace(log.tail, kind="orders", commit_id="x", orders={"drained": 7}), log.manifest)
+    world.start()
+    with pytest.raises(CorruptStateError, match="what operators asked for"):
+        world.feed()
