@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -63,6 +64,13 @@ class History:
             assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
             assert after.entries == before.entries, "I3: a claim changed the state"
             assert new.version == old.version
+            return
+        if new.kind == "orders":
+            assert (new.epoch, new.version) == (old.epoch, old.version), "I4: a will is of the driver that claimed last"
+            assert set(before.entries) == set(after.entries), "I3: a will changed the state"
+            for address, entry in after.entries.items():
+                assert entry.head == before.entry(*address).head, "I3: a will changed the state"
+                _check_entry(before.entry(*address), entry, replace(new, version=-2))
             return
         assert new.kind == "batch"
         assert new.epoch == old.epoch, "I4: a driver that did not claim last has committed"

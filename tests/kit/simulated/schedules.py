@@ -138,7 +138,21 @@ class Schedule:
             self._damage_a_copy()
         if self._often(0.2):
             self._say(f"late puts land: {self.world.store.land()}")
+        if self._often(0.3):
+            self._look()
         self._run_zombies(0.3)
+
+    def _look(self) -> None:
+        """Let no batch come for a while: the driver looks after the query, and may die of it."""
+        self.world.crash_at = self.chance.choice(["before will", "after will"]) if self._often(0.2) else None
+        try:
+            for _ in range(self.chance.choice([1, 1, 4])):
+                self._say(f"no batch comes: {self.world.rest()}")
+                self.world.background.run()
+        except Crash as crash:
+            self._start(f"crash {crash}")
+        except (UnavailableError, FencedError, CorruptStateError) as error:
+            self._say(f"a look failed: {type(error).__name__}")
 
     def _fault(self) -> None:
         fault = self.chance.choice(

@@ -1,0 +1,212 @@
+"""What goes on where no batch comes: drains, hand-overs, probes, waits; and that nothing is asked where none is due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle_spark import RebalanceListener
+from riffle_spark.testing import InlineBackground
+from tests.kit.simulated.elastic_world import Elastic
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+THREE = ("1", "2", "3")
+DELAY = 300
+
+
+def idle(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
+    """Return a query after its last batch for a while, with everything done that the batch left to do."""
+    world = Elastic(tmp_path, executors=executors, **{"retained_versions": 100, **changed})
+    world.feed(4)
+    assert not any(world.rest(4)[2:])
+    return world
+
+
+class Heard(RebalanceListener):
+    """Remembers who gave up and who took over."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, set[object], set[object]]] = []
+
+    def on_revoked(self, moves: Sequence[Any]) -> None:
+        """Hear what is given up."""
+        self.calls.append(("revoked", {m["from_executor"] for m in moves}, {m["key_group"] for m in moves}))
+
+    def on_lost(self, moves: Sequence[Any]) -> None:
+        """Hear whose owner is gone."""
+        self.calls.append(("lost", {m["from_executor"] for m in moves}, {m["key_group"] for m in moves}))
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
+    """The member is empty, others hold every copy, the listener hears of each move, and the next batch has them all."""
+    world = idle(tmp_path, num_standbys=standbys, max_warmup_replicas=1, state_cleanup_delay=60)
+    world.ownership.listener = heard = Heard()
+    owned = world.owned("1")
+    world.driver.operations.drain("1")
+    world.rest(20)
+    assert world.holds("1") == (set(), set(), set())
+    assert world.owned("2") | world.owned("3") == set(range(6))
+    states = {state.executor: state for state in world.driver.operations.members}
+    assert (states["1"].state, states["1"].owned, states["1"].standbys, states["1"].warmups) == ("draining", 0, 0, 0)
+    assert {(name, *who) for name, who, _ in heard.calls} == {("revoked", "1")}
+    assert set().union(*(groups for _, _, groups in heard.calls)) == owned
+    assert not any(world.rest(5)), "and then it rests"
+    assert world.copies_of("1")
+    world.rest(5, 20)
+    assert world.copies_of("1") == set(), "what nobody needs goes after its delay"
+    report = world.feed()
+    assert {move["key_group"] for move in report.moves if move["role"] == "owner"} == owned
+    assert (report.restores, report.fetched_bytes) == (0, 0)
+    world.check_state()
+
+
+def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> None:
+    """Standbys own at once, the wait is in the log; once it is over new ones warm up; all without a batch."""
+    world = idle(tmp_path, num_standbys=1, scheduled_rebalance_max_delay=DELAY)
+    lost, member = world.owned("1"), world.member("1")
+    world.ownership.listener = heard = Heard()
+    world.cluster.lose("1")
+    world.rest(3)
+    assert world.owned("2") | world.owned("3") == set(range(6))
+    assert [call for call in heard.calls if call[0] == "lost"] == [("lost", {"1"}, lost)]
+    assert {state.id: state.state for state in world.driver.operations.members}[member] == "awaited"
+    tail = world.log().tail
+    assert tail is not None
+    assert (tail.kind, list(tail.orders["awaited"]), set(tail.orders["homes"].values())) == (
+        "orders",
+        [member],
+        {member},
+    )  # type: ignore[call-overload, attr-defined]
+    world.clock.advance(DELAY)
+    world.rest(10)
+    assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
+    assert all(copy.warm for copy in world.ownership.readiness)
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.orders == {}
+    report = world.feed()
+    assert (report.restores, report.fetched_snapshot_bytes) == (0, 0)
+    world.check_state()
+
+
+def test_who_comes_takes_part_without_a_batch(tmp_path: Path) -> None:
+    """A newcomer is counted, warms up and owns its share; nobody who stays fetches anything in the next batch."""
+    world = idle(tmp_path, executors=("1", "2"))
+    world.cluster.add("3")
+    world.rest(20)
+    assert [len(world.owned(executor)) for executor in THREE] == [2, 2, 2]
+    report = world.feed()
+    assert (report.restores, report.fetched_bytes) == (0, 0)
+    world.check_state()
+
+
+def test_changed_settings_are_obeyed_without_a_batch(tmp_path: Path) -> None:
+    """A standby more is there before the next rows."""
+    world = idle(tmp_path)
+    world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 1})
+    world.rest(10)
+    assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
+    assert sum(len(world.copies_of(executor)) for executor in THREE) == 12
+    world.feed()
+    world.check_state()
+
+
+def test_where_nothing_is_due_nobody_is_asked(tmp_path: Path) -> None:
+    """A look sends no request and starts no task, however long the query is idle; batches then go on as ever."""
+    world = idle(tmp_path, num_standbys=1)
+    asked: list[str] = []
+    upkeep, census = world.cluster.upkeep, world.cluster.census
+    world.cluster.upkeep = lambda orders: asked.append("upkeep") or upkeep(orders)  # type: ignore[method-assign, func-returns-value]
+    world.cluster.census = lambda *told: asked.append("census") or census(*told)  # type: ignore[method-assign, func-returns-value]
+    sent = dict(world.memory.requests)
+    assert world.rest(50, 1000) == [False] * 50
+    assert (world.memory.requests, asked) == (sent, [])
+    world.feed()
+    world.check_state()
+
+
+def test_right_after_a_batch_its_successor_is_waited_for(tmp_path: Path) -> None:
+    """What is asked of a query whose batches follow each other rides in their records: no look gets between them."""
+    world = idle(tmp_path)
+    world.feed()
+    world.driver.operations.drain("1")
+    assert world.rest(1, 0.9) == [False]
+    world.feed()
+    log = world.log()
+    assert log.tail is not None
+    kinds = [log.read(sequence).kind for sequence in range(log.tail.sequence + 1)]
+    assert kinds == ["claim", *["batch"] * 6]
+
+
+def test_upkeep_that_failed_is_tried_again_without_a_batch(tmp_path: Path) -> None:
+    """A standby that could not follow the last batch follows once its executor works again."""
+    world = idle(tmp_path, num_standbys=1)
+    world.cluster.stalled = set(THREE)
+    world.feed()
+    world.rest(3)
+    world.cluster.stalled = set()
+    assert not all(copy.lag_records == 0 for copy in world.ownership.readiness)
+    world.rest(5, 10)
+    assert all(copy.lag_records == 0 for copy in world.ownership.readiness)
+    assert not any(world.rest(3))
+
+
+def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
+    """By the will's record as by a batch's; they are not deleted as left over."""
+    world = idle(tmp_path, snapshot_chain_links=6, retained_for=0)
+    world.start(background := InlineBackground(deferred=True))
+    world.feed(4)
+    background.run()
+    world.driver.operations.pin(0, world.ownership.owners[0])
+    world.rest(2)
+    taken = {name for name in world.memory.list("") if "/snapshot/" in name}
+    assert taken
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.kind == "orders"
+    assert {name for name in world.log().manifest.objects() if "/snapshot/" in name} == taken
+    world.feed(20)
+    world.check_state()
+
+
+def test_copies_that_were_cleaned_up_stay_away_until_the_next_batch(tmp_path: Path) -> None:
+    """While the query is paused nobody fetches what an operator has just removed."""
+    world = idle(tmp_path, num_standbys=1)
+    world.driver.clean_up()
+    assert world.rest(5) == [False] * 5
+    assert not any(world.copies_of(executor) for executor in THREE)
+    world.feed()
+    world.rest(5)
+    assert sum(len(world.copies_of(executor)) for executor in THREE) == 12
+    world.check_state()
+
+
+def test_a_query_without_a_batch_of_its_own_is_left_alone(tmp_path: Path) -> None:
+    """Before the first batch, and after one that failed, nobody looks: what it was about is not known."""
+    world = Elastic(tmp_path)
+    assert world.rest(2) == [False, False]
+    world.feed()
+    with pytest.raises(ZeroDivisionError):
+        world.batch(1, world.work._rows, lambda _: 1 / 0)  # type: ignore[arg-type, return-value] # private: any rows
+    world.cluster.lose("1")
+    assert world.rest(2) == [False, False]
+
+
+def test_while_nobody_lives_nothing_is_done(tmp_path: Path) -> None:
+    """Nobody could take over; who comes back has the folder, and its key-groups."""
+    world = idle(tmp_path)
+    owned = world.owned("1")
+    for executor in THREE:
+        world.cluster.lose(executor)
+    assert world.rest(3) == [False] * 3
+    for executor in ("4", "5", "6"):
+        world.cluster.add(executor)
+    world.rest(10)
+    assert owned in [world.owned(executor) for executor in ("4", "5", "6")]
+    report = world.feed()
+    assert report.restores == 0
+    world.check_state()
