@@ -17,6 +17,7 @@ from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.batch.vigil import LOOK_SECONDS
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
@@ -43,7 +44,6 @@ _BINARY = "UTF8_BINARY"
 _STOP_SECONDS = 5.0
 _PARTITION = "partition"
 _LOOK = "look"
-_LOOK_SECONDS = 1.0
 _LONGEST_LOOK_SECONDS = 60.0
 
 
@@ -113,8 +113,8 @@ class RunningJob:
         self._side = side
         self._spark = spark
         self._query_id = inventory.DIRECT
-        self._pulse = Pulse(self._between_batches, _LOOK_SECONDS)
-        self._troubles: Delays[str] = Delays(_LOOK_SECONDS, _LONGEST_LOOK_SECONDS)
+        self._pulse = Pulse(self._between_batches, LOOK_SECONDS)
+        self._troubles: Delays[str] = Delays(LOOK_SECONDS, _LONGEST_LOOK_SECONDS)
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
         topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)

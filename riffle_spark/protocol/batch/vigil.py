@@ -25,10 +25,10 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import sent_since
 
-__all__ = ["Vigil"]
+__all__ = ["LOOK_SECONDS", "Vigil"]
 
-_QUIET_SECONDS = 1.0
-"""So long after a batch its successor is expected, which does all that there is to do."""
+LOOK_SECONDS = 1.0
+"""So long after a batch, or after another look, there is none: a batch is expected, which does all there is to do."""
 _RECORD = "record"
 
 
@@ -106,7 +106,7 @@ class Vigil:
         Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the store does not answer.
         """
         now = self._ports.clock.seconds()
-        if now - self._quiet_since < _QUIET_SECONDS or not executors:
+        if now - self._quiet_since < LOOK_SECONDS or not executors:
             return False
         acts = self._has_reason(executors, settings.state_cleanup_delay, now)
         if acts:
