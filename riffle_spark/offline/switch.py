@@ -138,7 +138,7 @@ class _Switch:
         return replace(
             self.tail, kind="dispatch", commit_id=uuid.uuid4().hex, written_ms=time.time_ns() // 1_000_000,
             epoch=self.tail.epoch + 1, total=self.total, dispatch=self.to, owners={}, standbys={}, target=None,
-            orders=without_key_groups(self.tail.orders),
+            orders=without_key_groups(self.tail.orders), weights={},
         )  # fmt: skip
 
     def _given(self, partition_of: PartitionOf | None) -> PartitionOf:

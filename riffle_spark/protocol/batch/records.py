@@ -47,11 +47,12 @@ def will_record(tail: Record, ownership: Ownership, orders: Mapping[str, object]
 
 
 def _placement(ownership: Ownership) -> dict[str, object]:
-    """Return what a record tells of owners, standbys and members."""
+    """Return what a record tells of owners, standbys, members and their load."""
     present, live = ownership.present, ownership.members.live
     return {
         "owners": {str(t.key_group): owner for t, owner in present.owners.items()},
         "standbys": {str(t.key_group): members for t, members in present.standbys.items()},
+        "weights": ownership.recorded_weights(),
         "members": tuple(living.recorded() for _, living in sorted(live.items())),
     }
 

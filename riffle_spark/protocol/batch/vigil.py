@@ -61,6 +61,7 @@ class Vigil:
         found = will_in(tail.orders) if tail else Will()
         settings, strange = obeyed_settings(self._started, found.settings)
         self._carried = Will(settings=strange, others=found.others)
+        self._ownership.weigh_as(self._log.weights)
         self._ownership.wait_again([self._lost(wait) for wait in found.awaited], found.homes)
         begun, self._begun = self._begun, True
         if tail is None or tail.orders in (self._recorded, self._said):
@@ -128,8 +129,9 @@ class Vigil:
         given = place()
         stores = tuple(operator.store for operator in given.operators)
         self._upkeep.gather(self._ownership)
-        assigned = self._ownership.look_between(executors, given.manifest, stores, given.home, now)
-        if assigned or not self._ports.background.busy():
+        before = self._ownership.present
+        self._ownership.layout_for(executors, given.manifest, stores, given.home, now, between=True)
+        if self._ownership.present is not before or not self._ports.background.busy():
             self._unfinished = self._upkeep.go_on(place(), now)
 
     def _write(self) -> bool:

@@ -96,38 +96,37 @@ class Ownership:
         self._layout = None
 
     def layout_for(
-        self, executors: Sequence[Executor], manifest: Manifest, stores: tuple[str, ...], home: Home, now: float
-    ) -> SlotLayout:
-        """Return the slots for these live executors: the same object as long as nothing has to change."""
+        self, executors: Sequence[Executor], manifest: Manifest, stores: tuple[str, ...], home: Home, now: float,
+        *, between: bool = False,
+    ) -> SlotLayout:  # fmt: skip
+        """Return the slots for these live executors: the same object as long as nothing has to change. ``between`` two
+        batches only those triggers count that count none.
+        """
         self.executors = tuple(executors)
         changes = self._look(home, now)
         key_groups = range(self._settings.key_groups if self.shards is None else len(self.shards))
         situation = self._situation(manifest, stores, key_groups, now)
         self.readiness = readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
-        if self._layout is None or changes or self._is_triggered(situation):
+        is_triggered = self._is_due if between else self._is_triggered
+        if self._layout is None or changes or is_triggered(situation):
             self._assign(self._situation(manifest, stores, key_groups, now))
         assert self._layout is not None
         return self._layout
 
-    def look_between(
-        self, executors: Sequence[Executor], manifest: Manifest, stores: tuple[str, ...], home: Home, now: float
-    ) -> bool:
-        """Look who is there where no batch comes, and at every trigger that does not count batches; tell whether that
-        led to an assignment. The tasks are those of the batch before.
-        """
-        self.executors = tuple(executors)
-        changes = self._look(home, now)
-        key_groups = [t.key_group for t in self.present.owners]
-        situation = self._situation(manifest, stores, key_groups, now)
-        self.readiness = readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
-        if self._layout is not None and not changes and not self._is_due(situation):
-            return False
-        self._assign(self._situation(manifest, stores, key_groups, now))
-        return True
-
     def is_asked(self) -> bool:
         """Tell whether something was asked for, or has come to be known, that no assignment has answered yet."""
         return self._layout is None or self._asked_for()
+
+    def recorded_weights(self) -> dict[str, object]:
+        """Return what a record tells of load: as it was measured, and as the last assignment went by it."""
+        told: dict[str, Mapping[int, float]] = {"measured": self._weights.measured, "assigned": self._weights.latched}
+        return {name: {str(kg): round(load, 3) for kg, load in by.items()} for name, by in told.items() if by}
+
+    def weigh_as(self, recorded: Mapping[str, object]) -> None:
+        """Go on assigning by the weights of an earlier driver."""
+        by = recorded.get("assigned", {})
+        if not self._weights.latched and isinstance(by, dict):
+            self._weights.latched = {int(kg): load for kg, load in by.items() if isinstance(load, int)}
 
     def waits(self, now: float) -> tuple[list[LostMember], dict[int, MemberId]]:
         """Return the lost members that are waited for, and to whom key-groups are to return."""

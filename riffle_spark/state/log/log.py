@@ -13,7 +13,7 @@ from dataclasses import replace
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
-from riffle_spark.state.log.record import Record, RecordedMember, decode, digest, encode
+from riffle_spark.state.log.record import Record, decode, digest, encode
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["FULL_EVERY", "Log"]
@@ -36,7 +36,7 @@ class Log:
         self._root = root
         self._digest = ""
         self._base: Mapping[Address, Entry] = {}
-        self._members: tuple[RecordedMember, ...] = ()
+        self._full: Record | None = None
         self._unclear: tuple[Record, bytes, Manifest] | None = None
         self.tail: Record | None = None
         self.manifest = Manifest()
@@ -97,7 +97,7 @@ class Log:
                 continue
             self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
             self.manifest, self._base, self._digest = manifest, manifest.entries, digest(raw)
-            self._members = full.members
+            self._full = full
             return self.tail
         raise CorruptStateError(
             "no record of the log can be read",
@@ -140,7 +140,7 @@ class Log:
 
     def _adopt_tail(self, record: Record, data: bytes) -> None:
         full = record if record.full == record.sequence else self.read(record.full)
-        self._base, self._members = full.entries, full.members
+        self._base, self._full = full.entries, full
         self.tail, self.manifest, self._digest = record, _joined(record, self._base), digest(data)
 
     def read(self, sequence: int) -> Record:
@@ -203,10 +203,10 @@ class Log:
         """Append ``draft`` with ``manifest`` as what it says; return the record as written.
 
         ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here, and the members stay in
-        full records only: there those of the one before stand where the draft names none. Raises ``FencedError``
-        if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must succeed
-        before anything else). Whatever takes the log over, which every record does but those of a driver that has it,
-        finds out a store that overwrites: ``ConfigError``.
+        full records only, as do measurements: there those of the one before stand where the draft names none. Raises
+        ``FencedError`` if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must
+        succeed before anything else). Whatever takes the log over, which every record does but those of a driver that
+        has it, finds out a store that overwrites: ``ConfigError``.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         record = self._completed(draft, manifest)
@@ -248,9 +248,14 @@ class Log:
         self._put(record, data)
         self._unclear = None
         if record.full == record.sequence:
-            self._base, self._members = manifest.entries, record.members
+            self._base, self._full = manifest.entries, record
         self.tail, self.manifest, self._digest = record, manifest, digest(data)
         return record
+
+    @property
+    def weights(self) -> Mapping[str, object]:
+        """What the newest record and the full one that it changes tell of load."""
+        return {**(self._full.weights if self._full else {}), **(self.tail.weights if self.tail else {})}
 
     @property
     def unclear(self) -> bool:
@@ -297,8 +302,16 @@ class Log:
             previous=self._digest,
             full=sequence if full or tail is None else tail.full,
             entries=manifest.entries if full else changed,
-            members=(draft.members or self._members) if full else (),
+            members=(draft.members or (self._full.members if self._full else ())) if full else (),
+            weights=self._weights(draft, full=full),
         )
+
+    def _weights(self, draft: Record, *, full: bool) -> Mapping[str, object]:
+        """Return what a record tells of load: all if it is full, else what is not measurement and has changed."""
+        if draft.kind in ("rollback", "dispatch"):  # numbers of key-groups may stand for others
+            return draft.weights
+        told, known = {**self.weights, **draft.weights}, self._full.weights if self._full else {}
+        return told if full else {n: by for n, by in told.items() if n != "measured" and by != known.get(n)}
 
 
 def _no_end(first: int) -> UnavailableError:

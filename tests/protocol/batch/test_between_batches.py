@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark import RebalanceListener
+from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic_world import Elastic
 
@@ -76,11 +77,9 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     assert {state.id: state.state for state in world.driver.operations.members}[member] == "awaited"
     tail = world.log().tail
     assert tail is not None
-    assert (tail.kind, list(tail.orders["awaited"]), set(tail.orders["homes"].values())) == (
-        "orders",
-        [member],
-        {member},
-    )  # type: ignore[call-overload, attr-defined]
+    told = will_in(tail.orders)
+    assert (tail.kind, [wait.member.id for wait in told.awaited]) == ("orders", [member])
+    assert told.homes == dict.fromkeys(lost, member)
     world.clock.advance(DELAY)
     world.rest(10)
     assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
@@ -191,7 +190,7 @@ def test_a_query_without_a_batch_of_its_own_is_left_alone(tmp_path: Path) -> Non
     assert world.rest(2) == [False, False]
     world.feed()
     with pytest.raises(ZeroDivisionError):
-        world.batch(1, world.work._rows, lambda _: 1 / 0)  # type: ignore[arg-type, return-value] # private: any rows
+        world.batch(1, world.work._rows, lambda _: 1 / 0)  # private: any rows
     world.cluster.lose("1")
     assert world.rest(2) == [False, False]
 

@@ -125,3 +125,26 @@ def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> Non
     present = world.ownership.present
     assert all(racks[present.owners[t]] != racks[kept[0]] for t, kept in present.standbys.items())
     world.check_state()
+
+
+def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path) -> None:
+    """What owners were chosen by is in the log, in between full records too: a restart under the same load moves
+    nothing.
+    """
+    world = Elastic(tmp_path, num_standbys=1, balance_band=0.2)
+    world.feed()
+    skewed(world, 8)
+    world.settle()
+    skewed(world, 2)
+    before = dict(world.ownership.owners)
+    log = world.log()
+    assert log.tail is not None
+    assert log.tail.full < log.tail.sequence
+    assert set(log.tail.weights) == {"assigned"}
+    world.start()
+    assert [report.moves for report in skewed(world, 4)] == [()] * 4, "the fifth may weigh anew"
+    assert world.ownership.owners == before
+    skewed(world, 16)
+    log = world.log()
+    assert log.tail is not None
+    assert set(log.read(log.tail.full).weights) == {"assigned", "measured"}
