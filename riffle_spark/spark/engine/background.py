@@ -94,6 +94,10 @@ class Pulse:
     def stop(self, seconds: float) -> bool:
         """Beat no more; wait for the beat under way and tell whether it ended in time. Idempotent."""
         self._stopped.set()
+        return self.ended(seconds)
+
+    def ended(self, seconds: float) -> bool:
+        """Wait for the end of the thread; tell whether it came in time."""
         with self._lock:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():

@@ -1,11 +1,11 @@
-"""The thread of upkeep: one piece after the other, and an end that does not wait for what is not needed any more."""
+"""The threads beside batches: upkeep, one piece after the other, the pulse, and ends that wait for nothing needless."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-from riffle_spark.spark.engine.background import BackgroundThread
+from riffle_spark.spark.engine.background import BackgroundThread, Pulse
 
 SOON_SECONDS = 60
 
@@ -112,3 +112,47 @@ def test_a_lock_of_the_background_lets_one_thread_in_at_a_time() -> None:
         assert not came.wait(0.05)
     assert came.wait(SOON_SECONDS)
     worker.stop()
+
+
+def test_a_pulse_beats_until_it_is_over_and_begins_again() -> None:
+    """One thread at a time, which ends with the beat that says so; a later begin is another one."""
+    beats, over = [], threading.Event()
+
+    def beat() -> bool:
+        beats.append(threading.get_ident())
+        if len(beats) % 3:
+            return True
+        over.set()
+        return False
+
+    pulse = Pulse(beat, 0.001)
+    for so_far in (3, 6):
+        over.clear()
+        pulse.begin()
+        pulse.begin()
+        assert over.wait(SOON_SECONDS)
+        assert pulse.ended(SOON_SECONDS)
+        assert len(beats) == so_far
+    assert len(set(beats[:3])) == len(set(beats[3:])) == 1
+    assert "riffle-pulse" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_pulse_that_is_stopped_ends_with_its_beat_and_never_begins_again() -> None:
+    """The stop waits for the beat that is under way, and not for ever."""
+    began, go_on, beats = threading.Event(), threading.Event(), []
+
+    def beat() -> bool:
+        began.set()
+        assert go_on.wait(SOON_SECONDS)
+        beats.append(1)
+        return True
+
+    pulse = Pulse(beat, 0.001)
+    pulse.begin()
+    assert began.wait(SOON_SECONDS)
+    assert not pulse.stop(0.05)
+    go_on.set()
+    assert pulse.stop(SOON_SECONDS)
+    pulse.begin()
+    assert pulse.ended(0)
+    assert beats == [1]
