@@ -47,37 +47,33 @@ class Vigil:
         self._rounds = rounds
         self._ports = ports
         self._zero_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
-        self._recorded: Mapping[str, object] = {}
-        self._said: Mapping[str, object] = {}
-        """What this driver knows to be recorded, and what it has put since, whatever became of it."""
-        self._begun = False
+        self._epoch: int | None = None
         self._carried = Will()
         self._quiet_since = 0.0
         self._unfinished = False
         self._put_off: Delays[str] = Delays(1.0, 600.0)
 
     def begin(self, tail: Record | None) -> None:
-        """Take over what the newest record says; where this driver itself has said it, what was asked since stands."""
+        """Take over what the newest record before this driver's claim says. Where it is this driver's own, what it was
+        asked stands, and may be newer; where another was at work in between, that is the newer.
+        """
         found = will_in(tail.orders) if tail else Will()
         settings, strange = obeyed_settings(self._started, found.settings)
         self._carried = Will(settings=strange, others=found.others)
         self._ownership.weigh_as(self._log.weights)
         self._ownership.wait_again([self._lost(wait) for wait in found.awaited], found.homes)
-        begun, self._begun = self._begun, True
-        if tail is None or tail.orders in (self._recorded, self._said):
+        mine, self._epoch = self._epoch, self._log.tail.epoch if self._log.tail else None
+        if tail is None or tail.epoch == mine:
             return
-        self._recorded = tail.orders
-        changed = settings if begun or settings != self._started else None
+        changed = settings if mine is not None or settings != self._started else None
         asked = OperatorOrders(found.pins, frozenset(found.drained), found.slots, changed)
-        self._operations.take_over(asked, alone=begun)
+        self._operations.take_over(asked, alone=mine is not None)
         if stands := _told(found, strange):
             self._ownership.warn(stands)
 
     def orders(self) -> dict[str, object]:
         """Return what the next record is to say."""
-        said = self._will().to_json()
-        self._recorded, self._said = (self._log.tail.orders if self._log.tail else {}), said
-        return said
+        return self._will().to_json()
 
     def _will(self) -> Will:
         orders, (lost, homes) = self._operations.orders, self._ownership.waits(self._ports.clock.seconds())

@@ -1,5 +1,5 @@
 """What an operator asks of a running query, from any thread. Knows what can be asked and refuses what cannot work. Does
-not know how it is done: the driver looks before each batch.
+not know how it is done: the driver looks before each batch, and where none comes.
 """
 
 from collections.abc import Callable, Mapping
