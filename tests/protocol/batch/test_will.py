@@ -213,7 +213,7 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
     world.store.heal()
     if kind == "unavailable":
         world.rest(1, 2)
-        assert not world.driver._log.unclear  # private: whether a record may be there
+        assert not world.driver._log.unclear
     world.settle()
     assert world.owned("1") == set()
     kinds = [world.log().read(sequence).kind for sequence in range(5, 7)]
