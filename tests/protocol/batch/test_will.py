@@ -348,3 +348,20 @@ def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path
     world.start()
     with pytest.raises(CorruptStateError, match="what operators asked for"):
         world.feed()
+
+
+def test_what_a_later_version_asked_for_is_carried_on(tmp_path: Path) -> None:
+    """This one does not obey it, says so of settings, and loses nothing of it, whatever is asked besides."""
+    world = running(tmp_path)
+    log, later = world.log(), {"include": {"zone": ["a"]}, "settings": {"of_tomorrow": [1], "num_standbys": 1}}
+    assert log.tail is not None
+    log.append(replace(log.tail, kind="orders", commit_id="x", orders=later), log.manifest)
+    world.start()
+    [told] = [warning for warning in world.feed().warnings if "asked stands" in warning]
+    assert "of_tomorrow = [1], which this version does not know" in told
+    assert world.driver.settings.num_standbys == 1
+    world.driver.operations.drain("1")
+    world.feed()
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.orders == {**later, "drained": [world.member("1")]}
