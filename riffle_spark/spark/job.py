@@ -19,6 +19,7 @@ from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
+from riffle_spark.protocol.ownership.readiness import KeyPlace
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import Delivery, WatermarkPolicy, WatermarkSource
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
@@ -32,6 +33,7 @@ from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
+from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import options_of
 
 __all__ = ["JobOperator", "RunningJob"]
@@ -161,6 +163,29 @@ class RunningJob:
             self._tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
         self._tell(report)
         return report
+
+    def where(self, key: object, store: str | None) -> KeyPlace:
+        """Return where a key is processed. Raises ``ConfigError`` for what is no key, or while nobody owns it."""
+        ownership = self.driver.ownership
+        operators = self._operators[1] if self._operators is not None else []
+        if ownership.shards is not None:
+            found = [n for n, partition in enumerate(ownership.shards.partitions) if partition == key]
+            if not found:
+                raise ConfigError(
+                    f"{key!r} is no partition that the query has read",
+                    remedy="with this dispatch rows go by where they come from: ask for (topic, partition)",
+                )
+        else:
+            names = [operator.store for operator in operators]
+            if store is None and len({operator.schema.key for operator in operators}) > 1:
+                raise ConfigError("the query's stores have different keys", remedy=f"name one of {', '.join(names)}")
+            check_known("store", [store] if store is not None else [], names, source="where(key, store)")
+            asked = next((o for o in operators if store in (None, o.store)), None)
+            found = [] if asked is None else [asked.key_group_of(key, self._settings.key_groups)]
+        place = ownership.place_of(found[0]) if found else None
+        if place is None:
+            raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
+        return place
 
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
