@@ -4,6 +4,7 @@ Each check takes what a user wrote and returns the value, or raises ``ValueError
 ``checked`` makes the error for users. A ``Range`` is a check that can also be listed in a table.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -125,19 +126,20 @@ def _duration(text: str) -> float | None:
         return None
 
 
-def number(low: float) -> Range:
-    """Return a check for numbers with a lower bound."""
+def number(low: float, high: float = math.inf) -> Range:
+    """Return a check for finite numbers in a range."""
+    told = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
 
     def check(value: Value) -> Value:
         try:
             number = float(value)  # type: ignore[arg-type]
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             number = low - 1
-        if isinstance(value, bool) or not number >= low:
-            raise ValueError(f"a number of at least {low:g}")
+        if isinstance(value, bool) or not low <= number <= high or number == math.inf:
+            raise ValueError(f"a number {told}")
         return number
 
-    return Range(check, f"≥ {low:g}")
+    return Range(check, f"≥ {low:g}" if high == math.inf else f"{low:g} to {high:g}")
 
 
 @_range("0 to 1", lambda value: f"{100 * float(value):g} %")  # type: ignore[arg-type]

@@ -143,11 +143,11 @@ class Settings:
         None, optional(whole(0)), "how many owners one assignment moves at most of those that nothing forces; not set: "
         "no bound", live=True, of_assignment=True, example=2)
     instance_balance: float = setting(
-        0.45, number(0), "what a key-group too many on a member weighs; it goes before `store_balance` as long as it "
-        "is not 0, which switches it off", live=True, of_assignment=True)
+        0.45, number(0, 100), "what a key-group too many on a member weighs, a hundred times as much as the same "
+        "`store_balance`; 0 switches it off", live=True, of_assignment=True)
     store_balance: float = setting(
-        0.55, number(0), "what a key-group of one group too many on a member weighs; 0 switches it off, and lets the "
-        "fewest owners move", live=True, of_assignment=True)
+        0.55, number(0, 100), "what a key-group of one group too many on a member weighs; 0 switches it off, and lets "
+        "the fewest owners move", live=True, of_assignment=True)
     user_cost: str | Callable[..., object] | None = setting(  # noqa: RUF009 - as all of them
         None, optional(function), "your own [cost of a key-group on a member](own-assignor.md#a-cost-of-your-own), a "
         "whole number or `None` for not there; counts where balance leaves a choice", of_assignment=True,
@@ -175,7 +175,7 @@ class Settings:
     forced_awareness: tuple[tuple[str, tuple[str, ...]], ...] = setting(
         (), values_by_tag, "values that a tag should have: copies of a key-group are spread over all of them, and what "
         "belongs to a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
-        example={"zone": ["a", "b"]})
+        example=["zone=a", "zone=b"])
     member_racks: tuple[tuple[str, str], ...] = setting(
         (), pairs.of("`pattern=rack`"), "racks of hosts; the first pattern that fits counts, upper and lower case are "
         "one", example=["10.0.1.*=rack-a", "10.0.2.*=rack-b"])
