@@ -31,6 +31,7 @@ __all__ = [
     "share",
     "text",
     "values_by_tag",
+    "weights",
     "whole",
 ]
 
@@ -210,6 +211,23 @@ def pairs(value: Value) -> Value:
         if all(len(pair) == 2 and all(isinstance(word, str) and word.strip() for word in pair) for pair in cut):
             return tuple((left.strip(), right.strip()) for left, right in cut)
     raise ValueError("pairs such as '10.0.1.*=rack-a', in a list or separated by commas, or a table")
+
+
+@_range("pairs `name=number`")
+def weights(value: Value) -> Value:
+    """Return pairs of a name and a number from 0 up, written as in ``pairs``, or as a table of numbers."""
+    at_least_0, texts = number(0), {n: str(v) for n, v in value.items()} if isinstance(value, Mapping) else value
+    try:
+        return tuple((name, at_least_0(held[-1])) for name, held in values_by_tag(_as_texts(texts)))  # type: ignore[attr-defined]
+    except ValueError:
+        raise ValueError("numbers from 0 up by name, such as 'totals=1, models=20', or a table") from None
+
+
+def _as_texts(value: Value) -> Value:
+    """Return pairs of names and numbers with their numbers as text, anything else as it is."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, (list, tuple)) and len(v) == 2 for v in value):
+        return value
+    return [(name, str(one)) for name, one in value]
 
 
 @_range("`tag=value`, or values by tag")

@@ -14,23 +14,7 @@ from typing import Final
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
-from riffle_spark.setting_values import (
-    SettingLine,
-    flag,
-    function,
-    goals,
-    names,
-    number,
-    one_of,
-    optional,
-    pairs,
-    seconds,
-    setting,
-    share,
-    text,
-    values_by_tag,
-    whole,
-)
+from riffle_spark.setting_values import names, number, one_of, optional, pairs, seconds, setting, share, text, whole
 from riffle_spark.unknown_names import check_known
 
 if sys.version_info >= (3, 11):
@@ -43,7 +27,6 @@ __all__ = [
     "DISPATCHES",
     "LINES",
     "LIVE",
-    "SettingLine",
     "Settings",
     "check_names",
     "from_sources",
@@ -103,8 +86,8 @@ class Settings:
         "the two columns with a row's topic and partition, for `partition` and `hashed`")
 
     assignor: str | Callable[..., object] = setting(  # noqa: RUF009 - as all of them
-        "high_availability", replace(function, words="`high_availability`, `sticky`, `hash`, or the dotted path of "
-        "your own; in code also a function or class"),
+        "high_availability", replace(values.function, words="`high_availability`, `sticky`, `hash`, or the dotted path "
+        "of your own; in code also a function or class"),
         "who decides about owners; where [your own](own-assignor.md) raises or answers what cannot be, a warning says "
         "so, and the last assignment stays", of_assignment=True, section="Who owns what")
     acceptable_recovery_lag: int = setting(
@@ -126,6 +109,9 @@ class Settings:
         live=True, of_assignment=True)
     balance_band: float = setting(
         0.2, share, "measured work per slot within this share of the mean moves nothing", live=True, of_assignment=True)
+    store_weights: tuple[tuple[str, float], ...] = setting(
+        (), values.weights, "what a changed row of a store counts as work, where a query has several stores; 1 where "
+        "nothing is said", of_assignment=True, example=["totals=1", "models=20"])
     include: tuple[tuple[str, str], ...] = setting(
         (), pairs.of("`tag=value`"), "only members with one of these attributes own or keep anything in the end; `id` "
         "and `rack` are attributes, too. Where no live member has one, all count, and a warning says so",
@@ -149,13 +135,14 @@ class Settings:
         0.55, number(0, 100), "what a key-group of one group too many on a member weighs; 0 switches it off, and lets "
         "the fewest owners move", live=True, of_assignment=True)
     user_cost: str | Callable[..., object] | None = setting(  # noqa: RUF009 - as all of them
-        None, optional(function), "your own [cost of a key-group on a member](own-assignor.md#a-cost-of-your-own), a "
-        "whole number or `None` for not there; counts where balance leaves a choice", of_assignment=True,
+        None, optional(values.function), "your own [cost of a key-group on a "
+        "member](own-assignor.md#a-cost-of-your-own), a whole number or `None` for not there; counts where balance "
+        "leaves a choice", of_assignment=True,
         example="my_module.cost")
     goals: tuple[str | Callable[..., object], ...] = setting(
-        (), goals, "[goals in your own order](own-assignor.md#goals-in-an-order): `memory`, `balance`, `spread`, "
-        "`rack`, `user`, and functions of your own or their dotted paths; those that are not named follow. None: the "
-        "assignor's own order", of_assignment=True, example=["memory", "my_module.tenants_apart"])
+        (), values.goals, "[goals in your own order](own-assignor.md#goals-in-an-order): `memory`, `balance`, "
+        "`spread`, `rack`, `user`, and functions of your own or their dotted paths; those that are not named follow. "
+        "None: the assignor's own order", of_assignment=True, example=["memory", "my_module.tenants_apart"])
     hard_goals: tuple[str, ...] = setting(
         (), names, "those of `goals` without which no owner moves; a function's is its name", of_assignment=True,
         example=["memory"])
@@ -173,8 +160,8 @@ class Settings:
         (), names, "standbys are spread over the values of these tags first", live=True, of_assignment=True,
         example=["zone"])
     forced_awareness: tuple[tuple[str, tuple[str, ...]], ...] = setting(
-        (), values_by_tag, "values that a tag should have: copies of a key-group are spread over all of them, and what "
-        "belongs to a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
+        (), values.values_by_tag, "values that a tag should have: copies of a key-group are spread over all of them, "
+        "and what belongs to a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
         example=["zone=a", "zone=b"])
     member_racks: tuple[tuple[str, str], ...] = setting(
         (), pairs.of("`pattern=rack`"), "racks of hosts; the first pattern that fits counts, upper and lower case are "
@@ -183,7 +170,7 @@ class Settings:
         None, optional(text.of("path on the driver")), "a program as Hadoop's `net.topology.script.file.name`, asked "
         "where no pattern fits", example="/etc/hadoop/topology.sh")
     ec2_metadata: bool = setting(
-        False, flag, "ask the instance metadata service for the zone where nothing else tells; at most a second")
+        False, values.flag, "ask the instance metadata service for the zone where nothing else tells; at most a second")
 
     local_disk_limit: float = setting(
         0.8, share, "standbys and warm-ups are not begun on a disk that is fuller; a warning says so",
@@ -203,7 +190,7 @@ class Settings:
         4, whole(1, 20), "how often one batch is run when it loses its place or a block or a disk refuses, before that "
         "is the query's failure", section="Batches")
     deliver_after_commit: bool = setting(
-        False, flag, "exact output even of [functions that differ from run to "
+        False, values.flag, "exact output even of [functions that differ from run to "
         "run](sinks.md#functions-that-differ-from-run-to-run), at the price of writing it beside the state")
     initial_rebalance_delay: float = setting(
         30.0, seconds(0), "how long a start waits for the expected executors; and for any executor at all")
@@ -256,7 +243,7 @@ class Settings:
         return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
 
 
-LINES: Final[Mapping[str, SettingLine]] = {each.name: each.metadata["line"] for each in fields(Settings)}
+LINES: Final[Mapping[str, values.SettingLine]] = {each.name: each.metadata["line"] for each in fields(Settings)}
 """All settings, in order."""
 LIVE: Final = frozenset(name for name, line in LINES.items() if line.live)
 """Settings that can change while a query runs; the others take a restart, and some never change."""

@@ -100,6 +100,8 @@ class RunningJob:
         idle = without_effect(self._settings)
         if idle:
             _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
+        stores = [given.store for given in declared]
+        check_known("store", [name for name, _ in self._settings.store_weights], stores, source="store_weights")
         self._home = home_of(spark, self._settings)
         self._clock = SystemClock()
         self._frames = PlacedFrames()

@@ -282,7 +282,7 @@ class Ownership:
         """Note a commit: what slots had and sealed, and the links that snapshots took off chains."""
         self.copies.ran(receipts, before)
         self.copies.replaced(record.sequence, before, changes)
-        self._weights.ran(receipts)
+        self._weights.ran(receipts, dict(self._settings.store_weights))
 
     def standing_by(self, manifest: Manifest, stores: tuple[str, ...]) -> dict[int, tuple[MemberId, ...]]:
         """Return, for each key-group, the live standbys with a copy that could take over at once."""

@@ -12,7 +12,9 @@ from riffle_spark import RebalanceListener
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Task, View
 from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.protocol.ownership.rebalance import Moved
+from riffle_spark.protocol.ownership.triggers import Weights
 from tests.kit.simulated.elastic_world import TOUCHED, Elastic
 from tests.kit.simulated.partitioned_query import BY_PARTITION, of_partition, offsets
 from tests.kit.simulated.world import World, one, totals
@@ -201,3 +203,11 @@ def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
     assert states["2"].lag_records > 0
     assert states["2"].lag_trend > 0
     assert states["1"].lag_trend == 0
+
+
+def test_a_row_of_a_store_counts_as_much_as_its_weight_says() -> None:
+    """Measured work is that of all stores of a key-group together."""
+    weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
+    receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
+    weights.ran(receipts, {"models": 20.0})
+    assert weights.measured == {3: 10 + 200}
