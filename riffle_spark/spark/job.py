@@ -169,25 +169,24 @@ class RunningJob:
     def where(self, key: object, store: str | None) -> KeyPlace:
         """Return where a key is processed. Raises ``ConfigError`` for what is no key, or while nobody owns it."""
         ownership = self.driver.ownership
-        operators = self._operators[1] if self._operators is not None else []
         if ownership.shards is not None:
-            found = [n for n, partition in enumerate(ownership.shards.partitions) if partition == key]
-            if not found:
-                raise ConfigError(
-                    f"{key!r} is no partition that the query has read",
-                    remedy="with this dispatch rows go by where they come from: ask for (topic, partition)",
-                )
+            place = ownership.place_of(ownership.shards.number_of(key))
         else:
-            names = [operator.store for operator in operators]
-            if store is None and len({operator.schema.key for operator in operators}) > 1:
-                raise ConfigError("the query's stores have different keys", remedy=f"name one of {', '.join(names)}")
-            check_known("store", [store] if store is not None else [], names, source="where(key, store)")
-            asked = next((o for o in operators if store in (None, o.store)), None)
-            found = [] if asked is None else [asked.key_group_of(key, self._settings.key_groups)]
-        place = ownership.place_of(found[0]) if found else None
+            operator = self._operator_of(store)
+            group = None if operator is None else operator.key_group_of(key, self._settings.key_groups)
+            place = None if group is None else ownership.place_of(group)
         if place is None:
             raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
         return place
+
+    def _operator_of(self, store: str | None) -> Operator | None:
+        """Return the operator of a store, or one whose key all others have, too; ``None`` before the first batch."""
+        operators = self._operators[1] if self._operators is not None else []
+        names = [operator.store for operator in operators]
+        if store is None and len({operator.schema.key for operator in operators}) > 1:
+            raise ConfigError("the query's stores have different keys", remedy=f"name one of {', '.join(names)}")
+        check_known("store", [] if store is None else [store], names, source="where(key, store)")
+        return next((operator for operator in operators if store in (None, operator.store)), None)
 
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""

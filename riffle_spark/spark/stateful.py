@@ -154,13 +154,17 @@ class JobOperations:
         with self._gate.quiet(_BATCH_END_SECONDS):
             driver.clean_up()
 
-    def pin(self, key_group: int, member: str) -> None:
-        """Keep a key-group on a member: it moves there as soon as that is warm, and stays."""
-        self._running_driver().operations.pin(key_group, member)
+    def pin(self, key_group: int | tuple[str, int], member: str) -> None:
+        """Keep a key-group, or where dispatch is by partition a (topic, partition), on a member: it moves there as soon
+        as that is warm, and stays.
+        """
+        driver = self._running_driver()
+        driver.operations.pin(driver.ownership.number_of(key_group), member)
 
-    def unpin(self, key_group: int) -> None:
+    def unpin(self, key_group: int | tuple[str, int]) -> None:
         """Let a key-group go where it is best again."""
-        self._running_driver().operations.unpin(key_group)
+        driver = self._running_driver()
+        driver.operations.unpin(driver.ownership.number_of(key_group))
 
     def drain(self, member: str) -> None:
         """Move everything away from a member, warm, before it is taken away: then ``members()`` shows it empty."""

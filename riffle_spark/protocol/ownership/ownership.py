@@ -232,6 +232,10 @@ class Ownership:
             for state in self._operations.members
         )
 
+    def number_of(self, asked: int | tuple[str, int]) -> int:
+        """Return the number of a key-group: a (topic, partition) may stand for it, where dispatch is by partition."""
+        return asked if isinstance(asked, int) else (self.shards or Shards()).number_of(asked)
+
     def place_of(self, key_group: int) -> KeyPlace | None:
         """Return where a key-group is, ``None`` while nobody owns it."""
         place = place_of(key_group, self.present, self.members)

@@ -160,6 +160,9 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
     place = world.driver.ownership.place_of(0)
     assert place is not None
     assert (place.topic, place.partition) in told
+    assert world.driver.ownership.number_of((place.topic, place.partition)) == 0  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is no partition that the query has read"):
+        world.driver.ownership.number_of(("orders", 0))
 
 
 def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
