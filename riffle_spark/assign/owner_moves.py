@@ -224,7 +224,7 @@ class Loads:
     def bounds(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
         """Return which members may give one task and take one, and the owners per slot."""
         may_give = ~self._watched | ((self._counts - 1) / self._slots >= self._low)
-        may_take = (self._counts + 1) / self._slots <= self._high
+        may_take = ~self._watched | ((self._counts + 1) / self._slots <= self._high)
         return may_give, may_take, self._counts / self._slots
 
 
