@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from riffle_spark.process.blocks.arrow_function import arrow_function
     from riffle_spark.process.merging.user_aggregate import UserAggregate
     from riffle_spark.protocol.batch.batch_report import BatchReport
-    from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
+    from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
     from riffle_spark.protocol.ownership.rebalance import RebalanceListener
     from riffle_spark.settings import Settings
     from riffle_spark.spark.configure import configure, warm_up
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchReport",
+    "KeyPlace",
     "MemberState",
     "Readiness",
     "RebalanceListener",
@@ -65,7 +66,7 @@ _HOMES = {
     "process.blocks.arrow_function": ("arrow_function",),
     "process.merging.user_aggregate": ("UserAggregate",),
     "protocol.ownership.rebalance": ("RebalanceListener",),
-    "protocol.ownership.readiness": ("MemberState", "Readiness"),
+    "protocol.ownership.readiness": ("KeyPlace", "MemberState", "Readiness"),
     "offline.recovery": ("adopt", "rollback"),
     "protocol.batch.batch_report": ("BatchReport",),
     "offline.switch": ("switch_dispatch",),

@@ -1,28 +1,37 @@
-"""What the value of a setting may be. Knows units and ranges. Does not know any setting.
+"""What a setting is, and what its value may be. Knows units and ranges. Does not know any setting.
 
 Each check takes what a user wrote and returns the value, or raises ``ValueError`` that says what is allowed. Of that
 ``checked`` makes the error for users. A ``Range`` is a check that can also be listed in a table.
 """
 
+import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeVar
 
 from riffle_spark.errors import ConfigError
 
 __all__ = [
     "Check",
     "Range",
+    "SettingLine",
     "checked",
     "flag",
+    "function",
+    "goals",
     "names",
     "number",
     "one_of",
     "optional",
     "pairs",
     "seconds",
+    "setting",
     "share",
     "text",
+    "values_by_tag",
+    "weights",
     "whole",
 ]
 
@@ -30,6 +39,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0
 _LONGEST_SECONDS = 36_500 * 86_400.0
 _DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
 
+_Default = TypeVar("_Default")
 Value = object
 Check = Callable[[Value], Value]
 
@@ -117,19 +127,20 @@ def _duration(text: str) -> float | None:
         return None
 
 
-def number(low: float) -> Range:
-    """Return a check for numbers with a lower bound."""
+def number(low: float, high: float = math.inf) -> Range:
+    """Return a check for finite numbers in a range."""
+    told = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
 
     def check(value: Value) -> Value:
         try:
             number = float(value)  # type: ignore[arg-type]
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             number = low - 1
-        if isinstance(value, bool) or not number >= low:
-            raise ValueError(f"a number of at least {low:g}")
+        if isinstance(value, bool) or not low <= number <= high or number == math.inf:
+            raise ValueError(f"a number {told}")
         return number
 
-    return Range(check, f"≥ {low:g}")
+    return Range(check, f"≥ {low:g}" if high == math.inf else f"{low:g} to {high:g}")
 
 
 @_range("0 to 1", lambda value: f"{100 * float(value):g} %")  # type: ignore[arg-type]
@@ -144,13 +155,14 @@ def share(value: Value) -> Value:
     return number
 
 
-def one_of(*names: str) -> Range:
-    """Return a check for one of some names."""
+def one_of(*names: str, also: Mapping[str, str] = MappingProxyType({})) -> Range:
+    """Return a check for one of some names; ``also`` are names that others have for some of them."""
 
     def check(value: Value) -> Value:
-        if value not in names:
+        meant = also.get(value, value) if isinstance(value, str) else value
+        if meant not in names:
             raise ValueError("one of " + ", ".join(names))
-        return value
+        return meant
 
     return Range(check, ", ".join(f"`{name}`" for name in names))
 
@@ -199,3 +211,91 @@ def pairs(value: Value) -> Value:
         if all(len(pair) == 2 and all(isinstance(word, str) and word.strip() for word in pair) for pair in cut):
             return tuple((left.strip(), right.strip()) for left, right in cut)
     raise ValueError("pairs such as '10.0.1.*=rack-a', in a list or separated by commas, or a table")
+
+
+@_range("pairs `name=number`")
+def weights(value: Value) -> Value:
+    """Return pairs of a name and a number from 0 up, written as in ``pairs``, or as a table of numbers."""
+    at_least_0, texts = number(0), {n: str(v) for n, v in value.items()} if isinstance(value, Mapping) else value
+    try:
+        return tuple((name, at_least_0(held[-1])) for name, held in values_by_tag(_as_texts(texts)))  # type: ignore[attr-defined]
+    except ValueError:
+        raise ValueError("numbers from 0 up by name, such as 'totals=1, models=20', or a table") from None
+
+
+def _as_texts(value: Value) -> Value:
+    """Return pairs of names and numbers with their numbers as text, anything else as it is."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, (list, tuple)) and len(v) == 2 for v in value):
+        return value
+    return [(name, str(one)) for name, one in value]
+
+
+@_range("`tag=value`, or values by tag")
+def values_by_tag(value: Value) -> Value:
+    """Return pairs of a tag and its values, from a table, or from ``tag=value`` texts in a list or with commas."""
+    found: dict[str, tuple[str, ...]] = {}
+    for pair in _tagged(value):
+        tag, held = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else ("", ())
+        held = [held] if isinstance(held, str) else held
+        if not isinstance(tag, str) or not tag or not isinstance(held, (list, tuple)) or not held or "" in held:
+            raise ValueError('values by tag, such as {"zone": ["a", "b"]} or "zone=a, zone=b"')
+        found[tag] = (*found.get(tag, ()), *names(held))  # type: ignore[misc]
+    return tuple(found.items())
+
+
+def _tagged(value: Value) -> list[object]:
+    """Return what may be pairs."""
+    items = [v for v in value.split(",") if v.strip()] if isinstance(value, str) else value
+    items = list(items.items()) if isinstance(items, Mapping) else items
+    if not isinstance(items, (list, tuple)):
+        return [items]
+    return [[w.strip() for w in item.split("=", 1)] if isinstance(item, str) else item for item in items]
+
+
+@_range("a function, or its dotted path")
+def function(value: Value) -> Value:
+    """Return what can be called, or the text that names it."""
+    if not callable(value) and not (isinstance(value, str) and value):
+        raise ValueError("a function, or text that names one, as package.module.name")
+    return value
+
+
+@_range("names, or functions of your own")
+def goals(value: Value) -> Value:
+    """Return a tuple of names and functions, also from text with commas; no name twice."""
+    items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        raise ValueError("goals, as a list or separated by commas")  # noqa: TRY004 - as every check
+    checked_items = tuple(function(item) for item in items)
+    if len(set(checked_items)) < len(checked_items):
+        raise ValueError("goals, none of them twice")
+    return checked_items
+
+
+@dataclass(frozen=True, slots=True)
+class SettingLine:
+    """What one setting is, beside its name. ``meaning`` is Markdown as in docs/configuration.md, which ``./run
+    reference`` writes from these lines.
+
+    ``live`` settings can change while a query runs; the others take a restart, or what ``fixed`` says. Those with
+    ``of_assignment`` have no effect where hashes name the owners. ``example`` is shown where the default says nothing;
+    ``section`` is the heading of this setting and of those after it.
+    """
+
+    default: object
+    allowed: Range
+    meaning: str
+    live: bool
+    of_assignment: bool
+    fixed: str
+    example: object
+    section: str
+
+
+def setting(
+    default: _Default, allowed: Range, meaning: str, *, live: bool = False, of_assignment: bool = False,
+    fixed: str = "", example: object = None, section: str = "",
+) -> _Default:  # fmt: skip
+    """Return the field of ``Settings`` that one line declares."""
+    line = SettingLine(default, allowed, meaning, live, of_assignment, fixed, example, section)
+    return field(default=default, metadata={"line": line})

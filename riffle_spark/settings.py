@@ -7,14 +7,14 @@ Durations are seconds, or text such as ``"10 min"``; shares are fractions, or te
 """
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
-from riffle_spark.setting_values import flag, names, number, one_of, optional, pairs, seconds, share, text, whole
+from riffle_spark.setting_values import names, number, one_of, optional, pairs, seconds, setting, share, text, whole
 from riffle_spark.unknown_names import check_known
 
 if sys.version_info >= (3, 11):
@@ -27,7 +27,6 @@ __all__ = [
     "DISPATCHES",
     "LINES",
     "LIVE",
-    "SettingLine",
     "Settings",
     "check_names",
     "from_sources",
@@ -38,36 +37,8 @@ __all__ = [
 CONF_PREFIX = "spark.riffle."
 DISPATCHES: Final = ("key_group", "partition", "hashed")
 _SHORTEST_PROBING_SECONDS = 60.0
-_Default = TypeVar("_Default")
-
-
-@dataclass(frozen=True, slots=True)
-class SettingLine:
-    """What one setting is, beside its name. ``meaning`` is Markdown as in docs/configuration.md, which ``./run
-    reference`` writes from these lines.
-
-    ``live`` settings can change while a query runs; the others take a restart, or what ``fixed`` says. Those with
-    ``of_assignment`` have no effect where hashes name the owners. ``example`` is shown where the default says nothing;
-    ``section`` is the heading of this setting and of those after it.
-    """
-
-    default: object
-    allowed: values.Range
-    meaning: str
-    live: bool
-    of_assignment: bool
-    fixed: str
-    example: object
-    section: str
-
-
-def setting(
-    default: _Default, allowed: values.Range, meaning: str, *, live: bool = False, of_assignment: bool = False,
-    fixed: str = "", example: object = None, section: str = "",
-) -> _Default:  # fmt: skip
-    """Return the field of ``Settings`` that one line declares."""
-    line = SettingLine(default, allowed, meaning, live, of_assignment, fixed, example, section)
-    return field(default=default, metadata={"line": line})
+_OTHERS_STRATEGIES: Final = {"NONE": "none", "min_traffic": "min_cost", "balanced_min_cost": "balance_subtopology"}
+"""KIP-925's own names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +85,11 @@ class Settings:
         ("topic", "partition"), names,
         "the two columns with a row's topic and partition, for `partition` and `hashed`")
 
-    assignor: str = setting(
-        "high_availability", text.of("`high_availability`, `sticky`, `hash`, or the dotted path of your own"),
-        "who decides about owners; where [your own](assignor.md#your-own-assignor) raises or answers what cannot be, a "
-        "warning says so, and the last assignment stays", of_assignment=True, section="Who owns what")
+    assignor: str | Callable[..., object] = setting(  # noqa: RUF009 - as all of them
+        "high_availability", replace(values.function, words="`high_availability`, `sticky`, `hash`, or the dotted path "
+        "of your own; in code also a function or class"),
+        "who decides about owners; where [your own](own-assignor.md) raises or answers what cannot be, a warning says "
+        "so, and the last assignment stays", of_assignment=True, section="Who owns what")
     acceptable_recovery_lag: int = setting(
         10_000, whole(0).of("records"), "a copy this many changed records behind still counts as caught up",
         live=True, of_assignment=True)
@@ -137,10 +109,48 @@ class Settings:
         live=True, of_assignment=True)
     balance_band: float = setting(
         0.2, share, "measured work per slot within this share of the mean moves nothing", live=True, of_assignment=True)
+    store_weights: tuple[tuple[str, float], ...] = setting(
+        (), values.weights, "what a changed row of a store counts as work, where a query has several stores; 1 where "
+        "nothing is said", of_assignment=True, example=["totals=1", "models=20"])
+    include: tuple[tuple[str, str], ...] = setting(
+        (), pairs.of("`tag=value`"), "only members with one of these attributes own or keep anything in the end; `id` "
+        "and `rack` are attributes, too. Where no live member has one, all count, and a warning says so",
+        live=True, of_assignment=True, example=["disk=ssd"])
+    exclude: tuple[tuple[str, str], ...] = setting(
+        (), pairs.of("`tag=value`"), "members with one of these attributes give everything away, warm, as if drained",
+        live=True, of_assignment=True, example=["rack=c"])
+    rebalance_enable: str = setting(
+        "all", one_of("all", "owners", "standbys", "none"), "what may move to be better placed; what has no owner is "
+        "always placed, and pins and drains are obeyed", live=True, of_assignment=True)
+    allow_rebalance: str = setting(
+        "all_owned", one_of("all_owned", "always"), "whether others may move while a key-group has no owner",
+        live=True, of_assignment=True)
+    moves_at_once: int | None = setting(
+        None, optional(whole(0)), "how many owners one assignment moves at most of those that nothing forces; not set: "
+        "no bound", live=True, of_assignment=True, example=2)
+    instance_balance: float = setting(
+        0.45, number(0, 100), "what a key-group too many on a member weighs, a hundred times as much as the same "
+        "`store_balance`; 0 switches it off", live=True, of_assignment=True)
+    store_balance: float = setting(
+        0.55, number(0, 100), "what a key-group of one group too many on a member weighs; 0 switches it off, and lets "
+        "the fewest owners move", live=True, of_assignment=True)
+    user_cost: str | Callable[..., object] | None = setting(  # noqa: RUF009 - as all of them
+        None, optional(values.function), "your own [cost of a key-group on a "
+        "member](own-assignor.md#a-cost-of-your-own), a whole number or `None` for not there; counts where balance "
+        "leaves a choice", of_assignment=True,
+        example="my_module.cost")
+    goals: tuple[str | Callable[..., object], ...] = setting(
+        (), values.goals, "[goals in your own order](own-assignor.md#goals-in-an-order): `memory`, `balance`, "
+        "`spread`, `rack`, `user`, and functions of your own or their dotted paths; those that are not named follow. "
+        "None: the assignor's own order", of_assignment=True, example=["memory", "my_module.tenants_apart"])
+    hard_goals: tuple[str, ...] = setting(
+        (), names, "those of `goals` without which no owner moves; a function's is its name", of_assignment=True,
+        example=["memory"])
 
     rack_aware_assignment_strategy: str = setting(
-        "none", one_of("none", "min_cost", "balance_subtopology"),
-        "whether racks decide, and whether before or after balance", live=True, of_assignment=True,
+        "none", one_of("none", "min_cost", "balance_subtopology", also=_OTHERS_STRATEGIES),
+        "whether racks decide, and whether before or after the spread of groups; `balanced_min_cost` is another name "
+        "of `balance_subtopology`, `min_traffic` of `min_cost`", live=True, of_assignment=True,
         section="Racks and tags")
     rack_aware_assignment_traffic_cost: int = setting(
         10, whole(0), "what a row that is read across racks costs", live=True, of_assignment=True)
@@ -149,6 +159,10 @@ class Settings:
     rack_aware_assignment_tags: tuple[str, ...] = setting(
         (), names, "standbys are spread over the values of these tags first", live=True, of_assignment=True,
         example=["zone"])
+    forced_awareness: tuple[tuple[str, tuple[str, ...]], ...] = setting(
+        (), values.values_by_tag, "values that a tag should have: copies of a key-group are spread over all of them, "
+        "and what belongs to a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
+        example=["zone=a", "zone=b"])
     member_racks: tuple[tuple[str, str], ...] = setting(
         (), pairs.of("`pattern=rack`"), "racks of hosts; the first pattern that fits counts, upper and lower case are "
         "one", example=["10.0.1.*=rack-a", "10.0.2.*=rack-b"])
@@ -156,7 +170,7 @@ class Settings:
         None, optional(text.of("path on the driver")), "a program as Hadoop's `net.topology.script.file.name`, asked "
         "where no pattern fits", example="/etc/hadoop/topology.sh")
     ec2_metadata: bool = setting(
-        False, flag, "ask the instance metadata service for the zone where nothing else tells; at most a second")
+        False, values.flag, "ask the instance metadata service for the zone where nothing else tells; at most a second")
 
     local_disk_limit: float = setting(
         0.8, share, "standbys and warm-ups are not begun on a disk that is fuller; a warning says so",
@@ -176,7 +190,7 @@ class Settings:
         4, whole(1, 20), "how often one batch is run when it loses its place or a block or a disk refuses, before that "
         "is the query's failure", section="Batches")
     deliver_after_commit: bool = setting(
-        False, flag, "exact output even of [functions that differ from run to "
+        False, values.flag, "exact output even of [functions that differ from run to "
         "run](sinks.md#functions-that-differ-from-run-to-run), at the price of writing it beside the state")
     initial_rebalance_delay: float = setting(
         30.0, seconds(0), "how long a start waits for the expected executors; and for any executor at all")
@@ -229,7 +243,7 @@ class Settings:
         return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
 
 
-LINES: Final[Mapping[str, SettingLine]] = {each.name: each.metadata["line"] for each in fields(Settings)}
+LINES: Final[Mapping[str, values.SettingLine]] = {each.name: each.metadata["line"] for each in fields(Settings)}
 """All settings, in order."""
 LIVE: Final = frozenset(name for name, line in LINES.items() if line.live)
 """Settings that can change while a query runs; the others take a restart, and some never change."""

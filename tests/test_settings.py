@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,37 @@ def test_racks_of_hosts_that_are_no_pairs_are_refused(said: object) -> None:
     """What is not a pattern and a rack names the setting and shows how to write it."""
     with pytest.raises(ConfigError, match=r"member_racks.*10\.0\.1\.\*=rack-a"):
         Settings(member_racks=said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "said", ["zone=a, zone=b, disk=ssd", ["zone=a", "zone=b", "disk=ssd"], {"zone": ["a", "b"], "disk": "ssd"}]
+)
+def test_values_of_tags_are_said_as_pairs_or_by_tag(said: object) -> None:
+    """And read again as they were told, also from JSON."""
+    told = Settings(forced_awareness=said).forced_awareness  # type: ignore[arg-type]
+    assert told == (("zone", ("a", "b")), ("disk", ("ssd",)))
+    assert Settings(forced_awareness=json.loads(json.dumps(told))).forced_awareness == told
+
+
+@pytest.mark.parametrize(
+    "said", ["totals=1, models=2.5", {"totals": 1, "models": 2.5}, [["totals", 1], ["models", 2.5]]]
+)
+def test_weights_of_stores_are_numbers_by_name(said: object) -> None:
+    """However they are written."""
+    assert Settings(store_weights=said).store_weights == (("totals", 1.0), ("models", 2.5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("store_weights", "totals"), ("store_weights", "totals=-1"), ("store_weights", {"totals": "much"}),
+     ("forced_awareness", "zone"), ("forced_awareness", {"zone": []}), ("forced_awareness", [["zone", ""]]),
+     ("include", "ssd"), ("moves_at_once", -1), ("store_balance", "inf"), ("instance_balance", 101),
+     ("goals", ["rack", "rack"]), ("goals", 7), ("user_cost", 7), ("rebalance_enable", "some")],
+)  # fmt: skip
+def test_what_cannot_be_asked_of_placement_is_refused(name: str, said: object) -> None:
+    """With the setting, and what it can be."""
+    with pytest.raises(ConfigError, match=f"{name} = .* is not allowed"):
+        Settings(**{name: said})  # type: ignore[arg-type]
 
 
 def test_what_was_said_survives_pickling() -> None:

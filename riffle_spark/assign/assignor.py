@@ -5,29 +5,44 @@ The high availability assignor follows KIP-441, with a target that respects owne
 """
 
 import functools
+import operator
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import PurePath
+from typing import cast, get_args
 
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
-from riffle_spark.assign.board import WITH_STATE, WITHOUT_STATE, Board, board_of
+from riffle_spark.assign.board import WITH_STATE, WITHOUT_STATE, Board, board_of, is_allowed
 from riffle_spark.assign.explain import Placement, assignment_of
-from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, Move, TaskId, View
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Member, MemberId, Move, Task, TaskId, View
+from riffle_spark.assign.owner_goals import BuiltIn, Goals, name_of
 from riffle_spark.assign.owner_moves import plan_owners
 from riffle_spark.assign.owner_target import owner_target
 from riffle_spark.assign.racks import racks_count
 from riffle_spark.assign.standby_moves import plan_standbys
 from riffle_spark.assign.standby_racks import save_traffic
 from riffle_spark.assign.standby_target import standby_target
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.validity import orders_broken, violations
 from riffle_spark.errors import ConfigError
-from riffle_spark.unknown_names import nearest
+from riffle_spark.settings import Settings
+from riffle_spark.unknown_names import check_known, nearest
 
-__all__ = ["assign", "high_availability", "load_assignor", "raised", "refusals", "with_target"]
+__all__ = [
+    "assign",
+    "assign_settings",
+    "high_availability",
+    "load_own",
+    "obeyed",
+    "raised",
+    "refusals",
+    "with_own",
+    "with_target",
+]
 
 _OURS = ("high_availability", "sticky", "hash")
+_NAMED = 5
 
 
 def assign(view: View, settings: AssignSettings) -> Assignment:
@@ -42,22 +57,80 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
     """
     if view.tasks and not view.members:
         raise ConfigError("there is no live member to place tasks on", remedy="start an executor, then assign again")
+    settings, said = _with_costs(view, settings)
+    answer = _answer(view, settings)
+    return replace(answer, warnings=(*said, *answer.warnings)) if said else answer
+
+
+def _answer(view: View, settings: AssignSettings) -> Assignment:
     chosen = settings.assignor
     if chosen == "high_availability":
         return high_availability(view, settings)
     if chosen in ("sticky", "hash"):
-        return (sticky_assignor if chosen == "sticky" else hash_assignor)(view, settings)
-    return _users_assignment(view, settings, load_assignor(chosen) if isinstance(chosen, str) else chosen)
+        return obeyed(view, (sticky_assignor if chosen == "sticky" else hash_assignor)(view, settings), settings)
+    return _users_assignment(view, settings, _loaded_once(chosen) if isinstance(chosen, str) else chosen)
 
 
 def _users_assignment(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
-    """Take a user's answer if it is valid; else keep what is and say what was wrong."""
+    """Take a user's answer if it is valid, pins and drains mended; else keep what is and say what was wrong."""
     try:
         answer = assignor(view, settings)
     except Exception as error:  # noqa: BLE001 - the user's code: the query goes on with what is, and the warning says why
         return _last_or_default(view, settings, [raised(error, assignor)])
     wrong = refusals(view, answer, settings)
-    return _last_or_default(view, settings, wrong) if wrong else with_target(_in_ids_of(view, answer))
+    if wrong:
+        return _last_or_default(view, settings, wrong)
+    return obeyed(view, with_target(_in_ids_of(view, answer)), settings)
+
+
+def obeyed(view: View, answer: Assignment, settings: AssignSettings) -> Assignment:
+    """Return a valid answer in which pins and drains hold, as they do for any assignor: of tasks that it leaves away
+    from their pin or on a drained or excluded member for good, the default assignor decides, and a warning says so.
+    """
+    broken = orders_broken(view, answer, settings)
+    if not broken:
+        return answer
+    mended = high_availability(
+        replace(view, tasks=tuple(task for task in view.tasks if task.id in broken)),
+        replace(settings, max_warmup_replicas=_warmups_left(answer, broken, settings)),
+    )
+    named = _listed(sorted(broken))
+    told = f"the assignor's answer leaves tasks away from their pin or on a drained member, and is mended for {named}"
+    return replace(
+        answer,
+        owners={**answer.owners, **mended.owners},
+        standbys=_instead(answer.standbys, mended.standbys, broken),
+        warmups=_instead(answer.warmups, mended.warmups, broken),
+        target={**answer.target, **mended.target},
+        moves=(*(move for move in answer.moves if move.task not in broken), *mended.moves),
+        needs_probe=mended.needs_probe or (answer.needs_probe and _waits(answer, broken)),
+        probe_reason=mended.probe_reason or answer.probe_reason,
+        warnings=(*answer.warnings, told),
+    )
+
+
+def _waits(answer: Assignment, broken: Collection[TaskId]) -> bool:
+    """Tell whether anything but the broken tasks is on its way: what an answer wants for these never comes."""
+    left = [task for task in answer.owners if task not in broken]
+    return any(answer.warmups.get(task) or answer.target.get(task) != answer.owners[task] for task in left)
+
+
+def _listed(tasks: Sequence[object]) -> str:
+    """Name the first of some tasks, and how many they are."""
+    more = len(tasks) - _NAMED
+    return ", ".join(map(str, tasks[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _warmups_left(answer: Assignment, broken: Collection[TaskId], settings: AssignSettings) -> int:
+    kept = sum(len(members) for task, members in answer.warmups.items() if task not in broken)
+    return max(settings.max_warmup_replicas - kept, 0)
+
+
+def _instead(
+    copies: Mapping[TaskId, tuple[MemberId, ...]], mended: Mapping[TaskId, tuple[MemberId, ...]],
+    broken: Collection[TaskId],
+) -> dict[TaskId, tuple[MemberId, ...]]:  # fmt: skip
+    return {**{task: members for task, members in copies.items() if task not in broken}, **mended}
 
 
 def _last_or_default(view: View, settings: AssignSettings, said: Sequence[str]) -> Assignment:
@@ -73,7 +146,9 @@ def high_availability(view: View, settings: AssignSettings) -> Assignment:
     settings = _allowed_moves(view, settings)
     racks = racks_count(view, settings)
     board = board_of(view, WITH_STATE, settings)
-    target = _unless_kept(board, owner_target(board, settings, racks=racks), settings)
+    goals = Goals(board, settings, racks=racks)
+    wanted = goals.improved(owner_target(board, settings, racks=racks))
+    target = _unless_kept(board, wanted, replace(settings, rebalance_enable="none") if goals.missed else settings)
     plan = plan_owners(board, target, settings)
     copies = standby_target(board, plan.target, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
@@ -84,7 +159,7 @@ def high_availability(view: View, settings: AssignSettings) -> Assignment:
         base[owner] += 1
     stateless = replace(board_of(view, WITHOUT_STATE, settings), base=tuple(base))
     owners = _place_stateless(stateless, settings, racks=racks)
-    return assignment_of(view, Placement(board, plan, copies, standbys, stateless, owners), settings)
+    return assignment_of(view, Placement(board, plan, copies, standbys, stateless, owners, goals), settings)
 
 
 def _allowed_moves(view: View, settings: AssignSettings) -> AssignSettings:
@@ -116,44 +191,109 @@ def _place_stateless(board: Board, settings: AssignSettings, *, racks: bool) -> 
     return [m if board.live[m] else max(board.owners[t], stand_in) for t, m in enumerate(target)]
 
 
-@functools.cache
-def load_assignor(path: str) -> Assignor:
-    """Return what the dotted path ``package.module.name`` (or ``package.module:name``) names; a class is made once a
-    process.
+def assign_settings(settings: Settings, drained: Iterable[MemberId] = ()) -> AssignSettings:
+    """Return the settings of a query that concern assignment; a drained member may keep nothing in the end."""
+    own = with_own(settings)
+    told: dict[str, object] = {each.name: getattr(own, each.name) for each in fields(AssignSettings)}
+    told["forced_awareness"] = dict(own.forced_awareness)
+    told["exclude"] = (*own.exclude, *(("id", member) for member in sorted(drained)))
+    return AssignSettings(**told)  # type: ignore[arg-type] # each is what the setting of its name is
+
+
+def with_own(settings: Settings) -> Settings:
+    """Return the settings with the functions that they name by their paths; classes are made, once for each call: a
+    query calls this once. Raises ``ConfigError`` if a path names nothing that can be called.
+    """
+    own: dict[str, object] = {}
+    if settings.assignor not in _OURS:
+        own["assignor"] = load_own(settings.assignor, "assignor", _OURS)
+    if settings.user_cost is not None:
+        own["user_cost"] = load_own(settings.user_cost, "user_cost")
+    if settings.goals:
+        ours = tuple(get_args(BuiltIn))
+        own["goals"] = tuple(goal if goal in ours else load_own(goal, "goals", ours) for goal in settings.goals)
+    check_known("hard goal", settings.hard_goals, [name_of(goal) for goal in settings.goals], source="hard_goals")
+    changed = {name: value for name, value in own.items() if value != getattr(settings, name)}
+    return settings.but(**changed) if changed else settings
+
+
+def load_own(given: object, setting: str, ours: Sequence[str] = ()) -> Callable[..., object]:
+    """Return what a setting gives or names, by a dotted path ``package.module.name`` (or ``package.module:name``); of a
+    class an instance.
 
     Raises ``ConfigError`` if it names nothing that can be called, or what fails when it is imported or made.
     """
+    found = _imported(given, setting, ours) if isinstance(given, str) else given
+    if isinstance(found, type):
+        found = _instance(found, str(given), setting)
+    if not callable(found):
+        raise ConfigError(f"{given!r} cannot be called", remedy="name a function", where=setting)
+    return found
+
+
+def _imported(path: str, setting: str, ours: Sequence[str]) -> object:
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
         found: object = getattr(import_module(module), name)
     except Exception as missing:
-        near = f"did you mean {nearest(path, _OURS)!r}? Else " if not module else ""
+        near = f"did you mean {nearest(path, ours)!r}? Else " if ours and not module else ""
         raise ConfigError(
-            f"no assignor is found at {path!r}: {type(missing).__name__}: {missing}",
-            remedy=f"{near}use {', '.join(_OURS)}, or a dotted path to your own",
-            where="assignor",
+            f"no {setting.removesuffix('s')} is found at {path!r}: {type(missing).__name__}: {missing}",
+            remedy=f"{near}use {''.join(f'{one}, ' for one in ours)}a function, or the dotted path of your own",
+            where=setting,
         ) from missing
-    if isinstance(found, type):
-        found = _instance(found, path)
-    if not callable(found):
-        raise ConfigError(f"{path!r} cannot be called", remedy="name a function (view, settings)", where="assignor")
     return found
 
 
-def _instance(kind: type, path: str) -> object:
+@functools.cache
+def _loaded_once(path: str) -> Assignor:
+    """Return the assignor of a path for calls that no query makes: once a process."""
+    return cast("Assignor", load_own(path, "assignor", _OURS))
+
+
+def _instance(kind: type, path: str, setting: str) -> object:
     try:
         return kind()
     except Exception as error:
         raise ConfigError(
-            f"the assignor {path!r} cannot be made: {_error_text(error, path)}",
-            remedy="make it one that takes no arguments and does not fail, or name a function (view, settings)",
-            where="assignor",
+            f"the {setting} {path!r} cannot be made: {_error_text(error, path)}",
+            remedy="make it one that takes no arguments and does not fail, or name a function",
+            where=setting,
         ) from error
+
+
+def _with_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, list[str]]:
+    """Ask the user's cost of each task on each member once, and go by what it said; one that fails does not count.
+
+    Tasks that it lets go nowhere are named: for these it is not followed.
+    """
+    rule = settings.user_cost
+    if rule is None:
+        return settings, []
+    members = (*view.members, *view.awaited)
+    try:
+        costs = {(t.id, m.id): _whole(rule(t, m)) for t in view.tasks for m in members}
+    except Exception as error:  # noqa: BLE001 - the user's code: the query goes on without it, and the warning says why
+        said = f"user_cost raised {_error_text(error, name_of(rule))}; owners are assigned without it"
+        return replace(settings, user_cost=None), [said]
+    able = [m.id for m in members if is_allowed(m, settings)] or [m.id for m in members]
+    lost = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in able)]
+    told = [f"user_cost lets tasks go nowhere, and is not followed for these: {_listed(lost)}"] if lost else []
+
+    def known(task: Task, member: Member) -> int | None:
+        at = (task.id, member.id)
+        return costs[at] if at in costs else rule(task, member)
+
+    return replace(settings, user_cost=known), told
+
+
+def _whole(cost: object) -> int | None:
+    return None if cost is None else operator.index(cost)  # type: ignore[arg-type] # else it raises, as it should
 
 
 def raised(error: Exception, assignor: Assignor) -> str:
     """Say what a user's assignor raised, and where in its own code."""
-    return f"the assignor raised {_error_text(error, getattr(assignor, '__qualname__', type(assignor).__qualname__))}"
+    return f"the assignor raised {_error_text(error, name_of(assignor))}"
 
 
 def _error_text(error: Exception, name: str) -> str:

@@ -1,5 +1,6 @@
 """The sticky and the plain hash assignor. Knows the consumer assignor's steps. Does not know lags or warm-ups."""
 
+from collections import Counter
 from zlib import crc32
 
 from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of
@@ -16,7 +17,8 @@ __all__ = ["hash_assignor", "sticky_assignor"]
 
 
 def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Keep every owner that may stay, place the rest on the least loaded, then level: nobody waits for a copy.
+    """Keep every owner that may stay, place the rest on the least loaded, then level: nobody waits for a copy. Pins are
+    obeyed at once.
 
     These are the steps of Kafka's StickyAssignor. With a rack strategy the cost of not overlapping is counted against
     the previous owner.
@@ -30,10 +32,11 @@ def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
 
 
 def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Place each task by a hash of its name over the slots: needs no history, and spares none."""
+    """Place each task by a hash of its name over the slots: needs no history, and spares none. Pins go before."""
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
     ring = [m for m, slots in enumerate(board.slots) for _ in range(slots) if board.may_own[m]]
-    owners = [ring[crc32(str(task.id).encode()) % len(ring)] for task in board.tasks]
+    hashed = [ring[crc32(str(task.id).encode()) % len(ring)] for task in board.tasks]
+    owners = [m if pin == NOBODY else pin for m, pin in zip(hashed, board.pins, strict=True)]
     return _placed(view, board, owners, settings)
 
 
@@ -41,20 +44,25 @@ def _levelled(board: Board) -> list[int]:
     able = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
     owners = [owner if owner in able else NOBODY for owner in board.owners]
-    held: dict[int, list[int]] = {m: [t for t, owner in enumerate(owners) if owner == m] for m in able}
-    for t, owner in enumerate(owners):
-        if owner == NOBODY:
-            held[min(able, key=lambda m: (len(held[m]) / slots[m], m not in board.standbys[t], m))].append(t)
-    for _ in board.tasks:
-        giver = max(able, key=lambda m: (len(held[m]) / slots[m], -m))
-        taker = min(able, key=lambda m: ((len(held[m]) + 1) / slots[m], m))
-        if (len(held[taker]) + 1) / slots[taker] >= len(held[giver]) / slots[giver]:
+    pinned, free = Counter(board.pins), [t for t, pin in enumerate(board.pins) if pin == NOBODY]
+    held: dict[int, list[int]] = {m: [t for t in free if owners[t] == m] for m in able}
+
+    def load(m: int, more: int = 0) -> float:
+        return (len(held[m]) + pinned[m] + more) / slots[m]
+
+    for t in free:
+        if owners[t] == NOBODY:
+            held[min(able, key=lambda m: (load(m), m not in board.standbys[t], m))].append(t)
+    for _ in free:
+        giver = max(able, key=lambda m: (bool(held[m]), load(m), -m))
+        taker = min(able, key=lambda m: (load(m, 1), m))
+        if load(taker, 1) >= load(giver) or not held[giver]:
             break
         task = min(held[giver], key=lambda t: (taker not in board.standbys[t], t))
         held[giver].remove(task)
         held[taker].append(task)
     placed = {t: m for m, tasks in held.items() for t in tasks}
-    return [placed[t] for t in range(len(owners))]
+    return [placed.get(t, pin) for t, pin in enumerate(board.pins)]
 
 
 def _on_live(board: Board, owners: list[int]) -> list[int]:

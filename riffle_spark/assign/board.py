@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from riffle_spark.assign.model import AssignSettings, Kind, Member, MemberId, Task, View
 
-__all__ = ["NOBODY", "WITHOUT_STATE", "WITH_STATE", "Board", "board_of", "copies_that_fit"]
+__all__ = ["NOBODY", "WITHOUT_STATE", "WITH_STATE", "Board", "board_of", "copies_that_fit", "is_allowed"]
 
 NOBODY = -1
 UNKNOWN_RANK = 1 << 62
@@ -112,13 +112,16 @@ def _order_of(view: View, kinds: Collection[Kind]) -> _Order:
 
 def _placeable(order: _Order, settings: AssignSettings) -> tuple[bool, ...]:
     """Return who should own in the end by the operator's filters: everybody if none of those that may is there."""
-    allowed = tuple(
-        not any(each.attribute(tag) == value for tag, value in settings.exclude)
-        and (not settings.include or any(each.attribute(tag) == value for tag, value in settings.include))
-        for each in order.members
-    )
+    allowed = tuple(is_allowed(each, settings) for each in order.members)
     is_any_there = any(may and each.id in order.live for may, each in zip(allowed, order.members, strict=True))
     return allowed if is_any_there else (True,) * len(allowed)
+
+
+def is_allowed(member: Member, settings: AssignSettings) -> bool:
+    """Tell whether the operator's filters let a member own and keep anything in the end."""
+    if any(member.attribute(tag) == value for tag, value in settings.exclude):
+        return False
+    return not settings.include or any(member.attribute(tag) == value for tag, value in settings.include)
 
 
 def _ranks(view: View, order: _Order, settings: AssignSettings) -> list[tuple[dict[int, int], int]]:

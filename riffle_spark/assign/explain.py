@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from riffle_spark.assign.board import NOBODY, Board
+from riffle_spark.assign.board import NOBODY, Board, is_allowed
 from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.model import Assignment, AssignSettings, Balance, Goal, MemberId, Move, Role, TaskId, View
+from riffle_spark.assign.owner_goals import Goals
 from riffle_spark.assign.owner_moves import OwnerPlan
 from riffle_spark.assign.racks import rack_cost, rack_warnings
 from riffle_spark.assign.standby_moves import StandbyPlan
@@ -28,6 +29,7 @@ class Placement:
     standbys: StandbyPlan
     stateless: Board
     stateless_owners: Sequence[int]
+    goals: Goals | None = None
 
 
 def assignment_of(view: View, placement: Placement, settings: AssignSettings) -> Assignment:
@@ -44,7 +46,9 @@ def assignment_of(view: View, placement: Placement, settings: AssignSettings) ->
         probe_reason=_probe_reason(placement),
         cost=_cost_of(placement, settings),
     )
-    warnings = (*_memory_warnings(view, assignment), *rack_warnings(view, settings))
+    of_goals = placement.goals.warnings if placement.goals else ()
+    asked = (*_filter_warnings(view, settings), *_awareness_warnings(view, placement.copies, settings), *of_goals)
+    warnings = (*_memory_warnings(view, assignment), *rack_warnings(view, settings), *asked)
     return replace(assignment, balance=balance_of(view, assignment), warnings=warnings)
 
 
@@ -93,8 +97,38 @@ def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
     ]
 
 
+def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
+    """Say where the operator's filters leave nobody, so that they are not followed."""
+    if view.members and not any(is_allowed(member, settings) for member in view.members):
+        told = [
+            f"{name} = {_pairs(pairs)}"
+            for name, pairs in (("include", settings.include), ("exclude", settings.exclude))
+            if pairs
+        ]
+        yield f"no live member is left by {' and '.join(told)}: all count as if nothing had been said"
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{tag}={value}" for tag, value in pairs)
+
+
+def _awareness_warnings(view: View, copies: Copies, settings: AssignSettings) -> Iterator[str]:
+    """Say how many standbys stay unassigned because a tag's value that should be there has no member."""
+    if not settings.forced_awareness or not settings.num_standbys:
+        return
+    for tag, values in sorted(settings.forced_awareness.items()):
+        here = {member.attribute(tag) for member in view.members}
+        if here == {None}:
+            yield f"forced_awareness names the tag {tag}, which no member has: it has no effect"
+        away = sorted(set(values) - here)
+        missing = sum(settings.num_standbys - len(copies.standbys[t]) for t in copies.stateful)
+        if away and missing and here != {None}:
+            told = f"{tag} = {', '.join(away)}"
+            yield f"{missing} standbys stay unassigned: forced_awareness keeps them for {told}, where no member is"
+
+
 class _Reason(NamedTuple):
-    goal: Goal
+    goal: Goal | str
     text: str
     forced: bool = False
 
@@ -129,6 +163,7 @@ class _Reasons:
 
     def __init__(self, placement: Placement, settings: AssignSettings) -> None:
         self._board, self._plan, self._settings = placement.board, placement.owners, settings
+        self._goals = placement.goals
         self._low, self._high = fair_range(len(self._board.tasks), self._board.placeable_slots)
         self._load = [0] * len(self._board.members)
         for owner in self._board.owners:
@@ -150,9 +185,14 @@ class _Reasons:
         board = self._board
         is_pinned = board.pins[task] == taker
         if is_pinned or not board.placeable[giver]:
-            return _Reason("operator", "pinned there by hand" if is_pinned else "its member is being drained")
+            return _Reason("operator", "pinned there by hand" if is_pinned else "its member is drained or excluded")
         if board.homes[task] == taker != board.owners[task]:
             return _Reason("return", "belongs to this member, which is back")
+        asked = self._goals.asked_for(task, giver) if self._goals else None
+        return self._by_own_order(task, giver, taker) if asked is None else _Reason(asked, f"goal {asked} asks for it")
+
+    def _by_own_order(self, task: int, giver: int, taker: int) -> _Reason:
+        board = self._board
         if self._load[giver] > self._high[giver] or self._load[taker] < self._low[taker]:
             return _Reason("balance", "levels the tasks per slot")
         traffic = board.tasks[task].owner_traffic

@@ -26,6 +26,7 @@ __all__ = [
     "TaskId",
     "Traffic",
     "UserCost",
+    "UserGoal",
     "View",
 ]
 
@@ -51,7 +52,8 @@ Goal: TypeAlias = Literal[
     "standby",
     "return",
 ]
-"""Why a move is made: the first goal of the ordered list that asked for it."""
+"""Why a move is made: the first goal of the ordered list that asked for it. A user's own goal has the name of its
+function."""
 
 
 class TaskId(NamedTuple):
@@ -88,7 +90,8 @@ class Task:
     """One task: ``size`` is the number of records in its whole state, what a member without a copy lacks.
 
     ``weight`` is its measured work (rows or time; any unit, the same for all), ``None`` if not measured.
-    ``memory_bytes`` is what a copy needs on its member.
+    ``memory_bytes`` is what a copy needs on its member. Where dispatch is by partition, ``topic`` and ``partition`` are
+    what its key-group stands for; else they are ``None``.
     """
 
     id: TaskId
@@ -98,6 +101,8 @@ class Task:
     memory_bytes: int = 0
     owner_traffic: Traffic = NO_TRAFFIC
     standby_traffic: Traffic = NO_TRAFFIC
+    topic: str | None = None
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,8 @@ class View:
     ``lags`` lists every known copy by task and member, the owner's (0 when it runs) included. ``homes`` are the tasks
     that belong to a member which was lost and is awaited, or has just returned; ``awaited`` the lost members themselves
     while they are waited for. ``pointers`` are standbys that hold a pointer to a snapshot instead of a copy. ``target``
-    is the last assignment's, if it is known: a target that is still as good as any is kept.
+    is the last assignment's, if it is known: a target that is still as good as any is kept. ``pins`` are of live
+    members alone; ``drained`` are the live members that an operator drains, which ``exclude`` of the settings names.
     """
 
     members: tuple[Member, ...]
@@ -136,11 +142,14 @@ class View:
     awaited: tuple[Member, ...] = ()
     pointers: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
     target: Mapping[TaskId, MemberId] = field(default_factory=lambda: MappingProxyType({}))
+    drained: frozenset[MemberId] = frozenset()
 
 
 UserCost: TypeAlias = Callable[[Task, Member], int | None]
 """A user's own integer cost of a task on a member; ``None`` means not allowed there."""
 
+UserGoal: TypeAlias = Callable[[Member, tuple[Task, ...]], int]
+"""A user's own goal: by how much a member misses it if it owns these tasks; 0 means that it is met there."""
 
 Assignor: TypeAlias = "Callable[[View, AssignSettings], Assignment]"
 """Any assignor: one view and the settings in, one assignment out (KIP-924)."""
@@ -153,8 +162,9 @@ class AssignSettings:
     ``include`` and ``exclude`` are (tag, value) pairs; the tag ``id`` is the member's id and ``rack`` its rack, unless
     a member has tags of those names. ``forced_awareness`` maps a tag to all the values it should have.
     ``instance_balance`` and ``store_balance`` weigh the two balances against each other; 0 switches one off.
-    ``moves_at_once`` bounds the owner moves of one assignment that nothing forces. What is marked as no setting of a
-    query is set by simulations, or by assignors of users that call ``assign`` themselves.
+    ``moves_at_once`` bounds the owner moves of one assignment that nothing forces. ``goals`` are in the order in which
+    they count, built-in ones by name; none is the assignor's own order. ``hard_goals`` names those of them without
+    which nothing moves.
     """
 
     acceptable_recovery_lag: int = 10_000
@@ -166,16 +176,17 @@ class AssignSettings:
     rack_aware_assignment_non_overlap_cost: int = 1
     rack_aware_assignment_tags: tuple[str, ...] = ()
     assignor: "str | Assignor" = "high_availability"
-    include: tuple[tuple[str, str], ...] = ()  # no setting of a query
-    exclude: tuple[tuple[str, str], ...] = ()  # no setting of a query, which excludes drained members
-    # no setting of a query
+    include: tuple[tuple[str, str], ...] = ()
+    exclude: tuple[tuple[str, str], ...] = ()
     forced_awareness: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    rebalance_enable: Literal["all", "owners", "standbys", "none"] = "all"  # no setting of a query
-    allow_rebalance: Literal["all_owned", "always"] = "all_owned"  # no setting of a query
-    instance_balance: float = 0.45  # no setting of a query
-    store_balance: float = 0.55  # no setting of a query
-    moves_at_once: int | None = None  # no setting of a query
-    user_cost: UserCost | None = None  # no setting of a query
+    rebalance_enable: Literal["all", "owners", "standbys", "none"] = "all"
+    allow_rebalance: Literal["all_owned", "always"] = "all_owned"
+    instance_balance: float = 0.45
+    store_balance: float = 0.55
+    moves_at_once: int | None = None
+    user_cost: UserCost | None = None
+    goals: tuple[str | UserGoal, ...] = ()
+    hard_goals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +200,7 @@ class Move:
     role: Role
     source: MemberId | None
     target: MemberId
-    goal: Goal
+    goal: Goal | str
     reason: str
     forced: bool = False
 

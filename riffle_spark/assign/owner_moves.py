@@ -13,7 +13,7 @@ smooth:
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.owner_weights import is_weighed
+from riffle_spark.assign.owner_goals import is_weighed
 
 __all__ = ["Loads", "OwnerMove", "OwnerPlan", "WaitingMoves", "plan_owners", "shortest_cycle"]
 
@@ -54,7 +54,8 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     owners, ready, pending = _sort_out(board, target)
     forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
     loads = Loads(board, owners, target if _is_ordered(board, settings) else ())
-    made = _make(loads, ready, settings)
+    made = _make_asked(loads, ready, settings)
+    made += _make(loads, [move for move in ready if move not in made], settings)
     for move in made:
         owners[move.task] = move.taker
     done = set(made)
@@ -73,7 +74,11 @@ def _is_ordered(board: Board, settings: AssignSettings) -> bool:
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
     pinned = any(pin != NOBODY for pin in board.pins) or board.homes != board.owners
     small = any(member.memory_bytes is not None for member in board.members)
-    return drained or pinned or small or settings.user_cost is not None or settings.store_balance == 0
+    return drained or pinned or small or _has_own_order(settings)
+
+
+def _has_own_order(settings: AssignSettings) -> bool:
+    return settings.user_cost is not None or bool(settings.goals) or settings.store_balance == 0
 
 
 def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[OwnerMove], list[OwnerMove]]:
@@ -128,6 +133,14 @@ def _lowest_rank(board: Board, task: int) -> int:
     return min([*known, board.absent[task]]) if len(known) < able else min(known)
 
 
+def _make_asked(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
+    """Where few are to move at once, make the moves that pins and drains ask for first: these are not counted."""
+    if not settings.moves_at_once:
+        return []
+    asked = [move for move in ready if loads.is_asked(move)]
+    return _make(loads, asked, replace(settings, moves_at_once=None))
+
+
 def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
     """Return the ready moves that can be made now, all at once if that is smooth."""
     most = settings.moves_at_once
@@ -180,6 +193,7 @@ class Loads:
         owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
         self._watched = np.array(board.may_own)
+        self._pins, self._placeable = board.pins, board.placeable
         counts = [self._counts]
         if target:
             counts.append(np.bincount(np.array(target, np.int64), minlength=len(self._slots)))
@@ -192,6 +206,10 @@ class Loads:
         """Tell whether all the moves together leave every member within the bounds of the start."""
         ratios = (self._counts + self._change(moves)) / self._slots
         return bool((ratios <= self._high).all() and (ratios >= self._low)[self._watched].all())
+
+    def is_asked(self, move: OwnerMove) -> bool:
+        """Tell whether a pin or a drain asks for a move."""
+        return self._pins[move.task] != NOBODY or not self._placeable[move.giver]
 
     def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
         size = len(self._slots)
@@ -206,7 +224,7 @@ class Loads:
     def bounds(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
         """Return which members may give one task and take one, and the owners per slot."""
         may_give = ~self._watched | ((self._counts - 1) / self._slots >= self._low)
-        may_take = (self._counts + 1) / self._slots <= self._high
+        may_take = ~self._watched | ((self._counts + 1) / self._slots <= self._high)
         return may_give, may_take, self._counts / self._slots
 
 

@@ -13,7 +13,7 @@ from riffle_spark.assign.counts import Bounds, Demand, balanced_counts
 from riffle_spark.assign.demand import AlikeTasks, FreeSet, demand_of, fair_bounds, free_sets_of, narrowed, rows_of
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.owner_weights import is_weighed, weighed_target
+from riffle_spark.assign.owner_goals import is_weighed, weighed_target
 from riffle_spark.assign.racks import Zones, member_zones, rack_cost, rack_zones
 
 __all__ = ["owner_target"]

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, TaskId, View
 
-__all__ = ["violations"]
+__all__ = ["orders_broken", "violations"]
 
 
 def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
@@ -60,3 +61,23 @@ def _warmups(assignment: Assignment, settings: AssignSettings) -> Iterator[str]:
     count = sum(map(len, assignment.warmups.values()))
     if count > settings.max_warmup_replicas:
         yield f"{count} warm-ups are more than max_warmup_replicas = {settings.max_warmup_replicas}"
+
+
+def orders_broken(view: View, assignment: Assignment, settings: AssignSettings) -> frozenset[TaskId]:
+    """Return the tasks that an assignment leaves away from their pin, or whose owner or copies it leaves on drained or
+    excluded members, for good: a target that obeys is enough, for copies may have to warm up first.
+
+    A pin goes before what is excluded; where nobody is allowed, everybody is.
+    """
+    live = {member.id for member in view.members}
+    allowed = {member.id for member in view.members if is_allowed(member, settings)} or live
+    if not view.pins and allowed == live:
+        return frozenset()
+    broken = set()
+    for task, owner in assignment.owners.items():
+        pin, goal = view.pins.get(task), assignment.target.get(task, owner)
+        copies = (*assignment.standbys.get(task, ()), *assignment.warmups.get(task, ()))
+        wanted = {pin} if pin in live else allowed | {member.id for member in view.awaited}
+        if goal not in wanted or any(member not in allowed and member not in wanted for member in copies):
+            broken.add(task)
+    return frozenset(broken)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.keygroups import check_key_type
+from riffle_spark.keygroups import check_key_type, key_groups
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark, letter_field
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
 from riffle_spark.process.store_computation import check_names, on_store
@@ -70,6 +70,31 @@ class Operator:
     def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
         """Return the schema as the driver of an epoch tells and records it, where ``stored`` are those by store."""
         return text_after(stored.get(self.store), self.schema, epoch, self.meanings)
+
+    def key_group_of(self, key: object, total: int) -> int:
+        """Return the key-group, of ``total``, of a key: its value, or of several columns a tuple or a mapping by name.
+
+        Where only some of the key's columns decide, these are enough. Raises ``ConfigError`` for what is no key of this
+        store.
+        """
+        deciding = self.declared.routed_by or tuple(self.schema.key.names)
+        named = key if isinstance(key, Mapping) else self._named(key, deciding)
+        try:
+            arrays = [pa.array([named[name]], type=self.schema.key.field(name).type) for name in deciding]
+        except (LookupError, ValueError, TypeError, OverflowError) as wrong:
+            told = ", ".join(f"{name} ({self.schema.key.field(name).type})" for name in deciding)
+            raise ConfigError(
+                f"{key!r} is no key of store {self.store!r}: {wrong!r}",
+                remedy=f"give {told}: a value, or of several columns a tuple or a mapping by name",
+                where=self.store,
+            ) from None
+        return int(key_groups(arrays, total)[0])
+
+    def _named(self, key: object, deciding: Sequence[str]) -> dict[str, object]:
+        """Return a key's values by column: of all its columns, or of those that decide."""
+        several = list(key) if isinstance(key, (tuple, list)) else [key]
+        names = next((names for names in (deciding, self.schema.key.names) if len(names) == len(several)), ())
+        return dict(zip(names, several, strict=False))
 
     @property
     def rows(self) -> pa.Schema:

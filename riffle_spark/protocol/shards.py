@@ -43,6 +43,16 @@ class Shards:
     def __len__(self) -> int:
         return len(self.partitions)
 
+    def number_of(self, partition: object) -> int:
+        """Return the shard of a (topic, partition). Raises ``ConfigError`` if that is none that was registered."""
+        if partition not in self.partitions:
+            raise ConfigError(
+                f"{partition!r} is no partition that the query has read",
+                remedy="give (topic, partition), where dispatch is by partition; else a key-group's number, or a key",
+                where="dispatch",
+            )
+        return self.partitions.index(partition)
+
     def extended(self, found: Iterable[Partition], total: int) -> "Shards":
         """Return the registry with the partitions that are new appended, in their order by topic and number.
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from riffle_spark import setting_values as values
+from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import LINES
+from riffle_spark.settings import LINES, Settings
 from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
 from riffle_spark.unknown_names import check_known
 
@@ -149,23 +150,7 @@ def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
     )
 
 
-def _values_by_tag(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise ValueError('values by tag, such as {"zone": ["a", "b"]}')  # noqa: TRY004 - as every check
-    return {str(tag): values.names(held) for tag, held in value.items()}
-
-
-_CHECKS: Final[Mapping[str, values.Check]] = {
-    **{each.name: LINES[each.name].allowed for each in fields(AssignSettings) if each.name in LINES},
-    "include": values.pairs,
-    "exclude": values.pairs,
-    "forced_awareness": _values_by_tag,
-    "rebalance_enable": values.one_of("all", "owners", "standbys", "none"),
-    "allow_rebalance": values.one_of("all_owned", "always"),
-    "instance_balance": values.number(0),
-    "store_balance": values.number(0),
-    "moves_at_once": values.whole(0),
-}
+_CHECKS: Final[Mapping[str, values.Check]] = {each.name: LINES[each.name].allowed for each in fields(AssignSettings)}
 
 
 def settings_of(config: Mapping[str, object], strategy: str | None = None) -> AssignSettings:
@@ -183,4 +168,4 @@ def settings_of(config: Mapping[str, object], strategy: str | None = None) -> As
             found[name] = values.checked(said, value, _CHECKS[name], remedy="correct it in config", where=said)
     if strategy is not None:
         found["rack_aware_assignment_strategy"] = strategy
-    return AssignSettings(**found)  # type: ignore[arg-type]
+    return assign_settings(Settings(**found))  # type: ignore[arg-type]

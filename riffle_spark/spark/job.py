@@ -21,6 +21,7 @@ from riffle_spark.protocol.batch.vigil import LOOK_SECONDS
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
+from riffle_spark.protocol.ownership.readiness import KeyPlace
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import Delivery, WatermarkPolicy, WatermarkSource
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
@@ -34,6 +35,7 @@ from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
+from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import options_of
 
 __all__ = ["JobOperator", "RunningJob"]
@@ -102,6 +104,8 @@ class RunningJob:
         idle = without_effect(self._settings)
         if idle:
             _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
+        stores = [given.store for given in declared]
+        check_known("store", [name for name, _ in self._settings.store_weights], stores, source="store_weights")
         self._home = home_of(spark, self._settings)
         self._clock = SystemClock()
         self._frames = PlacedFrames()
@@ -193,6 +197,28 @@ class RunningJob:
         else:
             self._troubles.forget(_LOOK)
         return is_active
+
+    def where(self, key: object, store: str | None) -> KeyPlace:
+        """Return where a key is processed. Raises ``ConfigError`` for what is no key, or while nobody owns it."""
+        ownership = self.driver.ownership
+        if ownership.shards is not None:
+            place = ownership.place_of(ownership.shards.number_of(key))
+        else:
+            operator = self._operator_of(store)
+            group = None if operator is None else operator.key_group_of(key, self._settings.key_groups)
+            place = None if group is None else ownership.place_of(group)
+        if place is None:
+            raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
+        return place
+
+    def _operator_of(self, store: str | None) -> Operator | None:
+        """Return the operator of a store, or one whose key all others have, too; ``None`` before the first batch."""
+        operators = self._operators[1] if self._operators is not None else []
+        names = [operator.store for operator in operators]
+        if store is None and len({operator.schema.key for operator in operators}) > 1:
+            raise ConfigError("the query's stores have different keys", remedy=f"name one of {', '.join(names)}")
+        check_known("store", [] if store is None else [store], names, source="where(key, store)")
+        return next((operator for operator in operators if store in (None, operator.store)), None)
 
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""

@@ -13,7 +13,7 @@ from riffle_spark.messages.slot_orders import USUAL_INITIAL, Watermark
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver
-from riffle_spark.protocol.ownership.readiness import MemberState, Readiness
+from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
 from riffle_spark.protocol.ownership.rebalance import RebalanceListener
 from riffle_spark.settings import Settings, hasty
 from riffle_spark.spark.engine import inventory
@@ -154,13 +154,17 @@ class JobOperations:
         with self._gate.quiet(_BATCH_END_SECONDS):
             driver.clean_up()
 
-    def pin(self, key_group: int, member: str) -> None:
-        """Keep a key-group on a member: it moves there as soon as that is warm, and stays."""
-        self._running_driver().operations.pin(key_group, member)
+    def pin(self, key_group: int | tuple[str, int], member: str) -> None:
+        """Keep a key-group, or where dispatch is by partition a (topic, partition), on a member: it moves there as soon
+        as that is warm, and stays.
+        """
+        driver = self._running_driver()
+        driver.operations.pin(driver.ownership.number_of(key_group), member)
 
-    def unpin(self, key_group: int) -> None:
+    def unpin(self, key_group: int | tuple[str, int]) -> None:
         """Let a key-group go where it is best again."""
-        self._running_driver().operations.unpin(key_group)
+        driver = self._running_driver()
+        driver.operations.unpin(driver.ownership.number_of(key_group))
 
     def drain(self, member: str) -> None:
         """Move everything away from a member, warm, before it is taken away: then ``members()`` shows it empty."""
@@ -191,8 +195,8 @@ class JobOperations:
         return changed
 
     def members(self) -> tuple[MemberState, ...]:
-        """Return the members as the last assignment saw them."""
-        return self._driver.operations.members if self._driver else ()
+        """Return the members as the last assignment saw them, with load and lag as of the last batch."""
+        return self._driver.ownership.member_states() if self._driver else ()
 
     def readiness(self) -> tuple[Readiness, ...]:
         """Return how near every standby and warm-up is to the head of its key-group, as of the last batch."""
@@ -251,6 +255,15 @@ class StatefulJob(JobOperations):
             raise
         self.reports.append(report)
         self._hand_over(report)
+
+    def where(self, key: object, store: str | None = None) -> KeyPlace:
+        """Return where a key is processed from the next batch on: its key-group, the owner with executor and host, and
+        the standbys. ``key`` is a value, or a tuple of several columns' values; ``store`` is needed where stores have
+        different keys. Where dispatch is by partition, it is a (topic, partition).
+        """
+        if self._running is None:
+            raise ConfigError("the query has not run a batch yet", remedy="ask again once it has")
+        return self._running.where(key, store)
 
     def _made(self, spark: SparkSession) -> RunningJob:
         """Return what runs the batches of a session's query."""

@@ -11,33 +11,9 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, Traffic, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.errors import ConfigError
-from tests.kit.assign_views import WHOLE, task, view
+from tests.kit.assign_views import WHOLE, caught_up, settled, task, view
 
 SETTINGS = AssignSettings(max_warmup_replicas=100)
-
-
-def caught_up(before: View, done: Assignment) -> View:
-    """Return the view after everything assigned has caught up."""
-    lags = {each: dict(held) for each, held in before.lags.items()}
-    for each, owner in done.owners.items():
-        lags.setdefault(each, {})[owner] = 0
-    for copies in (done.standbys, done.warmups):
-        for each, members in copies.items():
-            lags.setdefault(each, {}).update(dict.fromkeys(members, 0))
-    return replace(
-        before, owners=done.owners, standbys=done.standbys, warmups=done.warmups, lags=lags, target=done.target
-    )
-
-
-def settled(before: View, settings: AssignSettings) -> Assignment:
-    """Assign until nothing is left to move."""
-    for _ in range(100):
-        done = assign(before, settings)
-        assert not violations(before, done, settings)
-        before = caught_up(before, done)
-        if not done.needs_probe:
-            return done
-    raise AssertionError("did not settle")
 
 
 def test_no_member_at_all_is_an_error_that_says_what_to_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 
 import riffle_spark
 from riffle_spark import Settings
+from riffle_spark.assign.model import Assignment, Member, Move, Task, Traffic, View
 from riffle_spark.settings import LIVE, read_toml
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
@@ -70,6 +72,16 @@ def test_the_page_says_of_each_setting_whether_it_is_live() -> None:
     """The column that tells when a change takes effect says "live" of the live settings, and of no other."""
     rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
     assert {row[0].strip("`") for row in rows if row[3] == "live"} == LIVE
+
+
+def test_the_page_of_own_assignors_names_every_field() -> None:
+    """What an assignor is told and what it answers is documented field by field."""
+    page = CHECKOUT / "docs" / "own-assignor.md"
+    named = {name for row in table_rows(page) for name in re.findall(r"`(\w+)`", row[0])}
+    for kind in (View, Member, Task, Assignment):
+        assert {each.name for each in fields(kind)} <= named, kind
+    text = page.read_text()
+    assert [each.name for kind in (Move, Traffic) for each in fields(kind) if f"`{each.name}`" not in text] == []
 
 
 def test_the_reference_is_what_the_settings_lines_say() -> None:

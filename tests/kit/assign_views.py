@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from riffle_spark.assign.model import Member, MemberId, Task, TaskId, View
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, MemberId, Task, TaskId, View
+from riffle_spark.assign.validity import violations
 
 WHOLE = 150_000
 
@@ -37,3 +40,27 @@ def numbers(ranges: str) -> Iterable[int]:
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
+
+
+def caught_up(before: View, done: Assignment) -> View:
+    """Return the view after everything assigned has caught up."""
+    lags = {each: dict(held) for each, held in before.lags.items()}
+    for each, owner in done.owners.items():
+        lags.setdefault(each, {})[owner] = 0
+    for copies in (done.standbys, done.warmups):
+        for each, members in copies.items():
+            lags.setdefault(each, {}).update(dict.fromkeys(members, 0))
+    return replace(
+        before, owners=done.owners, standbys=done.standbys, warmups=done.warmups, lags=lags, target=done.target
+    )
+
+
+def settled(before: View, settings: AssignSettings) -> Assignment:
+    """Assign until nothing is left to move."""
+    for _ in range(100):
+        done = assign(before, settings)
+        assert not violations(before, done, settings)
+        before = caught_up(before, done)
+        if not done.needs_probe:
+            return done
+    raise AssertionError("did not settle")

@@ -9,7 +9,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from riffle_spark.settings import LINES, SettingLine
+from riffle_spark.setting_values import SettingLine
+from riffle_spark.settings import LINES
 from tests.kit.folders import CHECKOUT
 
 PAGE = CHECKOUT / "docs" / "configuration.md"

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import AssignSettings, TaskId
+from riffle_spark.assign.model import AssignSettings, Member, Task, TaskId
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
 from riffle_spark.simulate import scenario
@@ -53,17 +53,31 @@ WRITTEN: Json = {
     "rack_aware_assignment_non_overlap_cost": 5, "rack_aware_assignment_tags": ["zone"], "assignor": "sticky",
     "include": {"disk": "ssd"}, "exclude": ["id=I2"], "forced_awareness": {"zone": ["a", "b"]},
     "rebalance_enable": "owners", "allow_rebalance": "always", "instance_balance": 0.25, "store_balance": 0,
-    "moves_at_once": 6,
+    "moves_at_once": 6, "user_cost": f"{__name__}.unwilling", "goals": ["rack", f"{__name__}:apart"],
+    "hard_goals": ["apart"],
 }  # fmt: skip
+
+
+def unwilling(_: Task, member: Member) -> int:
+    """Cost more where a name is longer."""
+    return len(member.id)
+
+
+def apart(_: Member, tasks: tuple[Task, ...]) -> int:
+    """Miss what is beyond one task a member."""
+    return max(len(tasks) - 1, 0)
+
+
 READ: Json = {
     **WRITTEN, "rack_aware_assignment_tags": ("zone",), "include": (("disk", "ssd"),), "exclude": (("id", "I2"),),
-    "forced_awareness": {"zone": ("a", "b")},
+    "forced_awareness": {"zone": ("a", "b")}, "user_cost": unwilling, "goals": ("rack", apart),
+    "hard_goals": ("apart",),
 }  # fmt: skip
 
 
 def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
-    """None is passed over; a function cannot be written down, so it is the only one that is missing."""
-    assert {*WRITTEN, "user_cost"} == {each.name for each in fields(AssignSettings)}
+    """None is passed over; functions are named by their paths."""
+    assert {*WRITTEN} == {each.name for each in fields(AssignSettings)}
     content = {**CASE, "config": WRITTEN}
     assert scenario_of(content).settings == AssignSettings(**READ)
 

@@ -49,7 +49,8 @@ class BatchReport:
     ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one. ``owners``,
     ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
     are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
-    ``from_executor``, ``to_executor``, ``reason``, ``goal``. ``probes_run`` and ``probes_skipped`` count probing
+    ``from_executor``, ``to_executor``, ``reason``, ``goal``, and where dispatch is by partition ``topic`` and
+    ``partition``. ``probes_run`` and ``probes_skipped`` count probing
     rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out, and ``dead_rows``, which
     are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose time had come.
     ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on. Where it is

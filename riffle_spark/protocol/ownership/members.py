@@ -29,6 +29,8 @@ class LiveMember:
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     counted: bool = True
     """Whether a census has named it; else the executor stands for itself."""
+    disk_used_share: float | None = None
+    """How full its disk was when it was counted."""
 
     def member(self) -> Member:
         """Return it as the assignor knows it."""
@@ -124,8 +126,9 @@ class Members:
                 del self.live[present.id]
             before = self.lost.pop(census.member, None)
             self.live[census.member] = LiveMember(
-                census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
-            )
+                census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags)),
+                disk_used_share=census.disk_used_share,
+            )  # fmt: skip
             (joined if before is None else returned).append(census.member)
         return MemberChanges(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
 

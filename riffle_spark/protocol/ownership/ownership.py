@@ -17,7 +17,16 @@ from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import LiveMember, LostMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
-from riffle_spark.protocol.ownership.readiness import Readiness, member_states, readiness_of, standing_by
+from riffle_spark.protocol.ownership.readiness import (
+    KeyPlace,
+    LagTrend,
+    MemberState,
+    Readiness,
+    member_states,
+    place_of,
+    readiness_of,
+    standing_by,
+)
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
 from riffle_spark.protocol.ownership.triggers import Patience, Probes, Weights, outside_band
@@ -47,6 +56,7 @@ class Ownership:
         self._patience = Patience()
         self._weights = Weights()
         self._awaited: frozenset[MemberId] = frozenset()
+        self._lags = LagTrend()
         self.executors: tuple[Executor, ...] = ()
         self.members = Members()
         self.copies = KnownCopies()
@@ -107,6 +117,7 @@ class Ownership:
         key_groups = range(self._settings.key_groups if self.shards is None else len(self.shards))
         situation = self._situation(manifest, stores, key_groups, now)
         self.readiness = readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
+        self._lags.note(self.readiness)
         is_triggered = self._is_due if between else self._is_triggered
         if self._layout is None or changes or is_triggered(situation):
             self._assign(self._situation(manifest, stores, key_groups, now))
@@ -170,6 +181,7 @@ class Ownership:
             self.members, self.copies, manifest, stores, key_groups, now, self.present,
             pins={key_group: member for key_group, member in orders.pins.items() if member in live},
             drained=orders.drained & set(live), homes=self._homes, weights=self._weights.latched,
+            partitions=self.shards.partitions if self.shards is not None else (),
         )  # fmt: skip
 
     def _is_triggered(self, situation: Situation) -> bool:
@@ -229,7 +241,7 @@ class Ownership:
         self.cleaner.assigned(self.present, self.copies, self.members, situation.now, pointers=self.points)
         self._layout = self._laid_out(situation)
         few = few_key_groups_warning(self._settings.key_groups, len(self._layout.slots)) if self.shards is None else ""
-        moves = moves_of(before.owners, self.present, self._executors())
+        moves = moves_of(before.owners, self.present, self._executors(), situation.partitions)
         heard = notify(self.listener, moves, self.members.live) if self.listener else []
         self._rebalance = self._rebalance.and_(moves, [*self.present.warnings, *([few] if few else []), *heard])
         self._show(replace(situation, present=self.present))
@@ -252,6 +264,28 @@ class Ownership:
         awaited = self.members.awaited(situation.now, self._settings.scheduled_rebalance_max_delay)
         self._awaited = frozenset(awaited)
         self._operations.saw(member_states(situation, awaited))
+
+    def member_states(self) -> tuple[MemberState, ...]:
+        """Return the members as the last assignment saw them, with the load and the lag of the last batch."""
+        measured, load = dict(self._weights.measured), dict[MemberId, float]()
+        for t, owner in self.present.owners.items():
+            load[owner] = load.get(owner, 0.0) + measured.get(t.key_group, 0.0)
+        return tuple(
+            replace(self._lags.told(state), load=round(load.get(state.id, 0.0), 1))
+            for state in self._operations.members
+        )
+
+    def number_of(self, asked: int | tuple[str, int]) -> int:
+        """Return the number of a key-group: a (topic, partition) may stand for it, where dispatch is by partition."""
+        return asked if isinstance(asked, int) else (self.shards or Shards()).number_of(asked)
+
+    def place_of(self, key_group: int) -> KeyPlace | None:
+        """Return where a key-group is, ``None`` while nobody owns it."""
+        place = place_of(key_group, self.present, self.members)
+        if place is None or self.shards is None:
+            return place
+        topic, partition = self.shards.partitions[key_group]
+        return replace(place, topic=topic, partition=partition)
 
     def _executors(self) -> dict[MemberId, str]:
         living_members: list[LiveMember] = [
@@ -295,7 +329,7 @@ class Ownership:
         """Note a commit: what slots had and sealed, and the links that snapshots took off chains."""
         self.copies.ran(receipts, before)
         self.copies.replaced(record.sequence, before, changes)
-        self._weights.ran(receipts)
+        self._weights.ran(receipts, dict(self._settings.store_weights))
 
     def standing_by(self, manifest: Manifest, stores: tuple[str, ...]) -> dict[int, tuple[MemberId, ...]]:
         """Return, for each key-group, the live standbys with a copy that could take over at once."""

@@ -1,16 +1,28 @@
 """How near the copies are that could take over. Knows lags and pointers. Does not know who decides."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-from riffle_spark.assign.model import MemberId, TaskId
+from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.protocol.ownership.known_copies import LEVEL, CopyLag
-from riffle_spark.protocol.ownership.members import LiveMember
-from riffle_spark.protocol.ownership.view import Situation
+from riffle_spark.protocol.ownership.members import LiveMember, Members
+from riffle_spark.protocol.ownership.view import GROUP, Situation
 
-__all__ = ["MemberState", "Readiness", "member_states", "readiness_of", "standing_by"]
+__all__ = [
+    "KeyPlace",
+    "LagTrend",
+    "MemberState",
+    "Readiness",
+    "member_states",
+    "place_of",
+    "readiness_of",
+    "standing_by",
+]
+
+_BATCHES_OF_A_TREND = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +47,10 @@ class Readiness:
 class MemberState:
     """One member: ``state`` is ``live``, ``draining`` or ``awaited`` (lost, and its tasks are not given away yet).
 
-    ``owned``, ``standbys`` and ``warmups`` count key-groups.
+    ``owned``, ``standbys`` and ``warmups`` count key-groups. ``load`` is its measured work, rows a batch as a fading
+    mean. ``lag_records`` and ``lag_bytes`` are what its standbys and warm-ups lack together, ``lag_trend`` by how many
+    records that has grown (or, below zero, shrunk) over the last ten batches. ``disk_used_share`` and ``memory_bytes``
+    are ``None`` where nobody has told.
     """
 
     id: MemberId
@@ -48,6 +63,59 @@ class MemberState:
     owned: int = 0
     standbys: int = 0
     warmups: int = 0
+    load: float = 0.0
+    lag_records: int = 0
+    lag_bytes: int = 0
+    lag_trend: int = 0
+    disk_used_share: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlace:
+    """Where a key is processed from the next batch on: its key-group, the member that owns it with executor and host,
+    and the members that keep a spare copy. Where dispatch is by partition, ``topic`` and ``partition`` say which.
+    """
+
+    key_group: int
+    owner: MemberId
+    executor: str
+    host: str
+    standbys: tuple[MemberId, ...] = ()
+    topic: str | None = None
+    partition: int | None = None
+
+
+class LagTrend:
+    """What members' copies lack together, batch by batch."""
+
+    def __init__(self) -> None:
+        self._lags: deque[dict[MemberId, tuple[int, int]]] = deque([{}], maxlen=_BATCHES_OF_A_TREND + 1)
+
+    def note(self, copies: Iterable[Readiness]) -> None:
+        """Take a batch's copies."""
+        lags: dict[MemberId, tuple[int, int]] = {}
+        for copy in copies:
+            records, size = lags.get(copy.member, (0, 0))
+            lags[copy.member] = (records + copy.lag_records, size + copy.lag_bytes)
+        self._lags.append(lags)
+
+    def told(self, state: MemberState) -> MemberState:
+        """Return a member's state with its lag and trend."""
+        known = list(self._lags)
+        records, size = known[-1].get(state.id, (0, 0))
+        began, _ = next((lags[state.id] for lags in known if state.id in lags), (records, size))
+        return replace(state, lag_records=records, lag_bytes=size, lag_trend=records - began)
+
+
+def place_of(key_group: int, present: Assignment, members: Members) -> KeyPlace | None:
+    """Return where a key-group is, ``None`` while nobody owns it."""
+    at = TaskId(GROUP, key_group)
+    owner = present.owners.get(at)
+    living = members.live.get(owner or "")
+    if owner is None or living is None:
+        return None
+    return KeyPlace(key_group, owner, living.executor.id, living.executor.host, present.standbys.get(at, ()))
 
 
 def readiness_of(situation: Situation, acceptable: int, *, pointers: bool) -> tuple[Readiness, ...]:
@@ -126,7 +194,8 @@ def member_states(situation: Situation, awaited: Mapping[MemberId, LiveMember]) 
         counts = (owned.get(name, 0), kept.get(name, 0), warming.get(name, 0))
         states.append(
             MemberState(name, living.executor.id, living.executor.host, living.executor.cores, living.rack, living.tags,
-                        state, *counts)  # type: ignore[arg-type]
+                        state, *counts,  # type: ignore[arg-type]
+                        disk_used_share=living.disk_used_share, memory_bytes=living.member().memory_bytes)
         )  # fmt: skip
     return tuple(states)
 

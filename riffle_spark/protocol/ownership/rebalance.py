@@ -11,12 +11,13 @@ __all__ = ["Moved", "Rebalance", "RebalanceListener", "moves_of", "notify"]
 
 Moved = Mapping[str, "str | int"]
 """One move: ``key_group``, ``role`` (owner, standby, warmup), ``from`` and ``to`` (members), ``from_executor`` and
-``to_executor``, ``reason`` and ``goal``."""
+``to_executor``, ``reason`` and ``goal``; where dispatch is by partition also ``topic`` and ``partition``."""
 
 
 class RebalanceListener:
     """Hears which key-groups change their owner, before the batch from which on they do; override what you need.
 
+    Where dispatch is by partition, a move that it hears of has ``topic`` and ``partition`` instead of ``key_group``.
     The order is ``on_lost`` (the owner is gone), ``on_revoked`` (a living owner gives up), ``on_assigned`` (the new
     owner takes over). Each gets the moves it is about. What they raise is told in the report and stops nothing.
     """
@@ -44,11 +45,20 @@ class Rebalance:
 
 
 def moves_of(
-    before: Mapping[TaskId, MemberId], assignment: Assignment, executors: Mapping[MemberId, str]
-) -> list[Moved]:
-    """Return all moves of an assignment; ``executors`` names those of members, also of ones that left."""
-    return [_moved(move, before.get(move.task, "") if move.role == "owner" else (move.source or ""), executors)
-            for move in assignment.moves]  # fmt: skip
+    before: Mapping[TaskId, MemberId], assignment: Assignment, executors: Mapping[MemberId, str],
+    partitions: Sequence[tuple[str, int]] = (),
+) -> list[Moved]:  # fmt: skip
+    """Return all moves of an assignment; ``executors`` names those of members, also of ones that left. ``partitions``
+    are the (topic, partition) that key-groups stand for, where dispatch is by partition.
+    """
+    stands_for: dict[int, Moved] = {n: {"topic": t, "partition": p} for n, (t, p) in enumerate(partitions)}
+    return [
+        {
+            **_moved(move, before.get(move.task, "") if move.role == "owner" else (move.source or ""), executors),
+            **stands_for.get(move.task.key_group, {}),
+        }
+        for move in assignment.moves
+    ]
 
 
 def _moved(move: Move, source: MemberId, executors: Mapping[MemberId, str]) -> Moved:
@@ -62,7 +72,7 @@ def _moved(move: Move, source: MemberId, executors: Mapping[MemberId, str]) -> M
 def notify(listener: RebalanceListener, moves: Sequence[Moved], live: Iterable[MemberId]) -> list[str]:
     """Notify a listener of owner moves, giving up before taking over; return what it raised, as warnings."""
     here = frozenset(live)
-    owned = [move for move in moves if move["role"] == "owner"]
+    owned = [_heard(move) for move in moves if move["role"] == "owner"]
     lost = [move for move in owned if move["from"] and move["from"] not in here]
     revoked = [move for move in owned if move["from"] in here]
     calls = ((listener.on_lost, lost), (listener.on_revoked, revoked), (listener.on_assigned, owned))
@@ -74,3 +84,8 @@ def notify(listener: RebalanceListener, moves: Sequence[Moved], live: Iterable[M
         except Exception as error:  # noqa: BLE001 - a listener is the user's; the query goes on
             warnings.append(f"the rebalance listener's {call.__name__} failed, and the query goes on: {error!r}")
     return warnings
+
+
+def _heard(move: Moved) -> Moved:
+    """Return a move without the number of its shard where that stands for a partition, which is what listeners know."""
+    return {name: told for name, told in move.items() if name != "key_group"} if "partition" in move else move

@@ -4,6 +4,7 @@ it is told. Does not know how to assign.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
 from riffle_spark.messages.slot_orders import Receipt
@@ -115,13 +116,14 @@ class Weights:
         self.racks_of_shards: Mapping[tuple[str, int], tuple[str, ...]] = {}
         """The same by (topic, partition), where each is a shard."""
 
-    def ran(self, receipts: Iterable[Receipt]) -> None:
-        """Take a batch's receipts."""
+    def ran(self, receipts: Iterable[Receipt], store_weights: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Take a batch's receipts; a row of a store counts as much as its weight says, 1 where nothing does."""
         rows: dict[int, float] = {}
         read: dict[int, dict[int, float]] = {}
         for receipt in receipts:
             for part in receipt.parts:
-                rows[part.key_group] = rows.get(part.key_group, 0.0) + part.rows
+                work = part.rows * store_weights.get(receipt.store, 1.0)
+                rows[part.key_group] = rows.get(part.key_group, 0.0) + work
             for key_group, partition, count in receipt.read:
                 of_group = read.setdefault(key_group, {})
                 of_group[partition] = of_group.get(partition, 0.0) + count

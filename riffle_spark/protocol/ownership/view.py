@@ -2,11 +2,11 @@
 any rule of placement.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from riffle_spark.assign import model
+from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.protocol.ownership.known_copies import KnownCopies, lag_without_copy
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.settings import Settings
@@ -29,6 +29,7 @@ class Situation:
 
     ``stores`` are the durable ones, ``key_groups`` those that exist, ``now`` seconds of the driver's clock. ``homes``
     are the members that lost tasks belong to, ``traffic`` what a task reads by rack, ``weights`` its measured work.
+    ``partitions`` are the (topic, partition) that key-groups stand for, where dispatch is by partition.
     """
 
     members: Members
@@ -43,6 +44,7 @@ class Situation:
     homes: Mapping[model.TaskId, model.MemberId] = field(default_factory=dict)
     traffic: Mapping[int, model.Traffic] = field(default_factory=dict)
     weights: Mapping[int, int] = field(default_factory=dict)
+    partitions: Sequence[tuple[str, int]] = ()
 
     def entries(self, key_group: int) -> list[Entry]:
         """Return the entries of a key-group's durable stores."""
@@ -73,6 +75,7 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
         awaited=tuple(living.member() for living in awaited.values()),
         pointers=_pointers(present, lags, live) if settings.standby_mode == "snapshot_pointer" else {},
         target=present.target,
+        drained=situation.drained,
     )
 
 
@@ -88,6 +91,7 @@ def _pointers(
 
 def _tasks(situation: Situation) -> tuple[model.Task, ...]:
     kind: model.Kind = "stateful" if situation.stores else "unlogged"
+    stands_for = dict(enumerate(situation.partitions))
     return tuple(
         model.Task(
             task(key_group),
@@ -95,6 +99,8 @@ def _tasks(situation: Situation) -> tuple[model.Task, ...]:
             size=sum(lag_without_copy(entry).records for entry in situation.entries(key_group)),
             weight=situation.weights.get(key_group),
             owner_traffic=situation.traffic.get(key_group, model.NO_TRAFFIC),
+            topic=stands_for[key_group][0] if key_group in stands_for else None,
+            partition=stands_for[key_group][1] if key_group in stands_for else None,
         )
         for key_group in sorted(situation.key_groups)
     )
@@ -115,19 +121,3 @@ def _lags(situation: Situation) -> dict[model.TaskId, dict[model.MemberId, model
         for key_group in sorted(held & set(situation.key_groups)):
             lags.setdefault(task(key_group), {})[member] = situation.lag(member, key_group)
     return lags
-
-
-def assign_settings(settings: Settings, drained: frozenset[model.MemberId]) -> model.AssignSettings:
-    """Return the settings that concern assignment; a drained member may keep nothing in the end."""
-    return model.AssignSettings(
-        acceptable_recovery_lag=settings.acceptable_recovery_lag,
-        num_standbys=settings.num_standbys,
-        max_warmup_replicas=settings.max_warmup_replicas,
-        balance_band=settings.balance_band,
-        rack_aware_assignment_strategy=cast("model.Strategy", settings.rack_aware_assignment_strategy),
-        rack_aware_assignment_traffic_cost=settings.rack_aware_assignment_traffic_cost,
-        rack_aware_assignment_non_overlap_cost=settings.rack_aware_assignment_non_overlap_cost,
-        rack_aware_assignment_tags=settings.rack_aware_assignment_tags,
-        assignor=settings.assignor,
-        exclude=tuple(("id", member) for member in sorted(drained)),
-    )

@@ -15,28 +15,36 @@ from riffle_spark.protocol.ownership.view import assign_settings
 from riffle_spark.settings import LINES, Settings
 from tests.kit.assign_views import view
 
+SAID: dict[str, object] = {
+    "assignor": "sticky", "acceptable_recovery_lag": 7, "num_standbys": 1, "max_warmup_replicas": 3,
+    "balance_band": 0.5, "rack_aware_assignment_strategy": "min_cost", "rack_aware_assignment_traffic_cost": 11,
+    "rack_aware_assignment_non_overlap_cost": 12, "rack_aware_assignment_tags": ("zone",),
+    "include": (("disk", "ssd"),), "exclude": (("rack", "c"),), "rebalance_enable": "owners",
+    "allow_rebalance": "always", "moves_at_once": 2, "instance_balance": 0.4, "store_balance": 0.6,
+    "user_cost": lambda *_: 0, "goals": ("rack", "balance"), "hard_goals": ("balance",),
+}  # fmt: skip
+
 
 def test_every_setting_of_the_assignors_is_passed_on() -> None:
-    """The assignor sees each setting of assignment as it was set, not the default."""
-    said = Settings(
-        key_groups=4, assignor="sticky", acceptable_recovery_lag=7, num_standbys=1,
-        max_warmup_replicas=3, balance_band=0.5, rack_aware_assignment_strategy="min_cost",
-        rack_aware_assignment_traffic_cost=11, rack_aware_assignment_non_overlap_cost=12,
-        rack_aware_assignment_tags=("zone",),
-    )  # fmt: skip
+    """The assignor sees each setting of assignment as it was set, not the default; who is drained is excluded, too."""
+    said = Settings(key_groups=4, forced_awareness={"zone": ["a", "b"]}, **SAID)  # type: ignore[arg-type]
     seen = assign_settings(said, frozenset({"b", "a"}))
-    shared = {field.name for field in fields(AssignSettings)} & set(said.given())
-    assert len(shared) == 9
-    assert {name: getattr(seen, name) for name in shared} == {name: getattr(said, name) for name in shared}
-    assert seen.exclude == (("id", "a"), ("id", "b"))
+    assert {*SAID, "forced_awareness"} == {each.name for each in fields(AssignSettings)}
+    assert {name: getattr(seen, name) for name in SAID} | {"exclude": SAID["exclude"]} == SAID
+    assert seen.forced_awareness == {"zone": ("a", "b")}
+    assert seen.exclude == (("rack", "c"), ("id", "a"), ("id", "b"))
 
 
 def test_the_assignors_defaults_are_those_of_the_settings() -> None:
     """Who says nothing gets the same from the assignor and from a query; what they share is of assignment."""
-    shared = {each.name: each.default for each in fields(AssignSettings) if each.name in LINES}
-    assert shared == {name: LINES[name].default for name in shared}
-    assert all(LINES[name].of_assignment for name in shared)
+    assert all(LINES[each.name].of_assignment for each in fields(AssignSettings))
     assert assign_settings(Settings(), frozenset()) == AssignSettings()
+
+
+def test_the_names_of_the_designs_mean_our_strategies() -> None:
+    """KIP-925 calls its second algorithm `balanced_min_cost`, Kafka its first one `min_traffic`."""
+    for said, meant in (("balanced_min_cost", "balance_subtopology"), ("min_traffic", "min_cost"), ("NONE", "none")):
+        assert Settings(rack_aware_assignment_strategy=said).rack_aware_assignment_strategy == meant
 
 
 def test_the_strategies_of_the_settings_are_the_assignors() -> None:

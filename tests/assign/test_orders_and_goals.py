@@ -1,0 +1,232 @@
+"""What is asked for holds: pins and drains under every assignor, filters, a user's cost, and goals in an order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from riffle_spark.assign.assignor import assign, assign_settings
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Member, Task, Traffic, View
+from riffle_spark.errors import ConfigError
+from riffle_spark.settings import Settings
+from tests.kit.assign_views import WHOLE, caught_up, settled, task, view
+
+SETTINGS = AssignSettings(max_warmup_replicas=100)
+
+
+def stubborn(before: View, _: AssignSettings) -> Assignment:
+    """Leave everything where it is, what is drained too, and the rest to the first member."""
+    first = min(member.id for member in before.members)
+    return Assignment({each.id: before.owners.get(each.id, first) for each in before.tasks})
+
+
+def wrapped(before: View, settings: AssignSettings) -> Assignment:
+    """Do as the default does, without a word on weights."""
+    return assign(before, replace(settings, assignor="high_availability", balance_band=1.0))
+
+
+def deaf(before: View, settings: AssignSettings) -> Assignment:
+    """Do as the default does, and say nothing of drains to it."""
+    return assign(before, replace(settings, assignor="high_availability", exclude=()))
+
+
+@pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped])
+@given(seed=st.integers(0, 2**32))
+@examples(max_examples=25, deadline=None)
+def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | Assignor, seed: int) -> None:
+    """Property: whoever decides, a pinned task ends up at its pin, and a drained member with nothing."""
+    chance = random.Random(seed)
+    names = [f"m{n}" for n in range(chance.randint(2, 4))]
+    tasks = tuple(Task(task(n), size=WHOLE) for n in range(chance.randint(1, 12)))
+    owners = {each.id: chance.choice(names) for each in tasks if chance.random() < 0.9}
+    drained = frozenset(chance.sample(names, chance.randint(0, len(names) - 1)))
+    left = [name for name in names if name not in drained]
+    pins = {each.id: chance.choice(left) for each in tasks if chance.random() < 0.3}
+    before = View(
+        tuple(Member(name) for name in names), tasks, owners, pins=pins, drained=drained,
+        lags={of: {owner: 0} for of, owner in owners.items()},
+    )  # fmt: skip
+    exclude = tuple(("id", name) for name in sorted(drained))
+    standbys = chance.randint(0, 1)
+    done = settled(before, replace(SETTINGS, assignor=assignor, exclude=exclude, num_standbys=standbys))
+    assert {each: done.owners[each] for each in pins} == pins
+    assert not drained & set(done.owners.values())
+    assert not drained & {member for held in done.standbys.values() for member in held}
+
+
+def test_what_an_assignor_leaves_at_a_drained_member_goes_warm_and_is_said() -> None:
+    """Its answer stands but for these tasks: they stay until another member is warm, as under the default."""
+    before = view("a:0-3 b:4-7 c:8-11")
+    drained = replace(SETTINGS, assignor=stubborn, exclude=(("id", "b"),), max_warmup_replicas=1)
+    first = assign(before, drained)
+    assert first.owners == before.owners
+    assert sum(map(len, first.warmups.values())) == 1
+    assert first.needs_probe
+    (said,) = first.warnings
+    assert "left" not in said
+    assert "g_4, g_5, g_6, g_7" in said
+    done = settled(before, drained)
+    assert {done.owners[task(n)] for n in range(4)} == {"a"}
+    assert {done.owners[task(n)] for n in range(4, 8)} == {"a", "c"}
+    assert not assign(before, replace(drained, exclude=())).warnings
+
+
+def test_what_an_assignor_wants_against_a_drain_is_not_probed_for() -> None:
+    """It would never come: once the rest is settled, nothing is looked after any more."""
+    before = view("a:0-3 b:4-7 c:")
+    done = settled(before, replace(SETTINGS, assignor=deaf, exclude=(("id", "c"),)))
+    assert done.owners == before.owners
+    assert done.warnings
+
+
+def test_sticky_levels_around_what_is_pinned() -> None:
+    """Who has pinned tasks gets fewer others."""
+    pins = {task(n): "b" for n in range(3)}
+    done = assign(replace(view("a:0-8 b: c:"), pins=pins), replace(SETTINGS, assignor="sticky"))
+    assert Counter(done.owners.values()) == {"a": 3, "b": 3, "c": 3}
+    assert {done.owners[each] for each in pins} == {"b"}
+
+
+def test_moves_at_once_do_not_hold_back_a_drain() -> None:
+    """Nobody waits for what an operator asks, voluntary moves do."""
+    small = view("a:0-5 b:6-8 c:")
+    small = replace(small, tasks=tuple(replace(each, size=5) for each in small.tasks))
+    limited = replace(SETTINGS, moves_at_once=1)
+    assert sum(move.role == "owner" for move in assign(small, limited).moves) == 1
+    done = assign(small, replace(limited, exclude=(("id", "b"),)))
+    assert "b" not in done.owners.values()
+
+
+@pytest.mark.parametrize("asked", [{"include": (("disk", "ssd"),)}, {"exclude": (("id", "a"), ("id", "b"))}])
+def test_filters_that_leave_nobody_are_not_followed_and_it_is_said(asked: dict[str, object]) -> None:
+    """Every task has an owner all the same."""
+    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, **asked))  # type: ignore[arg-type]
+    assert Counter(done.owners.values()) == {"a": 2, "b": 2}
+    assert f"no live member is left by {next(iter(asked))} = " in done.warnings[0]
+
+
+def test_standbys_that_forced_awareness_keeps_back_are_counted() -> None:
+    """They stay unassigned as long as the value has no member; a tag that nobody has is named."""
+    members = tuple(Member(f"m{n}", tags={"zone": "z0"}) for n in range(3))
+    before = View(members, tuple(Task(task(n), size=WHOLE) for n in range(6)))
+    settings = replace(SETTINGS, num_standbys=1, forced_awareness={"zone": ("z0", "z1")})
+    assert "6 standbys stay unassigned" in assign(before, settings).warnings[0]
+    assert "zone = z1" in assign(before, settings).warnings[0]
+    nobodys = replace(settings, forced_awareness={"room": ("r0", "r1")})
+    assert assign(before, nobodys).standbys
+    assert "which no member has" in assign(before, nobodys).warnings[0]
+
+
+def cost_of(answer: Callable[[Task, Member], object]) -> AssignSettings:
+    """Return settings with a user's cost."""
+    return replace(SETTINGS, user_cost=answer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("answer", [lambda *_: 1 // 0, lambda *_: 0.5, lambda *_: "dear"])
+def test_a_users_cost_that_fails_does_not_count(answer: Callable[..., object]) -> None:
+    """Owners are as without it, and the warning says what was raised."""
+    before = view("a:0-3 b:")
+    done = assign(before, cost_of(answer))
+    assert done.warmups == assign(before, SETTINGS).warmups
+    assert "user_cost raised" in done.warnings[0]
+
+
+def test_a_task_that_may_go_nowhere_is_placed_and_named() -> None:
+    """The rule holds for all others."""
+    done = settled(view("a:0-1 b:2-3"), cost_of(lambda each, at: None if each.id.key_group == 0 or at.id == "b" else 0))
+    assert {done.owners[task(n)] for n in range(1, 4)} == {"a"}
+    assert "not followed for these: g_0" in done.warnings[0]
+
+
+def tenants_apart(member: Member, tasks: tuple[Task, ...]) -> int:
+    """Miss what is beyond two tasks of the first tenant on a member."""
+    assert member.id
+    return max(sum(each.id.key_group < 4 for each in tasks) - 2, 0)
+
+
+def test_a_users_goal_is_met_without_harm_to_earlier_ones_and_named_in_the_moves() -> None:
+    """Behind balance it exchanges; the moves say which goal asked for them, and what is met is left alone."""
+    before = view("a:0-5 b:6-11 c:12-17")
+    asked = replace(SETTINGS, goals=("balance", tenants_apart))
+    first = assign(before, asked)
+    goals = {move.goal for move in first.moves}
+    done = settled(before, asked)
+    assert Counter(done.owners.values()) == {"a": 6, "b": 6, "c": 6}
+    assert max(Counter(done.owners[task(n)] for n in range(4)).values()) == 2
+    assert "tenants_apart" in goals
+    assert sum(done.owners[each] != owner for each, owner in before.owners.items()) == 4, "two exchanges"
+    assert not assign(caught_up(before, done), asked).moves
+
+
+def test_the_order_of_goals_decides_which_gives_way() -> None:
+    """What is read across racks before balance, or after it."""
+    tasks = tuple(Task(task(n), size=WHOLE, owner_traffic=Traffic(1, {"r1": 1})) for n in range(6))
+    owners = {each.id: "ab"[n % 2] for n, each in enumerate(tasks)}
+    lags = {of: {owner: 0} for of, owner in owners.items()}
+    before = View((Member("a", rack="r1"), Member("b", rack="r2")), tasks, owners, lags=lags)
+    racks = replace(SETTINGS, rack_aware_assignment_strategy="min_cost")
+    cheap = settled(before, replace(racks, goals=("rack", "balance")))
+    assert Counter(cheap.owners.values()) == {"a": 6}
+    level = settled(before, replace(racks, goals=("balance", "rack")))
+    assert Counter(level.owners.values()) == {"a": 3, "b": 3}
+
+
+def hopeless(_: Member, tasks: tuple[Task, ...]) -> int:
+    """Be missed by every task."""
+    return len(tasks)
+
+
+def test_a_hard_goal_that_cannot_be_met_stops_every_voluntary_move() -> None:
+    """A soft one is missed, the best is done, and both are said."""
+    before = view("a:0-3 b:")
+    soft = assign(before, replace(SETTINGS, goals=("balance", hopeless)))
+    assert soft.warmups
+    assert "the goal hopeless is missed by 4" in soft.warnings[0]
+    hard = assign(before, replace(SETTINGS, goals=("balance", hopeless), hard_goals=("hopeless",)))
+    assert (hard.owners, hard.warmups) == (before.owners, {})
+    assert "the hard goal hopeless cannot be met" in hard.warnings[0]
+    lost = replace(before, members=before.members[1:], owners={}, lags={})
+    assert set(assign(lost, replace(SETTINGS, goals=(hopeless,), hard_goals=("hopeless",))).owners.values()) == {"b"}
+
+
+def test_a_goal_that_fails_does_not_count() -> None:
+    """Owners are as without goals, and the warning says what was raised."""
+    done = assign(view("a:0-3 b:"), replace(SETTINGS, goals=(lambda *_: 1 // 0,)))
+    assert done.warmups == assign(view("a:0-3 b:"), SETTINGS).warmups
+    assert "ZeroDivisionError" in done.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "near"),
+    [({"goals": "ballance"}, "'balance'"), ({"goals": "balance, rack", "hard_goals": "racks"}, "'rack'"),
+     ({"assignor": "stickie"}, "'sticky'"), ({"user_cost": "no.such.cost"}, "no user_cost is found")],
+)  # fmt: skip
+def test_names_that_there_are_not_are_refused_with_the_nearest(said: dict[str, str], near: str) -> None:
+    """When a query begins, not with a warning a batch."""
+    with pytest.raises(ConfigError, match=near):
+        assign_settings(Settings(**said))  # type: ignore[arg-type]
+
+
+@given(seed=st.integers(0, 2**32))
+@example(seed=0)
+@examples(max_examples=20, deadline=None)
+def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> None:
+    """Property: with few warm-ups at once the plan is not changed half-way, and what it comes to meets the goals."""
+    chance = random.Random(seed)
+    members = tuple(Member(f"m{n}", rack=f"r{n % 2}") for n in range(chance.randint(2, 5)))
+    read = Traffic(1, {"r0": 1})
+    tasks = tuple(Task(task(n), size=WHOLE, owner_traffic=read) for n in range(chance.randint(4, 12)))
+    owners = {each.id: chance.choice(members).id for each in tasks}
+    before = View(members, tasks, owners, lags={of: {owner: 0} for of, owner in owners.items()})
+    goals = chance.choice([(tenants_apart,), ("balance", tenants_apart), ("rack", tenants_apart, "balance")])
+    asked = AssignSettings(max_warmup_replicas=3, rack_aware_assignment_strategy="min_cost", goals=goals)
+    first = assign(before, asked)
+    done = settled(before, asked)
+    assert done.owners == first.target

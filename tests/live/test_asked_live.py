@@ -1,0 +1,133 @@
+"""What is asked of placement holds on real executors: an assignor of one's own, a pin under `hash`, filters that change
+live; and where a key is said to be, its rows are run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from riffle_spark import Stateful, StatefulJob, arrow_function
+from riffle_spark.assign.model import Assignment, AssignSettings, View
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.engine import inventory
+from riffle_spark.worker.member_folders import executor_id
+from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
+
+pytestmark = pytest.mark.cluster
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
+
+MASTER = "local-cluster[2,1,600]"
+KEYS = 24
+RAN = pa.schema([("k", pa.int64()), ("executor", pa.string())])
+MOST_BATCHES = 20
+
+
+def tells_who_ran(rows: pa.Table, _: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Answer, and keep, which executor ran a key."""
+    ran = pa.table({"k": rows["k"], "executor": [executor_id()] * rows.num_rows}, schema=RAN)
+    return ran, ran
+
+
+def on_the_first(view: View, _: AssignSettings) -> Assignment:
+    """Let the first member own everything, whatever else is asked for."""
+    return Assignment({task.id: min(member.id for member in view.members) for task in view.tasks})
+
+
+class Played:
+    """A job on two executors that a test feeds, a row a key, and what its sink was told."""
+
+    def __init__(self, spark: SparkSession, folder: Path, **settings: object) -> None:
+        given = settings_in(folder, expected_executors=2, acceptable_recovery_lag=0, max_warmup_replicas=8, **settings)
+        assert len(inventory.await_executors(spark, given, expected=2)) == 2
+        self._spark, self._kept, self._version = spark, Kept(), -1
+        compute = arrow_function(tells_who_ran, state=pa.schema([RAN.field("executor")]), output=RAN)
+        self.job: StatefulJob = Stateful("ran", "k", compute, settings=given).into(self._kept)
+
+    def feed(self) -> dict[object, str]:
+        """Run one batch; return which executor ran each key."""
+        self._version += 1
+        self.job(self._spark.range(KEYS).selectExpr("id k"), self._version)
+        rest(self.job)
+        newest = list(self._kept.deliveries.values())[-1]
+        return {row["k"]: row["executor"] for row in newest}
+
+    def feed_until(self, reached: Callable[[dict[object, str]], bool]) -> dict[object, str]:
+        """Run batches until one ran as it should; where keys are said to be, they are run with each."""
+        for _ in range(MOST_BATCHES):
+            said = {key: self.job.where(key).executor for key in range(KEYS)} if self._version >= 0 else {}
+            ran = self.feed()
+            if reached(ran):
+                return ran
+            moved = any(move["role"] == "owner" for move in self.job.reports[-1].moves)
+            assert moved or not said or ran == said
+        raise AssertionError(f"not in {MOST_BATCHES} batches; members {self.job.members()}")
+
+    def check_where(self) -> None:
+        """Compare what is said of every key with who then runs it, and with the members."""
+        said = {key: self.job.where(key) for key in range(KEYS)}
+        assert self.feed() == {key: place.executor for key, place in said.items()}
+        hosts = {member.id: (member.executor, member.host) for member in self.job.members()}
+        assert all(hosts[place.owner] == (place.executor, place.host) for place in said.values())
+
+
+@pytest.mark.long
+def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_its_tasks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A function in the settings: nobody stores or ships it. A member that it would never leave is excluded live."""
+    played = Played(spark, tmp_path, assignor=on_the_first)
+    with pytest.raises(ConfigError, match="not run a batch yet"):
+        played.job.where(0)
+    first = min(_two_members(played))
+    played.feed_until(lambda ran: set(ran.values()) == {_executor(played, first)})
+    played.check_where()
+    before = len(played.job.reports)
+    played.job.reconfigure(exclude=f"id={first}")
+    played.feed_until(lambda ran: _executor(played, first) not in ran.values())
+    reports = list(played.job.reports)[before:]
+    assert any("on a drained member" in warning for report in reports for warning in report.warnings)
+    assert sum(report.restores for report in reports) == 0, "it went warm"
+    played.check_where()
+    played.job.reconfigure(exclude="")
+    played.feed_until(lambda ran: set(ran.values()) == {_executor(played, first)})
+
+
+def test_a_pin_holds_under_hash_and_filters_change_live(spark: SparkSession, tmp_path: Path) -> None:
+    """A pinned key-group is run where it was pinned; who is not included runs nothing else."""
+    played = Played(spark, tmp_path, assignor="hash", num_standbys=1)
+    _two_members(played)
+    played.check_where()
+    place = played.job.where(0)
+    other = next(member for member in played.job.members() if member.id != place.owner)
+    assert place.standbys == (other.id,)
+    played.job.pin(place.key_group, other.id)
+    assert played.feed()[0] == other.executor
+    assert played.job.where(0).owner == other.id
+    played.job.reconfigure(include=f"id={place.owner}", num_standbys=0)
+    ran = played.feed()
+    pinned = {key for key in range(KEYS) if played.job.where(key).key_group == place.key_group}
+    assert {key for key, executor in ran.items() if executor == other.executor} == pinned
+    states = {member.id: member for member in played.job.members()}
+    assert states[place.owner].load > states[other.id].load > 0
+    assert states[other.id].disk_used_share is not None
+
+
+def _two_members(played: Played) -> set[str]:
+    """Run batches until both executors are members; return these."""
+    for _ in range(int(PATIENCE_SECONDS)):
+        played.feed()
+        members = {member.id for member in played.job.members() if member.state == "live"}
+        if len(members) == 2:
+            return members
+    raise AssertionError(played.job.members())
+
+
+def _executor(played: Played, member: str) -> str:
+    return next(state.executor for state in played.job.members() if state.id == member)

@@ -1,0 +1,216 @@
+"""What can be asked of a running query: filters live, assignors of one's own, where keys are, loads and lags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle_spark import RebalanceListener
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, Task, View
+from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import Part, Receipt
+from riffle_spark.protocol.ownership.rebalance import Moved
+from riffle_spark.protocol.ownership.triggers import Weights
+from tests.kit.simulated.elastic_world import TOUCHED, Elastic
+from tests.kit.simulated.partitioned_query import BY_PARTITION, of_partition, offsets
+from tests.kit.simulated.world import World, one, totals
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+THREE = ("1", "2", "3")
+
+
+def reconfigured(world: Elastic, **changes: object) -> None:
+    """Change live settings, and let the query settle."""
+    world.driver.operations.reconfigure(world.driver.settings, changes)
+    world.settle()
+
+
+def test_members_are_excluded_and_included_while_a_query_runs(tmp_path: Path) -> None:
+    """By any attribute, warm: nobody restores; drained members stay drained whatever is excluded."""
+    world = Elastic(tmp_path, executors=THREE)
+    world.feed(4)
+    before = world.version
+    reconfigured(world, exclude=f"id={world.member('1')}")
+    assert [len(world.owned(name)) for name in THREE] == [0, 3, 3]
+    world.driver.operations.drain("2")
+    world.settle()
+    assert [len(world.owned(name)) for name in THREE] == [0, 0, 6]
+    world.driver.operations.undrain("2")
+    reconfigured(world, exclude="", include=f"id={world.member('1')}, id={world.member('2')}")
+    assert [len(world.owned(name)) for name in THREE] == [3, 3, 0]
+    reconfigured(world, include="")
+    assert [len(world.owned(name)) for name in THREE] == [2, 2, 2]
+    assert world.version > before
+    world.check_state()
+
+
+def test_rebalancing_is_switched_off_and_on_while_a_query_runs(tmp_path: Path) -> None:
+    """A newcomer gets nothing as long as it is off; with few moves at once, one assignment moves that many."""
+    world = Elastic(tmp_path, executors=("1", "2"), acceptable_recovery_lag=1_000_000)
+    world.feed(3)
+    reconfigured(world, rebalance_enable="none", moves_at_once=1)
+    world.cluster.add("3")
+    world.feed(2)
+    assert world.owned("3") == set()
+    world.driver.operations.reconfigure(world.driver.settings, {"rebalance_enable": "all"})
+    assert len(world.feed().moves) == 1
+    world.settle()
+    assert len(world.owned("3")) == 2
+    world.check_state()
+
+
+@pytest.mark.parametrize("assignor", ["sticky", "hash"])
+def test_a_pin_holds_under_the_other_assignors(tmp_path: Path, assignor: str) -> None:
+    """They obey at once, and go on doing so over losses of others."""
+    world = Elastic(tmp_path, executors=THREE, assignor=assignor)
+    world.feed(3)
+    group = min(world.owned("1"), default=min(world.owned("2")))
+    world.driver.operations.pin(group, "3")
+    world.feed(2)
+    assert group in world.owned("3")
+    world.cluster.lose("2", planned=True)
+    world.feed(2)
+    assert group in world.owned("3")
+    world.check_state()
+
+
+class Tenants:
+    """An assignor that remembers how often it was made, and what it saw."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Tenants.made += 1
+        self.seen: list[tuple[Task, ...]] = []
+
+    def __call__(self, before: View, settings: AssignSettings) -> Assignment:
+        """Answer as the default does."""
+        self.seen.append(before.tasks)
+        return assign(before, replace(settings, assignor="high_availability"))
+
+
+@pytest.mark.parametrize("given", [Tenants, f"{__name__}.Tenants", f"{__name__}:Tenants"])
+def test_a_class_is_made_once_a_query(tmp_path: Path, given: object) -> None:
+    """Two queries of one process share none; a query's own is asked with every assignment."""
+    Tenants.made = 0
+    worlds = [Elastic(tmp_path / name, assignor=given) for name in ("one", "two")]
+    for world in worlds:
+        world.feed(2)
+        world.cluster.add("3")
+        world.settle()
+    assert Tenants.made == 2
+    asked = [world.driver.settings.assignor for world in worlds]
+    assert asked[0] is not asked[1]
+    assert all(len(one.seen) > 1 for one in asked if isinstance(one, Tenants))
+
+
+def test_a_function_is_an_assignor_as_it_is(tmp_path: Path) -> None:
+    """It hears of drains and pins, and what it leaves undone of these is done."""
+    views: list[View] = []
+
+    def first_come(before: View, _: AssignSettings) -> Assignment:
+        views.append(before)
+        home = min(member.id for member in before.members)
+        return Assignment({each.id: before.owners.get(each.id, home) for each in before.tasks})
+
+    world = Elastic(tmp_path, executors=THREE, assignor=first_come)
+    world.feed(3)
+    assert world.owned("1") == set(range(6))
+    world.driver.operations.drain("1")
+    world.driver.operations.pin(5, "3")
+    reports = world.settle()
+    assert views[-1].drained == {world.member("1")}
+    assert list(views[-1].pins.values()) == [world.member("3")]
+    assert world.owned("1") == set()
+    assert 5 in world.owned("3")
+    assert any("away from their pin or on a drained member" in w for report in reports for w in report.warnings)
+    assert [report.restores for report in reports] == [0] * len(reports), "they went warm"
+    world.check_state()
+
+
+class Hears(RebalanceListener):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Moved] = []
+
+    def on_assigned(self, moves: Sequence[Moved]) -> None:
+        """Hear."""
+        self.heard += moves
+
+
+@pytest.mark.parametrize("dispatch", BY_PARTITION)
+def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, dispatch: str) -> None:
+    """Where a key-group's number stands for a (topic, partition), these are told."""
+    seen = Tenants()
+    world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), Hears()
+    world.driver.ownership.listener = listener
+    report = world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
+    told = {("events", 0), ("events", 1), ("events", 2)}
+    assert {(move["topic"], move["partition"]) for move in listener.heard} <= told
+    assert ("events", 2) in {(move["topic"], move["partition"]) for move in listener.heard}
+    assert not any("key_group" in move for move in listener.heard)
+    assert all("key_group" in move and "topic" in move for move in report.moves)
+    if dispatch == "partition":
+        assert {(each.topic, each.partition) for each in seen.seen[-1]} >= {("events", 2)}
+    place = world.driver.ownership.place_of(0)
+    assert place is not None
+    assert (place.topic, place.partition) in told
+    assert world.driver.ownership.number_of((place.topic, place.partition)) == 0  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is no partition that the query has read"):
+        world.driver.ownership.number_of(("orders", 0))
+
+
+def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
+    """Key-group, owner, executor, host and standbys; while nobody owns it there is no answer."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=1)
+    assert world.ownership.place_of(0) is None
+    world.feed(6)
+    (operator,) = world.operators
+    for group in range(6):
+        key = world.keys[group][0]
+        assert operator.key_group_of(key, 6) == group
+        place = world.ownership.place_of(group)
+        assert place is not None
+        world.ran.clear()
+        world.feed(keys=[key])
+        (ran,) = {ran.executor for ran in world.ran if group in ran.key_groups}
+        assert (place.executor, place.owner, place.host) == (ran, world.member(ran), f"host-{ran}")
+        assert [name for name in THREE if world.member(name) in place.standbys] == [
+            name for name in THREE if group in world.holds(name)[1]
+        ]
+
+
+@pytest.mark.parametrize("key", [7, ("a", "b"), {"other": "a"}, {"k": 7}])
+def test_what_is_no_key_is_refused_with_its_columns(key: object) -> None:
+    """A value, or of several columns a tuple or a mapping."""
+    with pytest.raises(ConfigError, match=r"is no key of store 'totals'(.|\n)*k \(string\)"):
+        totals().key_group_of(key, 6)
+
+
+def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
+    """Load is rows a batch of what a member owns; a standby whose copies stand still falls behind, and it shows."""
+    world = Elastic(tmp_path, num_standbys=1, acceptable_recovery_lag=1_000_000)
+    world.feed(4)
+    states = {state.executor: state for state in world.ownership.member_states()}
+    loads = {name: TOUCHED * len(world.owned(name)) for name in ("1", "2")}
+    assert all(states[name].load >= loads[name] for name in loads), states
+    assert (states["1"].lag_trend, states["1"].disk_used_share is not None) == (0, True)
+    world.cluster.stalled = {"2"}
+    world.feed(4)
+    states = {state.executor: state for state in world.ownership.member_states()}
+    assert states["2"].lag_records > 0
+    assert states["2"].lag_trend > 0
+    assert states["1"].lag_trend == 0
+
+
+def test_a_row_of_a_store_counts_as_much_as_its_weight_says() -> None:
+    """Measured work is that of all stores of a key-group together."""
+    weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
+    receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
+    weights.ran(receipts, {"models": 20.0})
+    assert weights.measured == {3: 10 + 200}
