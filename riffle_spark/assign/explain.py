@@ -148,9 +148,9 @@ class _Reasons:
     def _better(self, task: int, giver: int, taker: int) -> _Reason:
         """Return why the taker should own the task rather than the giver."""
         board = self._board
-        is_pinned = board.pins[task] == taker
-        if is_pinned or not board.placeable[giver]:
-            return _Reason("operator", "pinned there by hand" if is_pinned else "its member is being drained")
+        ordered = self._ordered(task, giver, taker)
+        if ordered is not None:
+            return ordered
         if board.homes[task] == taker != board.owners[task]:
             return _Reason("return", "belongs to this member, which is back")
         if self._load[giver] > self._high[giver] or self._load[taker] < self._low[taker]:
@@ -162,6 +162,16 @@ class _Reasons:
         if self._settings.user_cost is not None:
             return _Reason("user", "the user's own cost is lower")
         return _Reason("spread", "spreads the tasks of its group")
+
+    def _ordered(self, task: int, giver: int, taker: int) -> _Reason | None:
+        """Return which order moves the task, if one does."""
+        board = self._board
+        is_pinned = board.pins[task] == taker
+        if is_pinned or not board.placeable[giver]:
+            return _Reason("operator", "pinned there by hand" if is_pinned else "its member is being drained")
+        if board.shuns(task, giver):
+            return _Reason("allowed", "its member should have no copy: its disk is too full, or it never catches up")
+        return None
 
     def warmup(self, task: int, member: int) -> _Reason:
         """Return why ``member`` warms up a copy."""

@@ -74,6 +74,7 @@ class _StandbyCosts:
         self._copies, self._zones = copies, zones
         self._stay = settings.rack_aware_assignment_non_overlap_cost * TIE * TIE + 1
         self._weight = settings.rack_aware_assignment_traffic_cost * TIE * TIE
+        self._apart = TIE * (self._weight + self._stay)
         self._known: dict[object, tuple[tuple[int, int, int], ...]] = {}
 
     def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
@@ -82,16 +83,23 @@ class _StandbyCosts:
         traffic, home = board.tasks[task].standby_traffic, self._zones.of[self._copies.owners[task]]
         parts = tuple(traffic.parts_read_across(rack) for rack in self._zones.racks)
         kept = self._kept(task)
-        key = (parts, traffic.unit, home, units, kept)
+        shunned = board.shunned[task] if board.shunned else None
+        key = (parts, traffic.unit, traffic.later, home, units, kept, shunned)
         if key not in self._known:
             edges = []
             for zone, read in enumerate(parts):
                 beside = zone == home  # the owner is a copy in this zone, too
-                for unit in range(min(len(self._zones.members[zone]) - beside, units)):
+                for unit in range(min(self._room(task, zone), units)):
                     stay = self._stay if unit >= kept[zone] else 0
-                    edges.append((zone, read * self._weight // traffic.unit + (unit + beside) * TIE + stay, 1))
+                    crowd = (unit + beside) * (self._apart if traffic.later else TIE)
+                    edges.append((zone, read * self._weight // traffic.unit + crowd + stay, 1))
             self._known[key] = tuple(edges)
         return self._known[key]
+
+    def _room(self, task: int, zone: int) -> int:
+        """Return how many standbys of a task a zone may have: the owner is a copy there, too."""
+        board, owner = self._copies.board, self._copies.owners[task]
+        return sum(m != owner and not board.shuns(task, m) for m in self._zones.members[zone])
 
     def read(self, task: int, zone: int) -> int:
         """Return what a standby in a zone reads across racks, in units of the flow's cost."""
@@ -143,7 +151,7 @@ def _place_by_zone(copies: Copies, task: int, zones: Zones, by_zone: dict[int, i
     for zone in sorted(left):
         for _ in range(left[zone]):
             holders = copies.holders(task)
-            able = [m for m in zones.members[zone] if m not in holders]
+            able = [m for m in zones.members[zone] if m not in holders and not board.shuns(task, m)]
             copies.add(task, min(able, key=lambda m: (board.rank(task, m), copies.ratio(m), m)))
 
 
@@ -177,6 +185,6 @@ def _fits(copies: Copies, task: int, giver: int, taker: int) -> bool:
     """Tell whether a standby may move from giver to taker without parting the copies less well."""
     holders = copies.holders(task)
     others = [m for m in holders if m != giver]
-    if taker in holders or not copies.spread.may_join(taker, others):
+    if taker in holders or copies.board.shuns(task, taker) or not copies.spread.may_join(taker, others):
         return False
     return copies.spread.tag_conflicts(taker, others) <= copies.spread.tag_conflicts(giver, others)

@@ -52,7 +52,8 @@ def with_expired(
             outputs.append(gone.output)
             count += len(touched.hashes)
     timers = _first_due(schema, changes, stacks, first_ms)
-    return SlotResult(pa.concat_tables(outputs), replace(changes, timers=timers), expired=count)
+    changes = replace(changes, timers=timers)
+    return result._replace(output=pa.concat_tables(outputs), changes=changes, expired=count)
 
 
 def _over_due(

@@ -69,6 +69,13 @@ class Members:
         self.live: dict[str, LiveMember] = {}
         self.lost: dict[str, LostMember] = {}
         self._heirs: dict[str, str] = {}
+        self.disks: dict[str, tuple[float, int]] = {}
+        """Of the members whose disks were measured: the share that is in use, and the disk's bytes."""
+
+    def measured(self, member: str, disk: tuple[float, int]) -> None:
+        """Take how full a live member's disk is; one of no bytes was not looked at."""
+        if disk[1] and member in self.live:
+            self.disks[member] = disk
 
     def of_executor(self, executor: str) -> LiveMember | None:
         """Return the member that an executor holds."""
@@ -105,6 +112,7 @@ class Members:
         gone = list(living_members)
         for living in gone:
             del self.live[living.id]
+            self.disks.pop(living.id, None)
             if living.counted:
                 self.lost[living.id] = LostMember(living, now, living.executor.id in planned)
         return MemberChanges(left=tuple(living.id for living in gone))
@@ -126,6 +134,7 @@ class Members:
             self.live[census.member] = LiveMember(
                 census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
             )
+            self.measured(census.member, census.disk)
             (joined if before is None else returned).append(census.member)
         return MemberChanges(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
 
@@ -149,4 +158,5 @@ class Members:
         """Forget all: another driver may have been at work."""
         self.live.clear()
         self.lost.clear()
+        self.disks.clear()
         self._heirs.clear()

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, MemberId, TaskId
+from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
 from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.protocol.ownership.arrivals import Arrivals
@@ -17,10 +17,10 @@ from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import LiveMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
-from riffle_spark.protocol.ownership.readiness import Readiness, member_states, readiness_of, standing_by
+from riffle_spark.protocol.ownership.readiness import Readiness, Shunned, member_states, readiness_of, standing_by
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
-from riffle_spark.protocol.ownership.triggers import Patience, Probes, Weights, outside_band
+from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
 from riffle_spark.protocol.ownership.view import GROUP, Situation, assign_settings, task, view_of
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
@@ -45,13 +45,14 @@ class Ownership:
         self._homes: dict[TaskId, MemberId] = {}
         self._kept: dict[TaskId, MemberId] = {}
         self._patience = Patience()
-        self._weights = Weights()
+        self._measured = Measured(self._patience)
         self._awaited: frozenset[MemberId] = frozenset()
         self.executors: tuple[Executor, ...] = ()
         self.members = Members()
         self.copies = KnownCopies()
         self.cleaner = Cleaner()
         self.probes = Probes()
+        self.shunned = Shunned()
         self.present = Assignment({})
         self.readiness: tuple[Readiness, ...] = ()
         self.listener: RebalanceListener | None = None
@@ -82,12 +83,12 @@ class Ownership:
 
     def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Take the racks of the partitions that the query reads, by (topic, partition)."""
-        self._weights.reads(racks)
+        self._measured.weights.reads(racks)
 
     @property
     def reads_racks(self) -> bool:
         """Whether it is known in which racks the input lies."""
-        return bool(self._weights.racks_of)
+        return bool(self._measured.weights.racks_of)
 
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
@@ -134,7 +135,8 @@ class Ownership:
         return Situation(
             self.members, self.copies, manifest, stores, key_groups, now, self.present,
             pins={key_group: member for key_group, member in orders.pins.items() if member in live},
-            drained=orders.drained & set(live), homes=self._homes, weights=self._weights.latched,
+            drained=orders.drained & set(live), homes=self._homes, weights=self._measured.weights.latched,
+            flooded=self.shunned.flooded,
         )  # fmt: skip
 
     def _is_triggered(self, situation: Situation) -> bool:
@@ -147,15 +149,34 @@ class Ownership:
         patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
         fired.append(self.probes.due(present, warming, patience, situation.now))
         kept = {(task(r.key_group), r.member): r.lag_records for r in self.readiness if r.role == "standby"}
-        fired.append(not self.points and self._patience.standby_falls_behind(kept))
-        slots = {name: living.executor.cores for name, living in self.members.live.items()}
-        outside = not present.warmups and outside_band(
-            self._weights.measured, self.owners, slots, settings.balance_band
-        )
-        if self._patience.weights_are_outside(outside):
-            self._weights.latch()
-            fired.append(True)
+        slow = {} if self.points else self._patience.fall_behind(kept)
+        fired.append(self.shunned.fall_behind(slow, situation))
+        fired.append(self.shunned.disks_changed(situation, settings))
+        settled = not present.warmups and not present.needs_probe
+        level = self._measured.is_unlevel(self.owners, self._slots, settings.balance_band, settled=not present.warmups)
+        fired += [level, self._reads_across(settled=settled)]
         return any(fired)
+
+    @property
+    def _slots(self) -> dict[MemberId, int]:
+        drained = self._operations.orders.drained
+        return {name: living.executor.cores for name, living in self.members.live.items() if name not in drained}
+
+    @property
+    def _racks(self) -> dict[MemberId, str | None]:
+        return {name: living.rack for name, living in self.members.live.items()}
+
+    def _reads_across(self, *, settled: bool) -> bool:
+        if not self.reads_racks or self._settings.rack_aware_assignment_strategy == "none":
+            return False
+        return self._measured.reads_across(self._traffic_now(), self.owners, self._racks, settled=settled)
+
+    def _traffic_now(self) -> dict[int, Traffic]:
+        return self._measured.weights.traffic(self.shards.partitions if self.shards is not None else None)
+
+    def looked_at(self, now: float) -> frozenset[MemberId]:
+        """Return the members with full disks that nothing else tells of: they are to be looked at."""
+        return self.shunned.looked_at(self.owners.values(), now)
 
     def _shall_own(self, copy: Readiness) -> bool:
         """Tell whether an owner waits for this standby: it warms up as a warm-up does."""
@@ -177,9 +198,15 @@ class Ownership:
         return bool(self._awaited - awaited - set(self.members.live))
 
     def _assign(self, situation: Situation) -> None:
+        if self._asked_for():
+            self.shunned.forgive()
         self._obeyed = self._operations.orders
         before = self.present
+        if not before.needs_probe or not self._measured.traffic:
+            self._measured.traffic = self._traffic_now()
         self.present = self._assigned(situation)
+        target = {t.key_group: member for t, member in self.present.target.items()}
+        self._measured.assigned(target, self._slots, self._racks, self._settings.balance_band)
         self._homes = {t: home for t, home in self._homes.items() if self.present.owners.get(t) != home}
         self.probes.assigned(self.present, situation.now)
         self._patience.start_over()
@@ -195,8 +222,8 @@ class Ownership:
         if self._settings.dispatch == "hashed" and self.shards is not None:
             most = self._obeyed.slots
             return hashed_assignment(self.members.live, self.shards, self.present, situation.drained, most)
-        traffic = self._weights.traffic(self.shards.partitions if self.shards is not None else None)
-        view = view_of(replace(situation, traffic=traffic), self._settings)
+        shunned = self.shunned.of(situation)
+        view = view_of(replace(situation, traffic=self._measured.traffic, shunned=shunned), self._settings)
         return assign(view, assign_settings(self._settings, situation.drained))
 
     def _laid_out(self, situation: Situation) -> SlotLayout:
@@ -234,6 +261,7 @@ class Ownership:
             if is_refused(receipt):
                 self._arrivals.refused(receipt.executor, str(error_of(receipt)), now)
             self.works_in(receipt.executor, receipt.member)
+            self.members.measured(receipt.member, receipt.disk)
             for key_group in receipt.missing:
                 self.copies.gone(receipt.member, (receipt.store, key_group))
 
@@ -252,7 +280,7 @@ class Ownership:
         """Note a commit: what slots had and sealed, and the links that snapshots took off chains."""
         self.copies.ran(receipts, before)
         self.copies.replaced(record.sequence, before, changes)
-        self._weights.ran(receipts)
+        self._measured.weights.ran(receipts, before)
 
     def standing_by(self, manifest: Manifest, stores: tuple[str, ...]) -> dict[int, tuple[MemberId, ...]]:
         """Return, for each key-group, the live standbys with a copy that could take over at once."""
@@ -272,7 +300,8 @@ class Ownership:
 
     def take_rebalance(self) -> Rebalance:
         """Return what changed since the last call."""
-        rebalance, self._rebalance = self._rebalance.and_((), self._arrivals.take_warnings()), Rebalance()
+        told = [*self._arrivals.take_warnings(), *self.shunned.take_warnings(), *self._measured.take_warnings()]
+        rebalance, self._rebalance = self._rebalance.and_((), told), Rebalance()
         return rebalance
 
 

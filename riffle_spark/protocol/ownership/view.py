@@ -3,7 +3,7 @@ any rule of placement.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from riffle_spark.assign import model
@@ -18,6 +18,10 @@ GROUP = "query"
 """All stores of a query are one co-location group: a key-group of theirs has one owner."""
 
 
+_COPY_TIMES = 2
+"""A copy takes up to twice its state: what came with batches lies beside it until both are merged."""
+
+
 def task(key_group: int) -> model.TaskId:
     """Return the task of a key-group."""
     return model.TaskId(GROUP, key_group)
@@ -29,6 +33,7 @@ class Situation:
 
     ``stores`` are the durable ones, ``key_groups`` those that exist, ``now`` seconds of the driver's clock. ``homes``
     are the members that lost tasks belong to, ``traffic`` what a task reads by rack, ``weights`` its measured work.
+    ``shunned`` are members that should have no copy of a task; on ``flooded`` ones copies count only for what they own.
     """
 
     members: Members
@@ -43,10 +48,24 @@ class Situation:
     homes: Mapping[model.TaskId, model.MemberId] = field(default_factory=dict)
     traffic: Mapping[int, model.Traffic] = field(default_factory=dict)
     weights: Mapping[int, int] = field(default_factory=dict)
+    shunned: Mapping[model.TaskId, tuple[model.MemberId, ...]] = field(default_factory=dict)
+    flooded: frozenset[model.MemberId] = frozenset()
 
     def entries(self, key_group: int) -> list[Entry]:
         """Return the entries of a key-group's durable stores."""
         return [self.manifest.entries.get((store, key_group), EMPTY) for store in self.stores]
+
+    def bytes(self, key_group: int) -> int:
+        """Return how large the whole state of a key-group is."""
+        return sum(lag_without_copy(entry).bytes for entry in self.entries(key_group))
+
+    def held(self, member: model.MemberId) -> set[model.TaskId]:
+        """Return the tasks of which a member has a copy, or should have."""
+        kept = {task(kg) for store, kg in self.copies.of(member) if store in self.stores and kg in self.key_groups}
+        kept |= {t for t, owner in self.present.owners.items() if owner == member}
+        for copies in (self.present.standbys, self.present.warmups):
+            kept |= {t for t, members in copies.items() if member in members}
+        return kept
 
     def lag(self, member: model.MemberId, key_group: int) -> int:
         """Return how many changed records a member's copies of a key-group lack, over all durable stores."""
@@ -61,19 +80,37 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     live = frozenset(members.live)
     awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
+    room = _room(situation, settings)
     return model.View(
-        members=tuple(living.member() for _, living in sorted(members.live.items())),
-        tasks=_tasks(situation),
+        members=tuple(
+            replace(living.member(), memory_bytes=room.get(name)) for name, living in sorted(members.live.items())
+        ),
+        tasks=_tasks(situation, measured=bool(room)),
         owners={t: owner for t, owner in present.owners.items() if owner in live},
-        standbys=_living(present.standbys, live),
-        warmups=_living(present.warmups, live),
+        standbys=_living(present.standbys, live - situation.flooded),
+        warmups=_living(present.warmups, live - situation.flooded),
         lags=lags,
         pins={task(key_group): member for key_group, member in situation.pins.items()},
         homes={t: home for t, home in situation.homes.items() if home in live or home in awaited},
         awaited=tuple(living.member() for living in awaited.values()),
         pointers=_pointers(present, lags, live) if settings.standby_mode == "snapshot_pointer" else {},
         target=present.target,
+        shunned=situation.shunned,
     )
+
+
+def _room(situation: Situation, settings: Settings) -> dict[model.MemberId, int]:
+    """Return how many bytes of copies fit on each member's disk below the mark; none where all would fit on each. What
+    is there already fits, also where it counts as the largest.
+    """
+    limit = settings.local_disk_limit
+    free = {name: int(size * (limit - used)) for name, (used, size) in situation.members.disks.items() if used < limit}
+    needs = {kg: _COPY_TIMES * situation.bytes(kg) for kg in situation.key_groups} if free else {}
+    if not needs or min(free.values()) >= sum(needs.values()):
+        return {}
+    held = {name: [needs[t.key_group] for t in situation.held(name) if t.key_group in needs] for name in free}
+    most = max(needs.values())
+    return {name: max(free[name] + sum(held[name]), len(held[name]) * most) for name in free}
 
 
 def _pointers(
@@ -86,15 +123,21 @@ def _pointers(
     return _living(without, live)
 
 
-def _tasks(situation: Situation) -> tuple[model.Task, ...]:
+def _tasks(situation: Situation, *, measured: bool) -> tuple[model.Task, ...]:
+    """Return the tasks. What a standby reads comes from the store, which is in no rack: its traffic is what it will
+    read as the owner that it may become.
+    """
     kind: model.Kind = "stateful" if situation.stores else "unlogged"
+    later = {key_group: replace(each, later=True) for key_group, each in situation.traffic.items()}
     return tuple(
         model.Task(
             task(key_group),
             kind=kind,
             size=sum(lag_without_copy(entry).records for entry in situation.entries(key_group)),
             weight=situation.weights.get(key_group),
+            memory_bytes=_COPY_TIMES * situation.bytes(key_group) if measured else 0,
             owner_traffic=situation.traffic.get(key_group, model.NO_TRAFFIC),
+            standby_traffic=later.get(key_group, model.NO_TRAFFIC),
         )
         for key_group in sorted(situation.key_groups)
     )
@@ -112,7 +155,10 @@ def _lags(situation: Situation) -> dict[model.TaskId, dict[model.MemberId, model
     lags: dict[model.TaskId, dict[model.MemberId, model.Lag]] = {}
     for member in sorted(situation.members.live):
         held = {key_group for store, key_group in situation.copies.of(member) if store in situation.stores}
-        for key_group in sorted(held & set(situation.key_groups)):
+        held &= set(situation.key_groups)
+        if member in situation.flooded:
+            held = {key_group for key_group in held if situation.present.owners.get(task(key_group)) == member}
+        for key_group in sorted(held):
             lags.setdefault(task(key_group), {})[member] = situation.lag(member, key_group)
     return lags
 

@@ -174,7 +174,8 @@ class Upkeep:
         """Submit what is due after a commit; a plan that still runs makes way after its piece."""
         record, ownership = given.record, given.ownership
         self.gather(ownership)  # what was taken since the commit began is listed by the next one, not taken again
-        drops = ownership.cleaner.due(ownership.copies, ownership.members.live, now, self._settings.state_cleanup_delay)
+        delay, live = self._settings.state_cleanup_delay, ownership.members.live
+        drops = ownership.cleaner.due(ownership.copies, live, now, delay, hurried=ownership.shunned.emptied)
         stores = [operator.store for operator in given.operators]
         wanted = follows(ownership, given.manifest, stores)
         due_now, too_long = _due(self._policy, given), self._policy.times(TOO_LONG_TIMES)
@@ -215,7 +216,8 @@ class Upkeep:
         record = given.record
         schemas = {one.store: one.schema_after(record.schemas, record.epoch) for one in given.operators}
         orders: dict[str, UpkeepOrder] = {}
-        for member in sorted({*snapshots, *wanted, *drops} & set(given.ownership.members.live)):
+        looked_at = given.ownership.looked_at(self._clock.seconds())
+        for member in sorted({*snapshots, *wanted, *drops, *looked_at} & set(given.ownership.members.live)):
             living, mine = given.ownership.members.live[member], wanted.get(member, [])
             if member in snapshots and record.sequence % 2:
                 mine = [follow for follow in mine if follow.entry.cut is not None]
@@ -223,7 +225,7 @@ class Upkeep:
                 given.home, member if living.counted else "", record.epoch, record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
-                timeout_seconds=self._settings.upkeep_timeout,
+                looks=member in looked_at, timeout_seconds=self._settings.upkeep_timeout,
             )  # fmt: skip
         return orders
 
@@ -252,6 +254,7 @@ class Upkeep:
         ownership.works_in(receipt.executor, receipt.member)
         living = ownership.members.live.get(receipt.member)
         if living is not None and living.executor.id == receipt.executor:
+            ownership.members.measured(receipt.member, receipt.disk)
             for store, key_group, version, attempt in receipt.copies:
                 ownership.copies.at(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.gone:
