@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import PurePath
 
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
-from riffle_spark.assign.board import WITH_STATE, WITHOUT_STATE, Board, board_of
+from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of
 from riffle_spark.assign.explain import Placement, assignment_of
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, Move, TaskId, View
-from riffle_spark.assign.owner_moves import plan_owners
+from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
 from riffle_spark.assign.owner_target import owner_target
 from riffle_spark.assign.racks import racks_count
 from riffle_spark.assign.standby_moves import plan_standbys
@@ -70,11 +70,13 @@ def _last_or_default(view: View, settings: AssignSettings, said: Sequence[str]) 
 
 def high_availability(view: View, settings: AssignSettings) -> Assignment:
     """Return the assignment of KIP-441 and KIP-925 for this view."""
-    settings = _allowed_moves(view, settings)
+    asked, settings = settings, _allowed_moves(view, settings)
     racks = racks_count(view, settings)
     board = board_of(view, WITH_STATE, settings)
     target = _unless_kept(board, owner_target(board, settings, racks=racks), settings)
     plan = plan_owners(board, target, settings)
+    if settings is not asked:
+        plan = _all_at_once(board, target, asked) or plan
     copies = standby_target(board, plan.target, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
         save_traffic(copies, settings)
@@ -94,6 +96,14 @@ def _allowed_moves(view: View, settings: AssignSettings) -> AssignSettings:
     if settings.allow_rebalance == "all_owned" and 0 < owned < len(view.tasks):
         return replace(settings, moves_at_once=0, max_warmup_replicas=0)
     return settings
+
+
+def _all_at_once(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan | None:
+    """Return the plan by which standbys in sync take over and level in one rebalance, if that is all there is to do."""
+    plan = plan_owners(board, target, replace(settings, max_warmup_replicas=0))
+    moved = [t for t, m in enumerate(plan.owners) if board.owners[t] not in (NOBODY, m)]
+    in_sync = all(plan.owners[t] in board.standbys[t] and board.rank(t, plan.owners[t]) == 0 for t in moved)
+    return plan if in_sync and plan.owners == list(target) == plan.target else None
 
 
 def _unless_kept(board: Board, target: list[int], settings: AssignSettings) -> list[int]:

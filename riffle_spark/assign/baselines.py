@@ -1,5 +1,6 @@
-"""The sticky and the plain hash assignor. Knows the consumer assignor's steps. Does not know lags or warm-ups."""
+"""The sticky and the plain hash assignor. Knows the consumer assignor's steps, and copies. Does not know warm-ups."""
 
+from collections.abc import Sequence
 from zlib import crc32
 
 from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of
@@ -16,10 +17,11 @@ __all__ = ["hash_assignor", "sticky_assignor"]
 
 
 def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Keep every owner that may stay, place the rest on the least loaded, then level: nobody waits for a copy.
+    """Give a member that is back what it owned, keep every other owner that may stay, place the rest where copies are,
+    then level: nobody waits for a copy.
 
-    These are the steps of Kafka's StickyAssignor. With a rack strategy the cost of not overlapping is counted against
-    the previous owner.
+    These are the steps of Kafka's StickyAssignor, with copies on disk for what it knows of earlier members. With a rack
+    strategy the cost of not overlapping is counted against the previous owner.
     """
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
     if racks_count(view, settings):
@@ -40,21 +42,31 @@ def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
 def _levelled(board: Board) -> list[int]:
     able = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
-    owners = [owner if owner in able else NOBODY for owner in board.owners]
+    owners = [_prior(board, t, able) for t in range(len(board.tasks))]
+    fair = len(owners) / sum(slots[m] for m in able)
     held: dict[int, list[int]] = {m: [t for t, owner in enumerate(owners) if owner == m] for m in able}
     for t, owner in enumerate(owners):
         if owner == NOBODY:
-            held[min(able, key=lambda m: (len(held[m]) / slots[m], m not in board.standbys[t], m))].append(t)
+            full = {m: len(held[m]) >= fair * slots[m] for m in able}
+            held[min(able, key=lambda m: (full[m], board.rank(t, m), len(held[m]) / slots[m], m))].append(t)
     for _ in board.tasks:
         giver = max(able, key=lambda m: (len(held[m]) / slots[m], -m))
         taker = min(able, key=lambda m: ((len(held[m]) + 1) / slots[m], m))
         if (len(held[taker]) + 1) / slots[taker] >= len(held[giver]) / slots[giver]:
             break
-        task = min(held[giver], key=lambda t: (taker not in board.standbys[t], t))
+        task = min(held[giver], key=lambda t: (board.rank(t, taker), t))
         held[giver].remove(task)
         held[taker].append(task)
     placed = {t: m for m, tasks in held.items() for t in tasks}
     return [placed[t] for t in range(len(owners))]
+
+
+def _prior(board: Board, task: int, able: Sequence[int]) -> int:
+    """Return the member that the task was taken from if it is back with its copy, else the owner that it has."""
+    home, owner = board.homes[task], board.owners[task]
+    if home in able and home in board.ranks[task]:
+        return home
+    return owner if owner in able else NOBODY
 
 
 def _on_live(board: Board, owners: list[int]) -> list[int]:

@@ -156,7 +156,7 @@ class _Reasons:
         if self._load[giver] > self._high[giver] or self._load[taker] < self._low[taker]:
             return _Reason("balance", "levels the tasks per slot")
         traffic = board.tasks[task].owner_traffic
-        before, after = (traffic.parts_read_across(board.members[m].rack) // traffic.unit for m in (giver, taker))
+        before, after = (traffic.parts_read_across(board.members[m].rack) for m in (giver, taker))
         if self._settings.rack_aware_assignment_strategy != "none" and after < before:
             return _Reason("rack", "reads less from other racks")
         if self._settings.user_cost is not None:

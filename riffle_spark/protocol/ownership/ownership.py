@@ -22,6 +22,7 @@ from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListen
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
 from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
 from riffle_spark.protocol.ownership.view import GROUP, Situation, assign_settings, task, view_of
+from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
 from riffle_spark.protocol.shards import Shards
@@ -45,7 +46,7 @@ class Ownership:
         self._homes: dict[TaskId, MemberId] = {}
         self._kept: dict[TaskId, MemberId] = {}
         self._patience = Patience()
-        self._measured = Measured(self._patience)
+        self._measured = Measured(Weights(), self._patience)
         self._awaited: frozenset[MemberId] = frozenset()
         self.executors: tuple[Executor, ...] = ()
         self.members = Members()

@@ -219,9 +219,7 @@ class Shunned:
         better = {copy for copy in fresh if self._others(copy[0], situation)}
         for member in sorted({member for _, member in fresh}):
             mine = {t.key_group: lag for (t, m), lag in sorted(fresh.items()) if m == member}
-            moved = (
-                "other members take them over" if any(m == member for _, m in better) else "nobody else can take them"
-            )
+            moved = "other members take them over" if any(m == member for _, m in better) else "nobody can do better"
             self._warnings.append(
                 f"standbys on member {member} (executor {live[member].executor.id}) fall behind with every batch: "
                 f"key-groups {', '.join(map(str, mine))}, by up to {max(mine.values())} changed records; {moved}\n"
@@ -272,6 +270,6 @@ def _full(situation: Situation, member: MemberId, limit: float) -> str:
     used, at = situation.members.disks[member][0], situation.members.live[member].executor
     return (
         f"the disk of member {member} (executor {at.id} on {at.host}) is {used:.0%} full, beyond {limit:.0%}: copies "
-        "leave it by and by, and none comes\n  What to do: free space, or give `local_dir` a larger disk; the member gets "
-        "key-groups again by itself"
+        "leave it by and by, and none comes\n  What to do: free space, or give `local_dir` a larger disk; with room "
+        "again it gets key-groups again"
     )

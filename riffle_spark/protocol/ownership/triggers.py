@@ -150,8 +150,8 @@ def read_across(
 class Measured:
     """What was measured that may call for another assignment, and what the last one could not make better."""
 
-    def __init__(self, patience: Patience) -> None:
-        self.weights = Weights()
+    def __init__(self, weights: Weights, patience: Patience) -> None:
+        self.weights = weights
         self.traffic: dict[int, Traffic] = {}
         """What assignments go by: as it was measured when the first of those began that are on their way."""
         self._patience = patience

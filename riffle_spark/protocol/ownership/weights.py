@@ -11,7 +11,7 @@ from riffle_spark.state.log.manifest import Manifest
 
 __all__ = ["Weights"]
 
-_FEW_ROWS = 16.0
+_FEW_ROWS = 50.0
 """So many rows of the whole input stand beside what was seen of a key-group: few rows tell little of their racks."""
 _ROW_US = 1.0
 _BYTE_US = 0.005

@@ -96,7 +96,7 @@ def test_a_standby_falls_behind_after_growing_for_ten_batches(lags: list[int]) -
     for lag in lags:
         row = row + 1 if before is not None and lag > before else 0
         before = lag
-        assert (patience.fall_behind({(TASK, "b"): lag}) == ({(TASK, "b"): lag} if row >= 10 else {}))
+        assert patience.fall_behind({(TASK, "b"): lag}) == ({(TASK, "b"): lag} if row >= 10 else {})
 
 
 def test_patience_starts_over_with_an_assignment() -> None:
