@@ -99,6 +99,8 @@ class _StandbyCosts:
     def _room(self, task: int, zone: int) -> int:
         """Return how many standbys of a task a zone may have: the owner is a copy there, too."""
         board, owner = self._copies.board, self._copies.owners[task]
+        if not board.shunned:
+            return len(self._zones.members[zone]) - (self._zones.of[owner] == zone)
         return sum(m != owner and not board.shuns(task, m) for m in self._zones.members[zone])
 
     def read(self, task: int, zone: int) -> int:

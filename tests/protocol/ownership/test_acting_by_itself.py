@@ -23,7 +23,8 @@ from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt
 from tests.kit.simulated.elastic_world import Elastic, warnings
-from tests.kit.simulated.world import ROWS
+from tests.kit.simulated.partitioned_query import of_partition, offsets
+from tests.kit.simulated.world import ROWS, World, one
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -118,6 +119,22 @@ def test_where_racks_have_nothing_to_gain_nothing_is_assigned_again(tmp_path: Pa
     reports = [world.feed() for _ in range(30)]
     assert [report.moves for report in reports] == [()] * 30
     assert Counting.asked - began == (0 if rows == "of any partition" else 1)
+
+
+def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> None:
+    """In ``partition`` dispatch it is known from the start where rows come from, so nothing has to move later."""
+    world = Racked(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
+    racks = {number: "ab"[number % 4 // 2] for number in range(8)}
+    world.ownership.reads({("events", number): (rack,) for number, rack in racks.items()})
+    rows = pa.concat_tables([one(number, f"key-{number}") for number in range(64)])
+    reports = [
+        World.batch(world, version, of_partition(rows, *range(8)), offsets=offsets(*range(8))) for version in range(8)
+    ]
+    assert world.ownership.shards is not None
+    partitions = dict(enumerate(world.ownership.shards.partitions))
+    owned = {partitions[group][1]: world.rack(owner) for group, owner in world.ownership.owners.items()}
+    assert owned == racks
+    assert [report.moves for report in reports[1:]] == [()] * 7
 
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost"])
