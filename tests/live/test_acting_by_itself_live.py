@@ -135,12 +135,14 @@ def test_owners_follow_the_racks_of_a_keyed_topic(
             keyed.send(partition_of)
             assert len(keyed.job.reports) - began < 25, (keyed.racks(), wanted)
         keyed.send(partition_of)
-        moved = [move for report in keyed.job.reports[began:] for move in report.moves if move["role"] == "owner"]
+        moved = [move for report in list(keyed.job.reports)[began:] for move in report.moves if move["role"] == "owner"]
         assert {move["key_group"] for move in moved} == set(wanted)
         rested = len(keyed.job.reports)
         for _ in range(5):
             keyed.send(partition_of)
-        assert [move for report in keyed.job.reports[rested:] for move in report.moves if move["role"] == "owner"] == []
+        assert [
+            move for report in list(keyed.job.reports)[rested:] for move in report.moves if move["role"] == "owner"
+        ] == []
         assert keyed.racks() == wanted
     finally:
         keyed.stop()
@@ -155,6 +157,8 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
     query = LiveQuery(spark, tmp_path, num_standbys=1)
     query.feed_until(lambda: query.holds().keys() == {I1, I2} and query.settled(), "everybody holds everything")
     assert {host: len(owned) for host, (owned, _, _) in query.holds().items()} == {I1: 4, I2: 4}
+    query.feed(2)
+    query.catch_up()
     (member,) = (member.id for member in query.job.members() if member.host == I1)
     (folder,) = cluster.local_folder(0).glob(f"*/{member}")
     with on_a_disk_of_its_own(folder) as disk:
