@@ -173,8 +173,14 @@ class Settings:
         False, values.flag, "ask the instance metadata service for the zone where nothing else tells; at most a second")
 
     local_disk_limit: float = setting(
-        0.8, share, "standbys and warm-ups are not begun on a disk that is fuller; a warning says so",
-        section="Copies on local disks")
+        0.8, share, "nothing new is placed on a member whose disk is fuller, and no standby or warm-up is begun there; "
+        "what has to be refused is a warning", live=True, section="Copies on local disks")
+    local_disk_high: float = setting(
+        0.9, share, "a member whose disk is fuller is emptied by degrees, `max_warmup_replicas` key-groups at a time, "
+        "until it is below", live=True)
+    local_disk_flood: float = setting(
+        0.95, share, "on a disk that is fuller nothing is kept but what its member owns: standbys and warm-ups go at "
+        "once", live=True)
     state_cleanup_delay: float = setting(
         600.0, seconds(0), "how long copies stay that the assignment needs no more", live=True)
     folder_cleanup_delay: float = setting(

@@ -7,24 +7,23 @@ The high availability assignor follows KIP-441, with a target that respects owne
 import functools
 import operator
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import PurePath
 from typing import cast, get_args
 
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
-from riffle_spark.assign.board import WITH_STATE, WITHOUT_STATE, Board, board_of, is_allowed
+from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of, is_allowed
 from riffle_spark.assign.explain import Placement, assignment_of
-from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Member, MemberId, Move, Task, TaskId, View
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Member, MemberId, Task, TaskId, View
 from riffle_spark.assign.owner_goals import BuiltIn, Goals, name_of
-from riffle_spark.assign.owner_moves import plan_owners
+from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
 from riffle_spark.assign.owner_target import owner_target
-from riffle_spark.assign.racks import racks_count
+from riffle_spark.assign.racks import racks_count, save_traffic
 from riffle_spark.assign.standby_moves import plan_standbys
-from riffle_spark.assign.standby_racks import save_traffic
 from riffle_spark.assign.standby_target import standby_target
-from riffle_spark.assign.validity import orders_broken, violations
+from riffle_spark.assign.validity import orders_broken, refusals
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.unknown_names import check_known, nearest
@@ -143,13 +142,15 @@ def _last_or_default(view: View, settings: AssignSettings, said: Sequence[str]) 
 
 def high_availability(view: View, settings: AssignSettings) -> Assignment:
     """Return the assignment of KIP-441 and KIP-925 for this view."""
-    settings = _allowed_moves(view, settings)
+    asked, settings = settings, _allowed_moves(view, settings)
     racks = racks_count(view, settings)
     board = board_of(view, WITH_STATE, settings)
     goals = Goals(board, settings, racks=racks)
     wanted = goals.improved(owner_target(board, settings, racks=racks))
     target = _unless_kept(board, wanted, replace(settings, rebalance_enable="none") if goals.missed else settings)
     plan = plan_owners(board, target, settings)
+    if settings is not asked:
+        plan = _all_at_once(board, target, asked) or plan
     copies = standby_target(board, plan.target, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
         save_traffic(copies, settings)
@@ -169,6 +170,14 @@ def _allowed_moves(view: View, settings: AssignSettings) -> AssignSettings:
     if settings.allow_rebalance == "all_owned" and 0 < owned < len(view.tasks):
         return replace(settings, moves_at_once=0, max_warmup_replicas=0)
     return settings
+
+
+def _all_at_once(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan | None:
+    """Return the plan by which standbys in sync take over and level in one rebalance, if that is all there is to do."""
+    plan = plan_owners(board, target, replace(settings, max_warmup_replicas=0))
+    moved = [t for t, m in enumerate(plan.owners) if board.owners[t] not in (NOBODY, m)]
+    in_sync = all(plan.owners[t] in board.standbys[t] and board.rank(t, plan.owners[t]) == 0 for t in moved)
+    return plan if in_sync and plan.owners == list(target) == plan.target else None
 
 
 def _unless_kept(board: Board, target: list[int], settings: AssignSettings) -> list[int]:
@@ -302,26 +311,6 @@ def _error_text(error: Exception, name: str) -> str:
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     place = f"{PurePath(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name}" if own else name
     return f"{type(error).__name__}: {error} ({place})"
-
-
-def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str, ...]:
-    """Name every violation in what a user's assignor returned; empty means it stands."""
-    if not isinstance(answer, Assignment):
-        wrong: tuple[str, ...] = (f"it returned {type(answer).__name__}, not an Assignment",)
-    else:
-        try:
-            wrong = (*_misshapen(answer), *violations(view, answer, settings))
-        except Exception as error:  # noqa: BLE001 - whatever a field of another type does where it is read
-            wrong = (f"it cannot be read: {type(error).__name__}: {error}",)
-    return tuple(f"the assignor's answer is refused: {each}" for each in wrong)
-
-
-def _misshapen(answer: Assignment) -> Iterator[str]:
-    """Name fields that only reports read, so that no violation would show what they are."""
-    if not all(isinstance(move, Move) for move in answer.moves):
-        yield "its moves are not all a Move"
-    if not all(isinstance(text, str) for text in answer.warnings):
-        yield "its warnings are not all texts"
 
 
 def _in_ids_of(view: View, answer: Assignment) -> Assignment:

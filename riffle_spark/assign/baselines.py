@@ -1,6 +1,7 @@
-"""The sticky and the plain hash assignor. Knows the consumer assignor's steps. Does not know lags or warm-ups."""
+"""The sticky and the plain hash assignor. Knows the consumer assignor's steps, and copies. Does not know warm-ups."""
 
 from collections import Counter
+from collections.abc import Sequence
 from zlib import crc32
 
 from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of
@@ -8,20 +9,19 @@ from riffle_spark.assign.explain import Placement, assignment_of
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.assign.owner_moves import OwnerPlan
 from riffle_spark.assign.owner_target import owner_target
-from riffle_spark.assign.racks import racks_count
+from riffle_spark.assign.racks import racks_count, save_traffic
 from riffle_spark.assign.standby_moves import StandbyPlan
-from riffle_spark.assign.standby_racks import save_traffic
 from riffle_spark.assign.standby_target import standby_target
 
 __all__ = ["hash_assignor", "sticky_assignor"]
 
 
 def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Keep every owner that may stay, place the rest on the least loaded, then level: nobody waits for a copy. Pins are
-    obeyed at once.
+    """Give a member that is back what it owned, keep every other owner that may stay, place the rest where copies are,
+    then level: nobody waits for a copy. Pins are obeyed at once.
 
-    These are the steps of Kafka's StickyAssignor. With a rack strategy the cost of not overlapping is counted against
-    the previous owner.
+    These are the steps of Kafka's StickyAssignor, with copies on disk for what it knows of earlier members. With a rack
+    strategy the cost of not overlapping is counted against the previous owner.
     """
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
     if racks_count(view, settings):
@@ -43,26 +43,36 @@ def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
 def _levelled(board: Board) -> list[int]:
     able = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
-    owners = [owner if owner in able else NOBODY for owner in board.owners]
+    owners = [_prior(board, t, able) for t in range(len(board.tasks))]
     pinned, free = Counter(board.pins), [t for t, pin in enumerate(board.pins) if pin == NOBODY]
     held: dict[int, list[int]] = {m: [t for t in free if owners[t] == m] for m in able}
+    fair = len(owners) / sum(slots[m] for m in able)
 
     def load(m: int, more: int = 0) -> float:
         return (len(held[m]) + pinned[m] + more) / slots[m]
 
     for t in free:
         if owners[t] == NOBODY:
-            held[min(able, key=lambda m: (load(m), m not in board.standbys[t], m))].append(t)
+            full = {m: load(m) >= fair for m in able}
+            held[min(able, key=lambda m: (full[m], board.rank(t, m), load(m), m))].append(t)
     for _ in free:
         giver = max(able, key=lambda m: (bool(held[m]), load(m), -m))
         taker = min(able, key=lambda m: (load(m, 1), m))
         if load(taker, 1) >= load(giver) or not held[giver]:
             break
-        task = min(held[giver], key=lambda t: (taker not in board.standbys[t], t))
+        task = min(held[giver], key=lambda t: (board.rank(t, taker), t))
         held[giver].remove(task)
         held[taker].append(task)
     placed = {t: m for m, tasks in held.items() for t in tasks}
     return [placed.get(t, pin) for t, pin in enumerate(board.pins)]
+
+
+def _prior(board: Board, task: int, able: Sequence[int]) -> int:
+    """Return the member that the task was taken from if it is back with its copy, else the owner that it has."""
+    home, owner = board.homes[task], board.owners[task]
+    if home in able and home in board.ranks[task]:
+        return home
+    return owner if owner in able else NOBODY
 
 
 def _on_live(board: Board, owners: list[int]) -> list[int]:

@@ -24,6 +24,7 @@ class Board:
     ``absent[task]`` that of all others: how far from caught up, 0 being caught up (KIP-441). ``homes[task]`` is the
     member the task belongs to: its owner, or the awaited or returned member that it was taken from; ``aims[task]`` the
     target the assignment before this one had for it. ``base`` is how many tasks of other kinds each member carries.
+    ``shunned[task]`` are members that should have no copy of it; empty where that is nobody for any task.
     """
 
     members: tuple[Member, ...]
@@ -41,6 +42,7 @@ class Board:
     absent: tuple[int, ...]
     owning: int
     base: tuple[int, ...]
+    shunned: tuple[frozenset[int], ...] = ()
 
     @property
     def slots(self) -> list[int]:
@@ -55,6 +57,10 @@ class Board:
     def rank(self, task: int, member: int) -> int:
         """Return how far ``member`` is from caught up on ``task``; 0 is caught up."""
         return self.ranks[task].get(member, self.absent[task])
+
+    def shuns(self, task: int, member: int) -> bool:
+        """Tell whether ``member`` should have no copy of ``task``."""
+        return bool(self.shunned) and member in self.shunned[task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,15 @@ def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> B
         absent=tuple(absent for _, absent in ranked),
         owning=sum(may_own),
         base=(0,) * len(order.members),
+        shunned=_shunned(view, order),
     )
+
+
+def _shunned(view: View, order: "_Order") -> tuple[frozenset[int], ...]:
+    if not view.shunned:
+        return ()
+    named = (view.shunned.get(task.id, ()) for task in order.tasks)
+    return tuple(frozenset(order.position[name] for name in names if name in order.position) for names in named)
 
 
 def _order_of(view: View, kinds: Collection[Kind]) -> _Order:

@@ -44,8 +44,8 @@ class AlikeTasks:
 
 
 def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
-    """Sort the tasks into rows; only a user's rule can split a group. A rule that lets a task go nowhere is not
-    followed.
+    """Sort the tasks into rows; only a user's rule, or members that are shunned, can split a group. A rule that lets a
+    task go nowhere is not followed.
     """
     costs = _user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}
@@ -55,6 +55,9 @@ def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
         if costs:
             allowed = tuple(may and cost is not None for may, cost in zip(board.placeable, costs[t], strict=True))
             allowed = allowed if any(allowed) else board.placeable
+        if board.shunned and board.shunned[t]:
+            rest = tuple(may and not board.shuns(t, m) for m, may in enumerate(allowed))
+            allowed = rest if any(rest) else allowed
         of.append(keys.setdefault((task.id.group, allowed), len(keys)))
     matrix = np.array([allowed for _, allowed in keys], bool).reshape(len(keys), len(board.members))
     return AlikeTasks(tuple(of), tuple(group for group, _ in keys), matrix, costs)
@@ -93,7 +96,7 @@ def _may_stay(board: Board, task: int) -> bool:
 def _most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
     """Return the members of the lowest rank that may own the task; ``None`` stands for all that hold no copy."""
     able: Sequence[bool] = board.may_own
-    if rows.costs:
+    if rows.costs or board.shunned:
         able = [may and bool(rows.allowed[rows.of[task], m]) for m, may in enumerate(able)]
     known = [(rank, m) for m, rank in board.ranks[task].items() if able[m]]
     absent = board.absent[task]

@@ -183,9 +183,9 @@ class _Reasons:
     def _better(self, task: int, giver: int, taker: int) -> _Reason:
         """Return why the taker should own the task rather than the giver."""
         board = self._board
-        is_pinned = board.pins[task] == taker
-        if is_pinned or not board.placeable[giver]:
-            return _Reason("operator", "pinned there by hand" if is_pinned else "its member is drained or excluded")
+        ordered = self._ordered(task, giver, taker)
+        if ordered is not None:
+            return ordered
         if board.homes[task] == taker != board.owners[task]:
             return _Reason("return", "belongs to this member, which is back")
         asked = self._goals.asked_for(task, giver) if self._goals else None
@@ -196,12 +196,22 @@ class _Reasons:
         if self._load[giver] > self._high[giver] or self._load[taker] < self._low[taker]:
             return _Reason("balance", "levels the tasks per slot")
         traffic = board.tasks[task].owner_traffic
-        before, after = (traffic.parts_read_across(board.members[m].rack) // traffic.unit for m in (giver, taker))
+        before, after = (traffic.parts_read_across(board.members[m].rack) for m in (giver, taker))
         if self._settings.rack_aware_assignment_strategy != "none" and after < before:
             return _Reason("rack", "reads less from other racks")
         if self._settings.user_cost is not None:
             return _Reason("user", "the user's own cost is lower")
         return _Reason("spread", "spreads the tasks of its group")
+
+    def _ordered(self, task: int, giver: int, taker: int) -> _Reason | None:
+        """Return which order moves the task, if one does."""
+        board = self._board
+        is_pinned = board.pins[task] == taker
+        if is_pinned or not board.placeable[giver]:
+            return _Reason("operator", "pinned there by hand" if is_pinned else "its member is drained or excluded")
+        if board.shuns(task, giver):
+            return _Reason("allowed", "its member should have no copy: its disk is too full, or it never catches up")
+        return None
 
     def warmup(self, task: int, member: int) -> _Reason:
         """Return why ``member`` warms up a copy."""

@@ -71,11 +71,13 @@ class Traffic:
     """What a copy of a task reads, in parts, and how many of the parts each rack holds itself.
 
     For Kafka partitions a part is a partition; for measured shares ``unit`` says how many parts are one whole.
+    ``later``: it is read only once the copy takes over, so copies in different racks come before what is read.
     """
 
     total: int = 0
     local: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     unit: int = 1
+    later: bool = False
 
     def parts_read_across(self, rack: str | None) -> int:
         """Return how many parts a member in ``rack`` reads from elsewhere."""
@@ -129,6 +131,8 @@ class View:
     while they are waited for. ``pointers`` are standbys that hold a pointer to a snapshot instead of a copy. ``target``
     is the last assignment's, if it is known: a target that is still as good as any is kept. ``pins`` are of live
     members alone; ``drained`` are the live members that an operator drains, which ``exclude`` of the settings names.
+    ``shunned`` names, by task, members that should have no copy of it in the end: their disk is too full for one more,
+    or they never catch up.
     """
 
     members: tuple[Member, ...]
@@ -143,6 +147,7 @@ class View:
     pointers: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
     target: Mapping[TaskId, MemberId] = field(default_factory=lambda: MappingProxyType({}))
     drained: frozenset[MemberId] = frozenset()
+    shunned: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 UserCost: TypeAlias = Callable[[Task, Member], int | None]

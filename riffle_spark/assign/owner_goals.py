@@ -1,15 +1,11 @@
-"""Owners levelled by measured work, and owners by goals in an order of the user's. Knows the dead band, and what each
-goal misses on a member. Does not know who is caught up.
+"""Owners by goals in an order of the user's (Cruise Control). Knows what each goal misses on a member. Does not know
+who is caught up.
 
-Work: nothing moves while every member's work per slot is within ``balance_band`` of the mean. Beyond it one task moves
-from the heaviest to the lightest member, or two are exchanged, whichever levels the two most, until all are within the
-band or nothing helps any more; so a group that was levelled once is left alone until its weights really change.
-
-Goals (Cruise Control): a goal says by how much a member misses it with the tasks that it would own; the sum over
-members is what a target misses. The search begins with the assignor's own target, so where that meets all goals nothing
-is tried. For each goal in turn it takes the members that miss it, worst first, and makes the one move or exchange that
-helps most and lets no earlier goal be missed by more, until none helps. It finds a good target, not always the best,
-within a bounded number of tries.
+A goal says by how much a member misses it with the tasks that it would own; the sum over members is what a target
+misses. The search begins with the assignor's own target, so where that meets all goals nothing is tried. For each
+goal in turn it takes the members that miss it, worst first, and makes the one move or exchange that helps most and
+lets no earlier goal be missed by more, until none helps. It finds a good target, not always the best, within a
+bounded number of tries.
 """
 
 import operator
@@ -17,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
 from riffle_spark.assign.board import NOBODY, Board
-from riffle_spark.assign.demand import AlikeTasks, FreeSet, fair_bounds, rows_of
+from riffle_spark.assign.demand import AlikeTasks, fair_bounds, rows_of
 from riffle_spark.assign.model import AssignSettings, UserGoal
+from riffle_spark.assign.owner_weights import is_weighed
 from riffle_spark.assign.racks import rack_cost
 
-__all__ = ["BuiltIn", "Goals", "is_weighed", "name_of", "weighed_target"]
+__all__ = ["BuiltIn", "Goals", "name_of"]
 
 BuiltIn = Literal["memory", "balance", "spread", "rack", "user"]
 Missed: TypeAlias = Callable[[int, Sequence[int]], int]
@@ -31,83 +28,6 @@ Held: TypeAlias = list[list[int]]
 Change: TypeAlias = dict[int, list[int]]
 """The tasks that some members would have instead."""
 _MOST_TRIES: Final = 50_000
-
-
-def is_weighed(board: Board) -> bool:
-    """Tell whether any task's work has been measured."""
-    return any(task.weight is not None for task in board.tasks)
-
-
-def weighed_target(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], settings: AssignSettings) -> list[int]:
-    """Return a member for every task; tasks that were not measured count as the mean."""
-    work = _Work(board, rows)
-    for t in sorted(range(len(free_sets)), key=lambda t: (len(free_sets[t] or board.members), -work.weights[t], t)):
-        work.place(t, work.lightest(t, free_sets[t] or work.able))
-    for _ in range(4 * len(board.tasks)):
-        if work.is_within(settings) or not work.level():
-            break
-    return work.target
-
-
-class _Work:
-    """The work of members while tasks are placed and levelled."""
-
-    def __init__(self, board: Board, rows: AlikeTasks) -> None:
-        self._board, self._rows = board, rows
-        known = [task.weight for task in board.tasks if task.weight is not None]
-        mean = sum(known) / len(known)
-        self.weights = [mean if task.weight is None else float(task.weight) for task in board.tasks]
-        self._slots = [max(slots, 1) for slots in board.slots]
-        self.able = tuple(m for m, may in enumerate(board.placeable) if may)
-        self.target = [NOBODY] * len(board.tasks)
-        self._load = [0.0] * len(self._slots)
-        self._held: list[set[int]] = [set() for _ in self._slots]
-
-    def ratio(self, member: int, weight: float = 0.0) -> float:
-        """Return the work per slot, as it is or with so much more."""
-        return (self._load[member] + weight) / self._slots[member]
-
-    def lightest(self, task: int, members: Sequence[int]) -> int:
-        """Return the member with the least work that may have the task."""
-        allowed = [m for m in members if self._rows.allowed[self._rows.of[task], m]] or members
-        return min(allowed, key=lambda m: (self.ratio(m, self.weights[task]), m))
-
-    def place(self, task: int, member: int) -> None:
-        """Put a task on a member, from wherever it was."""
-        before = self.target[task]
-        if before != NOBODY:
-            self._load[before] -= self.weights[task]
-            self._held[before].remove(task)
-        self.target[task] = member
-        self._load[member] += self.weights[task]
-        self._held[member].add(task)
-
-    def is_within(self, settings: AssignSettings) -> bool:
-        """Tell whether every member's work is within the band around the mean."""
-        band, mean = settings.balance_band, sum(self._load) / sum(self._slots[m] for m in self.able)
-        return all((1 - band) * mean <= self.ratio(m) <= (1 + band) * mean for m in self.able)
-
-    def level(self) -> bool:
-        """Move or exchange what levels the heaviest and the lightest member most; tell whether anything did."""
-        heavy = max(self.able, key=lambda m: (self.ratio(m), -m))
-        light = min(self.able, key=lambda m: (self.ratio(m), m))
-        best: tuple[float, int, int, int] | None = None
-        for t in sorted(self._held[heavy]):
-            for u in (NOBODY, *sorted(self._held[light])):
-                if self._may_have(t, light) and (u == NOBODY or self._may_have(u, heavy)):
-                    moved = self.weights[t] - (self.weights[u] if u != NOBODY else 0.0)
-                    after = max(self.ratio(heavy, -moved), self.ratio(light, moved))
-                    key = (after, int(u != NOBODY), t, u)
-                    best = key if best is None else min(best, key)
-        if best is None or best[0] >= self.ratio(heavy) * (1 - 1e-9):
-            return False
-        self.place(best[2], light)
-        if best[3] != NOBODY:
-            self.place(best[3], heavy)
-        return True
-
-    def _may_have(self, task: int, member: int) -> bool:
-        return self._board.pins[task] == NOBODY and bool(self._rows.allowed[self._rows.of[task], member])
 
 
 class Goals:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.owner_goals import is_weighed
+from riffle_spark.assign.owner_weights import is_weighed
 
 __all__ = ["Loads", "OwnerMove", "OwnerPlan", "WaitingMoves", "plan_owners", "shortest_cycle"]
 
@@ -70,10 +70,12 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
 
 
 def _is_ordered(board: Board, settings: AssignSettings) -> bool:
-    """Tell whether more than balance asks for the target: a drain, a pin, a return, a rule, memory, exact shares."""
+    """Tell whether more than balance asks for the target: a drain, a pin, a return, a rule, a disk or memory, exact
+    shares.
+    """
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
     pinned = any(pin != NOBODY for pin in board.pins) or board.homes != board.owners
-    small = any(member.memory_bytes is not None for member in board.members)
+    small = bool(board.shunned) or any(member.memory_bytes is not None for member in board.members)
     return drained or pinned or small or _has_own_order(settings)
 
 

@@ -13,7 +13,7 @@ from riffle_spark.assign.counts import Bounds, Demand, balanced_counts
 from riffle_spark.assign.demand import AlikeTasks, FreeSet, demand_of, fair_bounds, free_sets_of, narrowed, rows_of
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.owner_goals import is_weighed, weighed_target
+from riffle_spark.assign.owner_weights import beyond_band, is_weighed, weighed_target
 from riffle_spark.assign.racks import Zones, member_zones, rack_cost, rack_zones
 
 __all__ = ["owner_target"]
@@ -41,6 +41,8 @@ def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list
     bounds = _for_strategy(_widened_bounds(demand), settings)
     kept = _still_good(board, rows, bounds)
     found = _cheapest(board, rows, free_sets, bounds, settings)
+    if is_weighed(board):
+        return _levelled_by_weight(board, rows, found, settings)
     if kept and _read_cost(board, rows, kept, settings) <= _read_cost(board, rows, found, settings):
         return kept
     return found
@@ -69,6 +71,23 @@ def _read_cost(board: Board, rows: AlikeTasks, target: Sequence[int], settings: 
         total += rack_cost(board.tasks[t].owner_traffic, board.members[m].rack, settings)
         total += (rows.costs[t][m] or 0) if rows.costs else 0
     return total
+
+
+def _levelled_by_weight(board: Board, rows: AlikeTasks, found: Sequence[int], settings: AssignSettings) -> list[int]:
+    """Return the cheapest target levelled by measured work, or the last one's where that is as level and as cheap."""
+
+    def cost(task: int, member: int) -> int:
+        read = rack_cost(board.tasks[task].owner_traffic, board.members[member].rack, settings)
+        return read + ((rows.costs[task][member] or 0) if rows.costs else 0)
+
+    levelled = weighed_target(board, rows, [(m,) for m in found], settings, cost)
+    for t, aim in enumerate(board.aims):
+        returned = board.homes[t] not in (board.owners[t], aim)
+        if aim == NOBODY or returned or not rows.allowed[rows.of[t], aim] or board.pins[t] not in (NOBODY, aim):
+            return levelled
+    each = (list(board.aims), levelled)
+    worth = [(beyond_band(board, rows, one, settings), _read_cost(board, rows, one, settings)) for one in each]
+    return each[0] if worth[0] <= worth[1] else levelled
 
 
 def _own_bounds(demand: Demand) -> Bounds:
@@ -105,7 +124,7 @@ def _for_strategy(bounds: Bounds, settings: AssignSettings) -> Bounds:
 def _cheapest(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, settings: AssignSettings
 ) -> list[int]:
-    zones = member_zones(board) if rows.costs else rack_zones(board)
+    zones = member_zones(board) if rows.costs or board.shunned else rack_zones(board)
     classes = _classes(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
     flow = solve(Network([each for each, _ in classes], zones.of, bounds))
     target = [NOBODY] * len(board.tasks)
@@ -136,21 +155,22 @@ class _ZoneCosts:
 
     def of(self, task: int) -> list[int | None]:
         """Return the cost by zone; ``None`` is a zone where the task may not go."""
-        parts = self._standby_parts(task)
+        parts, unit = self._standby_parts(task), self._board.tasks[task].standby_traffic.unit
         return [
-            None if cost is None else cost * self.scale + parts[zone] * self._part
+            None if cost is None else cost * self.scale + parts[zone] * self._part // unit
             for zone, cost in enumerate(self._owner_costs(task))
         ]
 
     def _owner_costs(self, task: int) -> list[int] | list[int | None]:
         traffic = self._board.tasks[task].owner_traffic
         by_zone = [rack_cost(traffic, rack, self._settings) for rack in self.zones.racks]
-        if not self._rows.costs:
+        if not self._rows.costs and not self._board.shunned:
             return by_zone
+        users = self._rows.costs[task] if self._rows.costs else (0,) * len(self.zones.of)
         own: list[int | None] = [None] * len(by_zone)
         for m, zone in enumerate(self.zones.of):
             if zone >= 0 and self._rows.allowed[self._rows.of[task], m]:
-                own[zone] = by_zone[zone] + (self._rows.costs[task][m] or 0)
+                own[zone] = by_zone[zone] + (users[m] or 0)
         return own
 
     def _standby_parts(self, task: int) -> tuple[int, ...]:

@@ -1,11 +1,28 @@
-"""What a place costs in traffic between racks, and whether racks count. Knows KIP-925. Does not solve anything."""
+"""What a place costs in traffic between racks, and standbys where reading costs less, with the load kept. Knows
+KIP-925. Does not know owners' goals.
 
-from dataclasses import dataclass
+KIP-925 swaps pairs of standbys while that helps. Without tags the same choice is a flow on racks, so it is exact: each
+task sends its standbys to racks, the cheaper the better, and racks share them out among their members. With tags, whose
+values must stay apart, pairs are swapped.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from riffle_spark.assign.board import Board
+from riffle_spark.assign.counts import Bounds
+from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings, Traffic, View
+from riffle_spark.assign.standby_target import Copies, level
 
-__all__ = ["Zones", "member_zones", "rack_cost", "rack_warnings", "rack_zones", "racks_count"]
+__all__ = ["Zones", "member_zones", "rack_cost", "rack_warnings", "rack_zones", "racks_count", "save_traffic"]
+
+ROUNDS = 4
+TIE = 64
+"""How many times a goal outweighs the next: traffic and moves, then racks apart, then copies that are near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +89,171 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
             of = f" of {', '.join(differing)}" if differing else ""
             warnings.append(f"the tags {', '.join(tags)} do not say the same as the rack{of}: the tags win")
     return warnings
+
+
+def save_traffic(copies: Copies, settings: AssignSettings) -> None:
+    """Move standbys to where they read less across racks."""
+    if not any(copies.standbys):
+        return
+    if settings.rack_aware_assignment_tags or settings.forced_awareness:
+        _swap_pairs(copies, settings)
+        return
+    for _ in range(ROUNDS):
+        if not _move_by_flow(copies, settings) or not level(copies, range(len(copies.load))):
+            return
+
+
+def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
+    """Send the standbys to racks where they read less; return whether there was anything to gain."""
+    zones = rack_zones(copies.board)
+    costs = _StandbyCosts(copies, zones, settings)
+    alike: dict[TaskClass, list[int]] = defaultdict(list)
+    for t in copies.stateful:
+        if copies.standbys[t]:
+            alike[TaskClass(0, costs.edges(t), units=len(copies.standbys[t]))].append(t)
+    classes = [(replace(each, count=len(tasks)), tasks) for each, tasks in alike.items()]
+    flow = solve(Network([each for each, _ in classes], zones.of, _bounds_of(copies)))
+    reads = sum(costs.read(classes[c][1][0], zone) * units for (c, zone), units in flow.to_zone.items())
+    if reads >= sum(costs.read(t, zones.of[m]) for t in copies.stateful for m in copies.standbys[t]):
+        return False
+    for c, (each, tasks) in enumerate(classes):
+        totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in each.edges}
+        for t, by_zone in _by_task(each, tasks, totals):
+            _place_by_zone(copies, t, zones, by_zone)
+    for members in zones.members:
+        level(copies, members)
+    return True
+
+
+def _bounds_of(copies: Copies) -> Bounds:
+    """Return how many standbys each member should have beside what it owns; no more need leave than are too many."""
+    load = np.array(copies.load, np.int64)
+    owned = np.bincount(np.array(copies.owners, np.int64), minlength=len(load)).astype(np.int64)
+    low = np.maximum(np.minimum(np.array(copies.low), load) - owned, 0)
+    high = np.maximum(np.array(copies.high), load) - owned
+    return Bounds(low[None, :], high[None, :], low, high, by_row=False)
+
+
+class _StandbyCosts:
+    """What one standby more costs in a zone: traffic first, then a move, then a copy that is near already."""
+
+    def __init__(self, copies: Copies, zones: Zones, settings: AssignSettings) -> None:
+        self._copies, self._zones = copies, zones
+        self._stay = settings.rack_aware_assignment_non_overlap_cost * TIE * TIE + 1
+        self._weight = settings.rack_aware_assignment_traffic_cost * TIE * TIE
+        self._apart = TIE * (self._weight + self._stay)
+        self._known: dict[object, tuple[tuple[int, int, int], ...]] = {}
+
+    def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
+        """Return one edge a unit and zone, the same object for tasks that are alike."""
+        board, units = self._copies.board, len(self._copies.standbys[task])
+        traffic, home = board.tasks[task].standby_traffic, self._zones.of[self._copies.owners[task]]
+        parts = tuple(traffic.parts_read_across(rack) for rack in self._zones.racks)
+        kept = self._kept(task)
+        shunned = board.shunned[task] if board.shunned else None
+        key = (parts, traffic.unit, traffic.later, home, units, kept, shunned)
+        if key not in self._known:
+            edges = []
+            for zone, read in enumerate(parts):
+                beside = zone == home  # the owner is a copy in this zone, too
+                for unit in range(min(self._room(task, zone), units)):
+                    stay = self._stay if unit >= kept[zone] else 0
+                    crowd = (unit + beside) * (self._apart if traffic.later else TIE)
+                    edges.append((zone, read * self._weight // traffic.unit + crowd + stay, 1))
+            self._known[key] = tuple(edges)
+        return self._known[key]
+
+    def _room(self, task: int, zone: int) -> int:
+        """Return how many standbys of a task a zone may have: the owner is a copy there, too."""
+        board, owner = self._copies.board, self._copies.owners[task]
+        if not board.shunned:
+            return len(self._zones.members[zone]) - (self._zones.of[owner] == zone)
+        return sum(m != owner and not board.shuns(task, m) for m in self._zones.members[zone])
+
+    def read(self, task: int, zone: int) -> int:
+        """Return what a standby in a zone reads across racks, in units of the flow's cost."""
+        traffic = self._copies.board.tasks[task].standby_traffic
+        return traffic.parts_read_across(self._zones.racks[zone]) * self._weight // traffic.unit
+
+    def _kept(self, task: int) -> tuple[int, ...]:
+        """Return how many members of each zone hold a copy that could stay, the owner's aside."""
+        board = self._copies.board
+        near = set(self._copies.standbys[task])
+        if board.absent[task] > 0:
+            near |= {m for m, rank in board.ranks[task].items() if rank == 0}
+        near.discard(self._copies.owners[task])
+        kept = [0] * len(self._zones.racks)
+        for m in near:
+            if self._zones.of[m] >= 0:
+                kept[self._zones.of[m]] += 1
+        return tuple(kept)
+
+
+def _by_task(task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
+    """Share the zones of a class out among its tasks: the zone with most left first, none beyond its room."""
+    room: dict[int, int] = defaultdict(int)
+    for zone, _, units in task_class.edges:
+        room[zone] += units
+    left = dict(by_zone)
+    shares = []
+    for t in sorted(tasks):
+        share: dict[int, int] = defaultdict(int)
+        for _ in range(task_class.units):
+            zone = max((z for z in left if share[z] < room[z]), key=lambda z: (left[z] - share[z], -z))
+            share[zone] += 1
+        for zone, units in share.items():
+            left[zone] -= units
+        shares.append((t, dict(share)))
+    return shares
+
+
+def _place_by_zone(copies: Copies, task: int, zones: Zones, by_zone: dict[int, int]) -> None:
+    """Give the task as many standbys in each zone as it should have there, keeping those that are there."""
+    board = copies.board
+    left = dict(by_zone)
+    for m in sorted(copies.standbys[task], key=lambda m: (m not in board.standbys[task], board.rank(task, m), m)):
+        zone = zones.of[m]
+        if left.get(zone, 0) > 0:
+            left[zone] -= 1
+        else:
+            copies.remove(task, m)
+    for zone in sorted(left):
+        for _ in range(left[zone]):
+            holders = copies.holders(task)
+            able = [m for m in zones.members[zone] if m not in holders and not board.shuns(task, m)]
+            copies.add(task, min(able, key=lambda m: (board.rank(task, m), copies.ratio(m), m)))
+
+
+def _swap_pairs(copies: Copies, settings: AssignSettings) -> None:
+    """Swap standbys of two members while that reads less and parts no copies less well."""
+    for t in copies.stateful:
+        for m in sorted(copies.standbys[t]):
+            if _cost(copies, t, m, settings):
+                _swap_one(copies, t, m, settings)
+
+
+def _cost(copies: Copies, task: int, member: int, settings: AssignSettings) -> int:
+    return rack_cost(copies.board.tasks[task].standby_traffic, copies.board.members[member].rack, settings)
+
+
+def _swap_one(copies: Copies, task: int, member: int, settings: AssignSettings) -> None:
+    now = _cost(copies, task, member, settings)
+    for u in copies.stateful:
+        for other in sorted(copies.standbys[u]):
+            saved = now + _cost(copies, u, other, settings)
+            saved -= _cost(copies, task, other, settings) + _cost(copies, u, member, settings)
+            if saved > 0 and _fits(copies, task, member, other) and _fits(copies, u, other, member):
+                copies.remove(task, member)
+                copies.remove(u, other)
+                copies.add(task, other)
+                copies.add(u, member)
+                return
+
+
+def _fits(copies: Copies, task: int, giver: int, taker: int) -> bool:
+    """Tell whether a standby may move from giver to taker without parting the copies less well."""
+    holders = copies.holders(task)
+    others = [m for m in holders if m != giver]
+    if taker in holders or copies.board.shuns(task, taker) or not copies.spread.may_join(taker, others):
+        return False
+    return copies.spread.tag_conflicts(taker, others) <= copies.spread.tag_conflicts(giver, others)

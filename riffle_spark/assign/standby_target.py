@@ -79,6 +79,7 @@ class Copies:
     def lightest(self, task: int) -> list[int]:
         """Return the least loaded member of every zone that holds no copy of the task."""
         holders = self.holders(task)
+        holders += list(self.board.shunned[task]) if self.board.shunned else []
         kept = self._fill[holders]
         self._fill[holders] = TAKEN
         found = [int(zone[self._fill[zone].argmin()]) for zone in self._zones]
@@ -123,7 +124,8 @@ def _keep_standbys(copies: Copies, task: int) -> None:
     for member in present:
         holders = copies.holders(task)
         room = len(copies.standbys[task]) < copies.wanted
-        if room and board.placeable[member] and member not in holders and copies.spread.may_join(member, holders):
+        able = board.placeable[member] and member not in holders and not board.shuns(task, member)
+        if room and able and copies.spread.may_join(member, holders):
             copies.add(task, member)
 
 
@@ -133,6 +135,7 @@ def _fill_gaps(copies: Copies, task: int) -> None:
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)
         near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.placeable[m]]
+        near = [m for m in near if not board.shuns(task, m)]
         found = {m for m in (*near, *copies.lightest(task)) if m not in holders and copies.spread.may_join(m, holders)}
         if not found:
             return
@@ -186,7 +189,7 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
     best: tuple[int, int, int] | None = None
     for t in copies.held[giver]:
         holders = copies.holders(t)
-        if taker in holders:
+        if taker in holders or copies.board.shuns(t, taker):
             continue
         others = [m for m in holders if m != giver]
         if not copies.spread.may_join(taker, others):

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from riffle_spark.assign.board import is_allowed
-from riffle_spark.assign.model import Assignment, AssignSettings, TaskId, View
+from riffle_spark.assign.model import Assignment, AssignSettings, Move, TaskId, View
 
-__all__ = ["orders_broken", "violations"]
+__all__ = ["orders_broken", "refusals", "violations"]
 
 
 def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
@@ -81,3 +81,23 @@ def orders_broken(view: View, assignment: Assignment, settings: AssignSettings) 
         if goal not in wanted or any(member not in allowed and member not in wanted for member in copies):
             broken.add(task)
     return frozenset(broken)
+
+
+def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str, ...]:
+    """Name every violation in what a user's assignor returned; empty means it stands."""
+    if not isinstance(answer, Assignment):
+        wrong: tuple[str, ...] = (f"it returned {type(answer).__name__}, not an Assignment",)
+    else:
+        try:
+            wrong = (*_misshapen(answer), *violations(view, answer, settings))
+        except Exception as error:  # noqa: BLE001 - whatever a field of another type does where it is read
+            wrong = (f"it cannot be read: {type(error).__name__}: {error}",)
+    return tuple(f"the assignor's answer is refused: {each}" for each in wrong)
+
+
+def _misshapen(answer: Assignment) -> Iterator[str]:
+    """Name fields that only reports read, so that no violation would show what they are."""
+    if not all(isinstance(move, Move) for move in answer.moves):
+        yield "its moves are not all a Move"
+    if not all(isinstance(text, str) for text in answer.warnings):
+        yield "its warnings are not all texts"

@@ -239,7 +239,9 @@ class Receipt:
     and ``expired`` count timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event
     time of all rows. ``dead_rows`` are dead letters, which are no ``output_rows``; ``dead_told`` is what one of these
     says. ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number
-    of the partition, rows) where the order asked to count.
+    of the partition, rows) where the order asked to count. ``received`` are key-groups and how many rows each got,
+    ``busy`` those whose own time in the user's code was measured, in microseconds: a column each. ``disk`` is the share
+    of the member's disk that is in use, and the disk's bytes.
     """
 
     store: str
@@ -269,6 +271,10 @@ class Receipt:
     fetched_snapshot_bytes: int = 0
     missing: tuple[int, ...] = ()
     read: tuple[tuple[int, int, int], ...] = ()
+    received: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    input_bytes: int = 0
+    disk: tuple[float, int] = (0.0, 0)
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_mb: float = 0.0
@@ -289,8 +295,8 @@ class Receipt:
         body["parts"] = tuple(Part(**part) for part in body["parts"])
         body["output"] = Part(**body["output"]) if body["output"] else None
         body["error"] = tuple(body["error"]) if body["error"] else None
-        body["missing"] = tuple(body["missing"])
-        body["read"] = tuple(map(tuple, body["read"]))
+        body.update({name: tuple(body[name]) for name in ("missing", "disk")})
+        body.update({name: tuple(map(tuple, body[name])) for name in ("read", "received", "busy")})
         return cls(**body)
 
 

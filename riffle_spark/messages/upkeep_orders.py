@@ -50,7 +50,8 @@ class UpkeepOrder:
     ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
     the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
     that the entries are of, ``schemas`` are the stores' as the log keeps them. ``wipe`` removes all copies and files of
-    the member before anything else. A piece that has not ended ``timeout_seconds`` after its ``seconds`` is given up.
+    the member before anything else; ``looks``: how full its disk is, is asked for where there is nothing else to do. A
+    piece that has not ended ``timeout_seconds`` after its ``seconds`` is given up.
     """
 
     home: Home
@@ -65,12 +66,13 @@ class UpkeepOrder:
     fetch_bytes: int | None = None
     disk_limit: float = 1.0
     wipe: bool = False
+    looks: bool = False
     timeout_seconds: float = 60.0
 
     @property
     def asks(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.drops or self.follows or self.snapshots or self.wipe)
+        return bool(self.drops or self.follows or self.snapshots or self.wipe or self.looks)
 
     def to_json(self) -> str:
         """Return the order as one line of JSON: entries by their place among follows and snapshots."""
@@ -103,7 +105,8 @@ class UpkeepReceipt:
     did not come to; ``taken`` are snapshots put. ``failed`` are those of the unfinished that something is wrong with or
     that may not be begun, ``failed_snapshots`` those that could not be taken; of drops and snapshots it did not come to
     the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to its work; else ``errors`` say what kept it from
-    its folder, or it is ``overdue``: it did not end in its time, and what became of it is not known.
+    its folder, or it is ``overdue``: it did not end in its time, and what became of it is not known. ``disk`` is the
+    share of the disk that is in use in the end, and the disk's bytes; none where it was not looked at.
     """
 
     executor: str
@@ -125,6 +128,7 @@ class UpkeepReceipt:
     folds: int = 0
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    disk: tuple[float, int] = (0.0, 0)
     errors: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -138,7 +142,8 @@ class UpkeepReceipt:
         for name in ("copies", "gone", "damaged", "unfinished", "failed", "failed_snapshots"):
             body[name] = tuple(map(tuple, body[name]))
         taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
-        return cls(**{**body, "taken": tuple(taken), "errors": tuple(body["errors"])})
+        body.update({name: tuple(body[name]) for name in ("errors", "disk")})
+        return cls(**{**body, "taken": tuple(taken)})
 
 
 def given_up(executor: str, seconds: float) -> UpkeepReceipt:
@@ -180,6 +185,7 @@ class Census:
     attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
 
     ``rack`` and ``tags`` are what the executor's environment or its metadata service says, before any setting.
+    ``disk`` is the share of its disk that is in use, and the disk's bytes.
     """
 
     executor: str
@@ -188,7 +194,7 @@ class Census:
     sealed: tuple[str, ...] = ()
     rack: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    disk_used_share: float = 0.0
+    disk: tuple[float, int] = (0.0, 0)
     folders_removed: int = 0
     error: str | None = None
 
@@ -200,4 +206,5 @@ class Census:
     def from_json(cls, text: str) -> "Census":
         """Return the census that ``to_json`` wrote."""
         body = json.loads(text)
-        return cls(**{**body, "copies": tuple(map(tuple, body["copies"])), "sealed": tuple(body["sealed"])})
+        body.update({name: tuple(body[name]) for name in ("sealed", "disk")})
+        return cls(**{**body, "copies": tuple(map(tuple, body["copies"]))})

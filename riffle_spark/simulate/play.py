@@ -37,8 +37,8 @@ class Waiting(Protocol):
     def weights_are_outside(self, outside: bool) -> bool:
         """Note whether work is outside its band; tell whether it has been for long enough."""
 
-    def standby_falls_behind(self, lags: Mapping[tuple[TaskId, MemberId], int]) -> bool:
-        """Note the standbys' lags; tell whether one has grown for long enough."""
+    def fall_behind(self, lags: Mapping[tuple[TaskId, MemberId], int]) -> Mapping[tuple[TaskId, MemberId], int]:
+        """Note the standbys' lags; return those that have grown for long enough."""
 
     def start_over(self) -> None:
         """Begin to count again."""
@@ -250,7 +250,7 @@ class Play:
         settings, rules, present = self.world.settings, self.rules, self.present
         patience = (settings.acceptable_recovery_lag, self.world.protocol["probing_rebalance_interval"])
         warming, behind = self._lags_beside()
-        fired = [rules.probes.due(present, warming, patience, self.now), rules.patience.standby_falls_behind(behind)]
+        fired = [rules.probes.due(present, warming, patience, self.now), bool(rules.patience.fall_behind(behind))]
         if self._outside is None:  # nothing that it depends on has changed since it was last known
             owners = {t: self.names[m] for t, m in enumerate(self.copies.owner.tolist())}
             slots = {name: member.slots for name, member in self.live.items()}

@@ -176,7 +176,7 @@ class SimWork:
             answers = [self._perform(attempt) for attempt in attempts]
             self._attempts[order.store], self._answers[order.store] = attempts, answers
             told = pa.concat_tables(answers).column(RECEIPT).drop_null().to_pylist()
-            receipts += [Receipt.from_json(text) for text in told]
+            receipts += [self._cluster.on_its_disk(Receipt.from_json(text)) for text in told]
         return receipts
 
     def routed(self) -> Mapping[str, int | None]:

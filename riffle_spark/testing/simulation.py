@@ -13,9 +13,11 @@ where, which attempt runs when, and whose answer counts (``simulated_work``).
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.ports import Executor, Lock
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
@@ -26,6 +28,7 @@ from riffle_spark.worker.upkeep_piece import run_upkeep
 __all__ = ["InlineBackground", "InlineLock", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
 
 RandomBytes = Callable[[int], bytes]
+Told = TypeVar("Told", Census, Receipt, UpkeepReceipt)
 _STANDING_STILL = float
 """The clock of a piece of upkeep: always zero, so that how far it comes never depends on how fast the machine is."""
 
@@ -114,7 +117,8 @@ class SimCluster:
 
     ``store`` is what their slots read and write, ``random_bytes`` names their attempts. Executors in ``stalled`` do no
     upkeep, those in ``silent`` answer no census. Pieces of those in ``frozen`` never end: ``clock`` goes on to their
-    deadline, and all answers are lost.
+    deadline, and all answers are lost. ``disks`` says how full an executor's disk is, and of how many bytes, instead of
+    the disk that all share.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
@@ -126,6 +130,7 @@ class SimCluster:
         self.stalled: set[str] = set()
         self.silent: set[str] = set()
         self.frozen: set[str] = set()
+        self.disks: dict[str, Callable[[], tuple[float, int]]] = {}
         self.clock = ManualClock()
 
     def add(self, name: str, cores: int = 1) -> None:
@@ -151,7 +156,11 @@ class SimCluster:
         asked = [executor.id for executor in executors if executor.id in self._live.keys() - self.silent]
         text = order.to_json()
         found = [take_census(CensusOrder.from_json(text), executor).to_json() for executor in asked]
-        return [Census.from_json(answer) for answer in found]
+        return [self.on_its_disk(Census.from_json(answer)) for answer in found]
+
+    def on_its_disk(self, told: Told) -> Told:
+        """Return what an executor told, of its own disk."""
+        return replace(told, disk=self.disks[told.executor]()) if told.executor in self.disks else told
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
@@ -167,7 +176,7 @@ class SimCluster:
 
     def _upkeep(self, text: str, executor: str) -> UpkeepReceipt:
         receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, _STANDING_STILL)
-        return UpkeepReceipt.from_json(receipt.to_json())
+        return self.on_its_disk(UpkeepReceipt.from_json(receipt.to_json()))
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
         """Return those of the executors that were taken away on purpose."""

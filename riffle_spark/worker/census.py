@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.state.copies.abandoned import remove_folders
-from riffle_spark.state.copies.disk import used_share
+from riffle_spark.state.copies.disk import use_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.restore.copy_progress import head_of
 from riffle_spark.worker.member_folders import folder_of
@@ -41,11 +41,11 @@ def take_census(order: CensusOrder, executor: str) -> Census:
         with folder.used():
             folder.try_disk()
             copies, sealed = _copies(folder), folder.sealed_attempts()
-            disk_used_share = used_share(folder.path)
+            disk = use_of(folder.path)
             removed = remove_folders(folder.path.parent, order.home.live, used_before)
     except Exception as trouble:  # noqa: BLE001 - a census is asked of every executor; one that cannot answer says why
         return Census(executor, rack=rack, tags=tags, error=str(trouble))
-    return Census(executor, folder.member, copies, sealed, rack, tags, disk_used_share, removed)
+    return Census(executor, folder.member, copies, sealed, rack, tags, disk, removed)
 
 
 def _rack(*, ec2_metadata: bool) -> str | None:

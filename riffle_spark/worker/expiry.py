@@ -56,8 +56,8 @@ def with_expired(
             outputs.append(gone.output)
             count += len(touched.hashes)
     timers = _first_due(schema, changes, stacks, first_ms)
-    changes = _without_gone(changes, untouched)
-    return SlotResult(pa.concat_tables(outputs), replace(changes, timers=timers), expired=count)
+    changes = replace(_without_gone(changes, untouched), timers=timers)
+    return result._replace(output=pa.concat_tables(outputs), changes=changes, expired=count)
 
 
 def _forgotten(

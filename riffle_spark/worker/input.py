@@ -20,7 +20,17 @@ from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
 from riffle_spark.state.restore.stack_keeper import OpenStack
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
-__all__ = ["TouchedKeys", "counted", "newest_ms", "on_time", "read_state", "spans_of", "touch", "with_stored"]
+__all__ = [
+    "TouchedKeys",
+    "counted",
+    "newest_ms",
+    "on_time",
+    "read_state",
+    "received",
+    "spans_of",
+    "touch",
+    "with_stored",
+]
 
 _CHECKED_KEYS = 256
 _GROUP_BITS = 15
@@ -64,6 +74,15 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     if order.by_key:
         _check_hash(order, keys.take(pa.array(first[:_CHECKED_KEYS])), hashes[first[:_CHECKED_KEYS]], of_row[first])
     return TouchedKeys(keys.take(pa.array(first)), hashes[first], of_row[first], place[codes], spans_of(of_row[first]))
+
+
+def received(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the key-groups that rows touch, and how many rows each got."""
+    if not touched.spans or not len(touched.codes):
+        return (), ()
+    of_key = np.bincount(touched.codes, minlength=len(touched.hashes))
+    key_groups, starts, _ = zip(*touched.spans, strict=True)
+    return key_groups, tuple(np.add.reduceat(of_key, list(starts)).tolist())
 
 
 def _without_rows(order: Order, slot: int) -> TouchedKeys:

@@ -2,6 +2,7 @@
 call, results are joined, and which key-groups have something due. Does not know objects or folders.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,13 +46,14 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class CallResult:
     """What the calls of one slot gave: output rows, and the new state of keys by their index in the slot's touched
-    keys.
+    keys. ``busy`` are key-groups and what the call of each took (µs), where each had one.
     """
 
     output: pa.Table
     changed: npt.NDArray[np.int64]
     state: pa.Table
     deleted: npt.NDArray[np.int64]
+    busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 def as_declared(order: Order, rows: pa.Table) -> pa.Table:
@@ -81,8 +83,13 @@ def run_on_blocks(
         if order.per_key_group
         else _at_once(order, rows, touched, state, found)
     )
-    updates = [(start, call(batch)) for start, batch in calls]
-    return _join(order, state.schema, updates)
+    updates, micros = [], []
+    for start, batch in calls:
+        begun = time.perf_counter()
+        updates.append((start, call(batch)))
+        micros.append(int((time.perf_counter() - begun) * 1e6))
+    busy = (tuple(key_group for key_group, _, _ in touched.spans), tuple(micros)) if order.per_key_group else ((), ())
+    return replace(_join(order, state.schema, updates), busy=busy)
 
 
 def _at_once(
@@ -178,27 +185,32 @@ def run_by_key(
         processing = begun(order.times, f"store {order.store!r}")
         processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))
-        outcomes = _by_copy(processing, touched, schema.hashes(touched.keys), stacks, entries)
+        outcomes, micros = _by_copy(processing, touched, schema.hashes(touched.keys), stacks, entries)
         output = processing.output()
         processing.end()
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
     expired = sum(outcome.expired for outcome in outcomes.values())
-    return SlotResult(output, _changes(schema, outcomes), fired, expired)
+    return SlotResult(output, _changes(schema, outcomes), fired, expired, busy=(tuple(outcomes), tuple(micros)))
 
 
 def _by_copy(
     processing: Processing, touched: TouchedKeys, hashes: npt.NDArray[np.uint64], stacks: Mapping[int, OpenStack],
     entries: Mapping[int, Entry],
-) -> dict[int, Outcome]:  # fmt: skip
-    """Process key-group by key-group. ``hashes`` are those that parts are sealed by, whoever else computes some."""
+) -> tuple[dict[int, Outcome], list[int]]:  # fmt: skip
+    """Process key-group by key-group; return what each took (µs), too. ``hashes`` are those that parts are sealed by,
+    whoever else computes some.
+    """
     spans = {key_group: (start, end) for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
+    micros: list[int] = []
     for key_group, entry in sorted(entries.items()):
         start, end = spans.get(key_group, (0, 0))
         runs = stacks[key_group].runs if key_group in stacks else ()
         held = CopyRuns(runs, entry.timer_ms, hashes[start:end])
+        begun = time.perf_counter()
         outcomes[key_group] = processing.key_group(end - start, held)
-    return outcomes
+        micros.append(int((time.perf_counter() - begun) * 1e6))
+    return outcomes, micros
 
 
 def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:

@@ -45,8 +45,8 @@ class DeadRows(NamedTuple):
 
 
 class SlotResult(NamedTuple):
-    """What became of a slot's rows: output, changes, how many timers fired, how many elements or keys expired, and how
-    much of the output is dead letters.
+    """What became of a slot's rows: output, changes, how many timers fired, how many elements or keys expired, how much
+    of the output is dead letters, and how long each key-group was ``busy`` where it was called by itself (µs).
     """
 
     output: pa.Table
@@ -54,6 +54,7 @@ class SlotResult(NamedTuple):
     timers_fired: int = 0
     expired: int = 0
     dead: DeadRows = DeadRows()
+    busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True)

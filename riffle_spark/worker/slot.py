@@ -35,7 +35,7 @@ from riffle_spark.state.schemas.variables import VariableColumns
 from riffle_spark.worker import run_computation
 from riffle_spark.worker.dead_letters import with_letters
 from riffle_spark.worker.expiry import with_expired
-from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, touch, with_stored
+from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, received, touch, with_stored
 from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
 from riffle_spark.worker.seal import SlotResult, seal
 
@@ -96,11 +96,12 @@ class _Attempt:
 
     def run(self, slot: int, rows: pa.Table) -> pa.Table:
         """Run the steps up to the sealed delta; return the output rows."""
-        order, received = self.order, rows.num_rows
+        order, count = self.order, rows.num_rows
         with self.step("touch"):
             rows, timed = on_time(order, run_computation.as_declared(order, rows))
             rows = with_one_zero(run_computation.in_declared_order(order, rows), order.key)
             touched = touch(order, slot, rows)
+            self.facts.update(received=received(touched), input_bytes=rows.nbytes)
         self.facts.update(timed)
         if order.read_by is not None:
             self.facts["read"] = counted(rows, order.read_by)
@@ -114,10 +115,10 @@ class _Attempt:
             with self.step("put"):
                 sealed.put(self.objects)
         self.facts.update(
-            rows=received, keys=len(touched.keys), output_rows=output.num_rows - computed.dead.rows,
+            rows=count, keys=len(touched.keys), output_rows=output.num_rows - computed.dead.rows,
             dead_rows=computed.dead.rows, dead_told=computed.dead.told, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
-            expired=computed.expired,
+            expired=computed.expired, busy=computed.busy, disk=disk.use_of(self.folder.path),
         )  # fmt: skip
         return output
 
@@ -208,7 +209,8 @@ class _SlotState:
             state, found = read_state(schema, touched, stacks)
         with attempt.step("compute"):
             called = run_computation.run_on_blocks(order, compute, rows, touched, state, found)
-            result = SlotResult(called.output, run_computation.changes_of(schema, touched, called))
+            changes = run_computation.changes_of(schema, touched, called)
+            result = SlotResult(called.output, changes, busy=called.busy)
             if schema.due is None:
                 return result
             return with_expired(order, schema, compute, stacks, self.entries, result)

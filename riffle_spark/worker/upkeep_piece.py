@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
-from riffle_spark.state.copies.disk import DamagedCopy, used_share
+from riffle_spark.state.copies.disk import DamagedCopy, use_of, used_share
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import scrub
 from riffle_spark.state.formats import part_codec
@@ -81,6 +81,7 @@ class _Piece:
             folder.forget_deltas()
             if self._budget.allows():
                 self._scrub(folder)
+            self.facts["disk"] = use_of(folder.path)
 
     def _drop(self, folder: Folder) -> None:
         incoming, stacks = IncomingSnapshots(folder.path), cache(folder.stacks)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, Traffic, View
@@ -125,6 +129,64 @@ def test_weights_within_the_band_move_nothing_and_beyond_it_they_do() -> None:
     for number in range(8):
         work[done.owners[task(number)]] += 30 if number < 2 else 10
     assert max(work.values()) <= 1.2 * 60
+
+
+@given(
+    weights=st.lists(st.integers(1, 30), min_size=16, max_size=16),
+    homes=st.lists(st.sampled_from(["r1", "r2"]), min_size=16, max_size=16),
+    strategy=st.sampled_from(["min_cost", "balance_subtopology"]),
+)
+@examples(max_examples=40, deadline=None, derandomize=True)
+def test_racks_and_measured_weights_count_together(weights: list[int], homes: list[str], strategy: Any) -> None:
+    """Work is as level as without racks, or within the band, less is read across them, and it comes to rest."""
+    before = view("a:0-3 b:4-7 c:8-11 d:12-15")
+    members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
+    tasks = tuple(
+        replace(each, weight=weights[n], owner_traffic=Traffic(1000 * weights[n], {homes[n]: 1000 * weights[n]}, 1000))
+        for n, each in enumerate(before.tasks)
+    )
+    before = replace(before, members=members, tasks=tasks)
+    racked = replace(SETTINGS, rack_aware_assignment_strategy=strategy)
+    plain, done = settled(before, SETTINGS), settled(before, racked)
+
+    def most(found: Assignment) -> int:
+        work = Counter[str]()
+        for each in tasks:
+            work[found.owners[each.id]] += each.weight or 0
+        return max(work.values())
+
+    assert most(done) <= max(1.2 * sum(weights) / 4, most(plain)) + max(weights) / 2
+    for _ in range(5):
+        before = caught_up(before, done)
+        done = settled(before, racked)
+    assert not assign(caught_up(before, done), racked).moves
+
+    def read(found: Assignment) -> int:
+        racks = {member.id: member.rack for member in members}
+        return sum(each.owner_traffic.parts_read_across(racks[found.owners[each.id]]) for each in tasks)
+
+    assert read(done) <= 1.1 * read(plain) + 1000 * max(weights)
+
+
+@given(data=st.data(), standbys=st.integers(0, 2), strategy=st.sampled_from(["none", "min_cost"]))
+@examples(max_examples=60, deadline=None, derandomize=True)
+def test_shunned_members_end_up_without_a_copy(data: st.DataObject, standbys: int, strategy: Any) -> None:
+    """Whoever owned or kept it: in the end no member has a copy that it should not have, where others may have one."""
+    before = view("a:0-3 b:4-7 c:8-9 d:10-11", total=14)
+    members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
+    traffic = Traffic(1, {"r1": 1})
+    tasks = tuple(
+        replace(each, owner_traffic=traffic, standby_traffic=replace(traffic, later=True)) for each in before.tasks
+    )
+    shunned = {
+        each.id: tuple(data.draw(st.lists(st.sampled_from("abcd"), max_size=3, unique=True)))
+        for each in before.tasks if data.draw(st.booleans())
+    }  # fmt: skip
+    before = replace(before, members=members, tasks=tasks, shunned=shunned)
+    settings = replace(SETTINGS, num_standbys=standbys, rack_aware_assignment_strategy=strategy)
+    done = settled(before, settings)
+    for each, avoided in shunned.items():
+        assert not {done.owners[each], *done.standbys.get(each, ())} & {*avoided}
 
 
 def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:

@@ -34,6 +34,8 @@ TEXTS = st.lists(NAMES, max_size=3).map(tuple)
 TEXT_BY_NAME = st.dictionaries(NAMES, NAMES, max_size=3)
 SENT = st.dictionaries(NAMES, NUMBERS, max_size=3)
 HEADS = st.builds(Head, NUMBERS, NAMES)
+DISKS = st.tuples(SHARES, NUMBERS)
+COLUMNS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(lambda rows: tuple(zip(*rows, strict=True)) or ((), ()))
 SNAPSHOTS = st.builds(Snapshot, NAMES, HEADS, NUMBERS, NUMBERS, NUMBERS)
 LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 ENTRIES = st.builds(Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=3).map(tuple), MAYBE, st.none() | HEADS)
@@ -66,7 +68,8 @@ UPKEEP_ORDERS = st.builds(
     drops=st.lists(st.builds(Drop, NAMES, NUMBERS, st.none() | HEADS), max_size=3).map(tuple),
     follows=st.lists(st.builds(Follow, NAMES, NUMBERS, ENTRIES), max_size=3).map(tuple),
     snapshots=st.lists(st.builds(SnapshotOrder, NAMES, NUMBERS, ENTRIES), max_size=3).map(tuple),
-    seconds=SHARES, fetch_bytes=MAYBE, disk_limit=SHARES, wipe=st.booleans(), timeout_seconds=SHARES,
+    seconds=SHARES, fetch_bytes=MAYBE, disk_limit=SHARES, wipe=st.booleans(), looks=st.booleans(),
+    timeout_seconds=SHARES,
 )  # fmt: skip
 CENSUS_ORDERS = st.builds(CensusOrder, HOMES, st.booleans(), SHARES, SHARES)
 PARTS = st.builds(Part, KEY_GROUPS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, MAYBE)
@@ -75,7 +78,8 @@ RECEIPTS = st.builds(
     parts=st.lists(PARTS, max_size=3).map(tuple), output=st.none() | PARTS, sealed_bytes=NUMBERS,
     missing=st.lists(NUMBERS, max_size=3).map(tuple),
     read=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple), requests=SENT,
-    seconds=st.dictionaries(NAMES, SHARES, max_size=3), peak_memory_mb=SHARES,
+    seconds=st.dictionaries(NAMES, SHARES, max_size=3), peak_memory_mb=SHARES, disk=DISKS,
+    received=COLUMNS, busy=COLUMNS, input_bytes=NUMBERS,
     error=st.none() | st.tuples(NAMES, NAMES, NAMES, NAMES),
 )  # fmt: skip
 UPKEEP_RECEIPTS = st.builds(
@@ -84,10 +88,10 @@ UPKEEP_RECEIPTS = st.builds(
     taken=st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
     failed=ADDRESSES, failed_snapshots=ADDRESSES, ran=st.booleans(), overdue=st.booleans(), drops_left=NUMBERS,
     snapshots_left=NUMBERS, snapshot_bytes=NUMBERS, delta_bytes=NUMBERS, restores=NUMBERS, folds=NUMBERS,
-    requests=SENT, seconds=SHARES, errors=TEXTS,
+    requests=SENT, seconds=SHARES, errors=TEXTS, disk=DISKS,
 )  # fmt: skip
 CENSUSES = st.builds(
-    Census, NAMES, NAMES, COPIES, TEXTS, st.none() | NAMES, TEXT_BY_NAME, SHARES, NUMBERS, st.none() | NAMES
+    Census, NAMES, NAMES, COPIES, TEXTS, st.none() | NAMES, TEXT_BY_NAME, DISKS, NUMBERS, st.none() | NAMES
 )
 
 

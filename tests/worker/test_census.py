@@ -56,7 +56,7 @@ def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
     assert found.error is None
     assert found.member == folder_of(home, "1").member
     assert (found.copies, found.sealed, found.folders_removed) == ((), (), 0)
-    assert 0 < found.disk_used_share <= 1
+    assert 0 < found.disk[0] <= 1 < found.disk[1]
 
 
 def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Member) -> None:

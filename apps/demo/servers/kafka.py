@@ -1,4 +1,6 @@
-"""A Kafka broker of one node in KRaft mode. Knows its jars and properties. Does not know who produces or reads."""
+"""A Kafka broker in KRaft mode, alone or beside others. Knows its jars and properties. Does not know who produces or
+reads.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ exec "$1" $3 -cp "$2" kafka.Kafka "$5"
 """
 
 PROPERTIES = """
-process.roles=broker,controller
-node.id=1
+process.roles={roles}
+node.id={node}
 controller.quorum.voters=1@127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listeners={listeners}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={folder}
@@ -45,11 +47,16 @@ message.max.bytes=33554432
 
 
 class KafkaBroker(Server):
-    """One broker on a free loopback port, its logs and data in a folder of its own, in a rack if it is given one."""
+    """One broker on a free loopback port, its logs and data in a folder of its own, in a rack if it is given one.
 
-    def __init__(self, folder: Path, rack: str | None = None) -> None:
+    ``joins`` names the broker before it in the same cluster: ids count up from 1, the first one controls.
+    """
+
+    def __init__(self, folder: Path, rack: str | None = None, joins: KafkaBroker | None = None) -> None:
         self._rack = rack
         self._port = free_port()
+        self._controller: int = joins._controller if joins else free_port()
+        self._node: int = joins._node + 1 if joins else 1
         self._folder = folder
         self._child: Child | None = None
 
@@ -62,7 +69,12 @@ class KafkaBroker(Server):
         """Begin to start."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "server.properties"
-        text = PROPERTIES.format(port=self._port, controller=free_port(), folder=self._folder / "kafka-data")
+        first, plain = self._node == 1, f"PLAINTEXT://127.0.0.1:{self._port}"
+        text = PROPERTIES.format(
+            port=self._port, controller=self._controller, node=self._node, folder=self._folder / "kafka-data",
+            roles="broker,controller" if first else "broker",
+            listeners=f"{plain},CONTROLLER://127.0.0.1:{self._controller}" if first else plain,
+        )  # fmt: skip
         properties.write_text(text + (f"broker.rack={self._rack}\n" if self._rack else ""))
         class_path = os.pathsep.join(map(str, broker_jars()))
         command = ["sh", "-c", SCRIPT, "kafka", java_command(), class_path, JVM_OPTIONS, CLUSTER_ID, str(properties)]

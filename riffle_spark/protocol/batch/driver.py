@@ -197,18 +197,14 @@ class Driver:
         with batch.phase("deliver"):
             work.drain()
             self._deliver_sealed(work)
-        return batch.repeated(incoming, self._epoch)
+        assert self._log.tail is not None
+        return batch.repeated(incoming, self._log.tail.epoch)
 
     def _deliver_sealed(self, work: Work) -> None:
         tail = self._log.tail
         assert tail is not None
         if tail.delivers_after_commit:
             work.deliver_sealed(tail.outputs, _delivery(tail.query_id, tail.rollbacks, tail.version, tail.time_ms or 0))
-
-    @property
-    def _epoch(self) -> int:
-        assert self._log.tail is not None
-        return self._log.tail.epoch
 
     def _run(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures

@@ -52,7 +52,7 @@ def _placement(ownership: Ownership) -> dict[str, object]:
     return {
         "owners": {str(t.key_group): owner for t, owner in present.owners.items()},
         "standbys": {str(t.key_group): members for t, members in present.standbys.items()},
-        "weights": ownership.recorded_weights(),
+        "weights": ownership.weights.recorded(),
         "members": tuple(living.recorded() for _, living in sorted(live.items())),
     }
 

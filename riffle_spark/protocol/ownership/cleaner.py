@@ -7,7 +7,7 @@ later is not idle before an assignment has answered it. A copy that is ordered t
 later assignment counts on it; and it is removed only if it is still where it was seen.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from riffle_spark.assign.model import Assignment, MemberId
 from riffle_spark.messages.upkeep_orders import Drop
@@ -37,12 +37,13 @@ class Cleaner:
         self._idle = idle
 
     def due(
-        self, copies: KnownCopies, live: Collection[MemberId], now: float, delay: float
-    ) -> dict[MemberId, list[Drop]]:
-        """Return the copies to remove now, by member; they are forgotten."""
+        self, copies: KnownCopies, live: Collection[MemberId], now: float, delay: float, *,
+        hurried: Set[MemberId] = frozenset(),
+    ) -> dict[MemberId, list[Drop]]:  # fmt: skip
+        """Return the copies to remove now, by member; they are forgotten. ``hurried`` members need the room at once."""
         drops: dict[MemberId, list[Drop]] = {}
         for (member, address), since in sorted(self._idle.items()):
-            if member in live and now - since >= delay:
+            if member in live and (now - since >= delay or member in hurried):
                 head = copies.of(member).get(address)
                 del self._idle[member, address]
                 if head is not None:

@@ -1,5 +1,5 @@
 """Who is a member: executors and the folders they hold, those that left and may come back. Knows censuses, and time as
-it is told. Does not know tasks or copies.
+it is told. Does not know copies.
 
 Theory of operation. A member is a folder of copies, so it outlives its executor: another executor that claims the
 folder is the same member, returned. An executor becomes a member with its census, which runs beside the batches; only a
@@ -7,16 +7,16 @@ query without any member waits for one. A lost member is remembered for as long 
 its folder later joins like any other. Where nobody can be asked (Spark Connect) the executor stands for itself.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from riffle_spark.assign.model import Member
+from riffle_spark.assign.model import Assignment, Member, MemberId, TaskId
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.record import RecordedMember
 
-__all__ = ["LiveMember", "LostMember", "MemberChanges", "Members"]
+__all__ = ["Homes", "LiveMember", "LostMember", "MemberChanges", "Members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,6 @@ class LiveMember:
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     counted: bool = True
     """Whether a census has named it; else the executor stands for itself."""
-    disk_used_share: float | None = None
-    """How full its disk was when it was counted."""
 
     def member(self) -> Member:
         """Return it as the assignor knows it."""
@@ -71,6 +69,13 @@ class Members:
         self.live: dict[str, LiveMember] = {}
         self.lost: dict[str, LostMember] = {}
         self._heirs: dict[str, str] = {}
+        self.disks: dict[str, tuple[float, int]] = {}
+        """Of the members whose disks were measured: the share that is in use, and the disk's bytes."""
+
+    def measured(self, member: str, disk: tuple[float, int]) -> None:
+        """Take how full a live member's disk is; one of no bytes was not looked at."""
+        if disk[1] and member in self.live:
+            self.disks[member] = disk
 
     def of_executor(self, executor: str) -> LiveMember | None:
         """Return the member that an executor holds."""
@@ -107,6 +112,7 @@ class Members:
         gone = list(living_members)
         for living in gone:
             del self.live[living.id]
+            self.disks.pop(living.id, None)
             if living.counted:
                 self.lost[living.id] = LostMember(living, now, living.executor.id in planned)
         return MemberChanges(left=tuple(living.id for living in gone))
@@ -126,9 +132,9 @@ class Members:
                 del self.live[present.id]
             before = self.lost.pop(census.member, None)
             self.live[census.member] = LiveMember(
-                census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags)),
-                disk_used_share=census.disk_used_share,
-            )  # fmt: skip
+                census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
+            )
+            self.measured(census.member, census.disk)
             (joined if before is None else returned).append(census.member)
         return MemberChanges(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
 
@@ -152,4 +158,42 @@ class Members:
         """Forget all: another driver may have been at work."""
         self.live.clear()
         self.lost.clear()
+        self.disks.clear()
         self._heirs.clear()
+
+
+class Homes:
+    """Whose tasks are that lost members had: theirs, while they are waited for, and once they are back until they own
+    them again. ``awaited`` are those that the last assignment waited for.
+    """
+
+    def __init__(self) -> None:
+        self.owners: dict[TaskId, MemberId] = {}
+        self.awaited: frozenset[MemberId] = frozenset()
+        self._kept: dict[TaskId, MemberId] = {}
+
+    def of(self, members: Collection[MemberId]) -> dict[TaskId, MemberId]:
+        """Return the tasks that belong to some members."""
+        return {t: home for t, home in self.owners.items() if home in members}
+
+    def followers(self, one: TaskId) -> tuple[str, str]:
+        """Return who is to read a task's deltas once it is back, be it as an owner or as a standby; "" is nobody."""
+        return self.owners.get(one, ""), self._kept.get(one, "")
+
+    def remember(self, left: Iterable[MemberId], awaited: Collection[MemberId], present: Assignment) -> None:
+        """Keep the tasks of members that may come back for them, and of what they kept copies."""
+        for member in left:
+            if member in awaited:
+                owned = [t for t, owner in present.owners.items() if owner == member]
+                self.owners.update({t: member for t in owned if self.owners.get(t) not in awaited})
+                self._kept.update({t: member for t, kept in present.standbys.items() if member in kept})
+
+    def given_up(self, awaited: Collection[MemberId], live: Collection[MemberId]) -> bool:
+        """Forget tasks of those that are waited for no longer; tell whether there are such."""
+        self.owners = self.of({*awaited, *live})
+        self._kept = {t: member for t, member in self._kept.items() if member in awaited}
+        return bool(self.awaited - {*awaited, *live})
+
+    def returned(self, present: Assignment) -> None:
+        """Forget tasks that are where they belong."""
+        self.owners = {t: home for t, home in self.owners.items() if present.owners.get(t) != home}

@@ -9,28 +9,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, MemberId, TaskId
+from riffle_spark.assign.model import Assignment, MemberId, Traffic
 from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.messages.slot_orders import Home, Receipt
+from riffle_spark.protocol.ownership import readiness
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
-from riffle_spark.protocol.ownership.members import LiveMember, LostMember, MemberChanges, Members
+from riffle_spark.protocol.ownership.members import Homes, LostMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
-from riffle_spark.protocol.ownership.readiness import (
-    KeyPlace,
-    LagTrend,
-    MemberState,
-    Readiness,
-    member_states,
-    place_of,
-    readiness_of,
-    standing_by,
-)
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
+from riffle_spark.protocol.ownership.shunned import Shunned
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
-from riffle_spark.protocol.ownership.triggers import Patience, Probes, Weights, outside_band
-from riffle_spark.protocol.ownership.view import GROUP, Situation, assign_settings, task, view_of
+from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
+from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, task, view_of
+from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
 from riffle_spark.protocol.shards import Shards
@@ -51,19 +44,18 @@ class Ownership:
         self._obeyed = operations.orders
         self._rebalance = Rebalance()
         self._layout: SlotLayout | None = None
-        self._homes: dict[TaskId, MemberId] = {}
-        self._kept: dict[TaskId, MemberId] = {}
+        self._homes = Homes()
         self._patience = Patience()
-        self._weights = Weights()
-        self._awaited: frozenset[MemberId] = frozenset()
-        self._lags = LagTrend()
+        self._measured = Measured(Weights(), self._patience)
+        self._lags = readiness.LagTrend()
         self.executors: tuple[Executor, ...] = ()
         self.members = Members()
         self.copies = KnownCopies()
         self.cleaner = Cleaner()
         self.probes = Probes()
+        self.shunned = Shunned()
         self.present = Assignment({})
-        self.readiness: tuple[Readiness, ...] = ()
+        self.readiness: tuple[readiness.Readiness, ...] = ()
         self.listener: RebalanceListener | None = None
         self.shards: Shards | None = None
         """What the key-groups stand for where dispatch is by partition."""
@@ -84,20 +76,18 @@ class Ownership:
         self.members.forget()
         self.copies.forget()
         self.cleaner.forget()
-        self._homes.clear()
-        self._kept.clear()
-        self._awaited = frozenset()
+        self._homes = Homes()
         self._layout = None
-        self.present = _recorded(tail) if tail else Assignment({})
+        self.present = recorded(tail) if tail else Assignment({})
 
     def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Take the racks of the partitions that the query reads, by (topic, partition)."""
-        self._weights.reads(racks)
+        self._measured.weights.reads(racks)
 
     @property
     def reads_racks(self) -> bool:
         """Whether it is known in which racks the input lies."""
-        return bool(self._weights.racks_of)
+        return bool(self._measured.weights.racks_of)
 
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
@@ -116,7 +106,7 @@ class Ownership:
         changes = self._look(home, now)
         key_groups = range(self._settings.key_groups if self.shards is None else len(self.shards))
         situation = self._situation(manifest, stores, key_groups, now)
-        self.readiness = readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
+        self.readiness = readiness.readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
         self._lags.note(self.readiness)
         is_triggered = self._is_due if between else self._is_triggered
         if self._layout is None or changes or is_triggered(situation):
@@ -128,28 +118,22 @@ class Ownership:
         """Tell whether something was asked for, or has come to be known, that no assignment has answered yet."""
         return self._layout is None or self._asked_for()
 
-    def recorded_weights(self) -> dict[str, object]:
-        """Return what a record tells of load: as it was measured, and as the last assignment went by it."""
-        told: dict[str, Mapping[int, float]] = {"measured": self._weights.measured, "assigned": self._weights.latched}
-        return {name: {str(kg): round(load, 3) for kg, load in by.items()} for name, by in told.items() if by}
-
-    def weigh_as(self, recorded: Mapping[str, object]) -> None:
-        """Go on assigning by the weights of an earlier driver."""
-        by = recorded.get("assigned", {})
-        if not self._weights.latched and isinstance(by, dict):
-            self._weights.latched = {int(kg): load for kg, load in by.items() if isinstance(load, int)}
+    @property
+    def weights(self) -> Weights:
+        """What each key-group costs, as measured."""
+        return self._measured.weights
 
     def waits(self, now: float) -> tuple[list[LostMember], dict[int, MemberId]]:
         """Return the lost members that are waited for, and to whom key-groups are to return."""
         awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
-        homes = {t.key_group: home for t, home in self._homes.items() if home in awaited or home in self.members.live}
-        return [self.members.lost[member] for member in awaited], homes
+        homes = self._homes.of({*awaited, *self.members.live})
+        return [self.members.lost[member] for member in awaited], {t.key_group: home for t, home in homes.items()}
 
     def wait_again(self, lost: Iterable[LostMember], homes: Mapping[int, MemberId]) -> None:
         """Go on waiting where an earlier driver left off."""
         self.members.lost.update({one.living.id: one for one in lost})
-        self._homes.update({task(key_group): home for key_group, home in homes.items()})
-        self._awaited = frozenset(self.members.lost)
+        self._homes.owners.update({task(key_group): home for key_group, home in homes.items()})
+        self._homes.awaited = frozenset(self.members.lost)
 
     def warn(self, warning: str) -> None:
         """Have the next report tell something."""
@@ -160,18 +144,10 @@ class Ownership:
         self.members.forget_lost(now, self._settings.scheduled_rebalance_max_delay)
         found = self._arrivals.look(self.executors, self.members, self.copies, home, now)
         self.copies.only_of(self.members.live)
-        for changes in found:
-            self._remember_homes(changes.left, now)
-        return [changes for changes in found if changes]
-
-    def _remember_homes(self, left: Iterable[MemberId], now: float) -> None:
-        """Keep the tasks of members that may come back for them, and of what they kept copies."""
         awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
-        for member in left:
-            if member in awaited:
-                owned = [t for t, owner in self.present.owners.items() if owner == member]
-                self._homes.update({t: member for t in owned if self._homes.get(t) not in awaited})
-                self._kept.update({t: member for t, kept in self.present.standbys.items() if member in kept})
+        for changes in found:
+            self._homes.remember(changes.left, awaited, self.present)
+        return [changes for changes in found if changes]
 
     def _situation(
         self, manifest: Manifest, stores: tuple[str, ...], key_groups: Collection[int], now: float
@@ -180,8 +156,8 @@ class Ownership:
         return Situation(
             self.members, self.copies, manifest, stores, key_groups, now, self.present,
             pins={key_group: member for key_group, member in orders.pins.items() if member in live},
-            drained=orders.drained & set(live), homes=self._homes, weights=self._weights.latched,
-            partitions=self.shards.partitions if self.shards is not None else (),
+            drained=orders.drained & set(live), homes=self._homes.owners, weights=self._measured.weights.latched,
+            partitions=self.shards.partitions if self.shards is not None else (), flooded=self.shunned.flooded,
         )  # fmt: skip
 
     def _is_triggered(self, situation: Situation) -> bool:
@@ -191,14 +167,12 @@ class Ownership:
             return any(fired)
         settings, present = self._settings, self.present
         kept = {(task(r.key_group), r.member): r.lag_records for r in self.readiness if r.role == "standby"}
-        fired.append(not self.points and self._patience.standby_falls_behind(kept))
-        slots = {name: living.executor.cores for name, living in self.members.live.items()}
-        outside = not present.warmups and outside_band(
-            self._weights.measured, self.owners, slots, settings.balance_band
-        )
-        if self._patience.weights_are_outside(outside):
-            self._weights.latch()
-            fired.append(True)
+        slow = {} if self.points else self._patience.fall_behind(kept)
+        fired.append(self.shunned.fall_behind(slow, situation))
+        fired.append(self.shunned.disks_changed(situation, settings))
+        settled = not present.warmups and not present.needs_probe
+        level = self._measured.is_unlevel(self.owners, self._slots, settings.balance_band, settled=not present.warmups)
+        fired += [level, self._reads_across(settled=settled)]
         return any(fired)
 
     def _is_due(self, situation: Situation) -> bool:
@@ -212,7 +186,28 @@ class Ownership:
             fired.append(self.probes.due(self.present, warming, patience, situation.now))
         return any(fired)
 
-    def _shall_own(self, copy: Readiness) -> bool:
+    @property
+    def _slots(self) -> dict[MemberId, int]:
+        drained = self._operations.orders.drained
+        return {name: living.executor.cores for name, living in self.members.live.items() if name not in drained}
+
+    @property
+    def _racks(self) -> dict[MemberId, str | None]:
+        return {name: living.rack for name, living in self.members.live.items()}
+
+    def _reads_across(self, *, settled: bool) -> bool:
+        if not self.reads_racks or self._settings.rack_aware_assignment_strategy == "none":
+            return False
+        return self._measured.reads_across(self._traffic_now(), self.owners, self._racks, settled=settled)
+
+    def _traffic_now(self) -> dict[int, Traffic]:
+        return self._measured.weights.traffic(self.shards.partitions if self.shards is not None else None)
+
+    def looked_at(self, now: float) -> frozenset[MemberId]:
+        """Return the members with full disks that nothing else tells of: they are to be looked at."""
+        return self.shunned.looked_at(self.owners.values(), now)
+
+    def _shall_own(self, copy: readiness.Readiness) -> bool:
         """Tell whether an owner waits for this standby: it warms up as a warm-up does."""
         return self.present.target.get(task(copy.key_group)) == copy.member
 
@@ -226,16 +221,20 @@ class Ownership:
 
     def _waited_long_enough(self, now: float) -> bool:
         """Tell whether a lost member is waited for no longer."""
-        awaited = frozenset(self.members.awaited(now, self._settings.scheduled_rebalance_max_delay))
-        self._homes = {t: home for t, home in self._homes.items() if home in awaited or home in self.members.live}
-        self._kept = {t: member for t, member in self._kept.items() if member in awaited}
-        return bool(self._awaited - awaited - set(self.members.live))
+        awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
+        return self._homes.given_up(awaited, self.members.live)
 
     def _assign(self, situation: Situation) -> None:
+        if self._asked_for():
+            self.shunned.forgive()
         self._obeyed = self._operations.orders
         before = self.present
+        if not before.needs_probe or not self._measured.traffic:
+            self._measured.traffic = self._traffic_now()
         self.present = self._assigned(situation)
-        self._homes = {t: home for t, home in self._homes.items() if self.present.owners.get(t) != home}
+        target = {t.key_group: member for t, member in self.present.target.items()}
+        self._measured.assigned(target, self._slots, self._racks, self._settings.balance_band)
+        self._homes.returned(self.present)
         self.probes.assigned(self.present, situation.now)
         self._patience.start_over()
         self.cleaner.assigned(self.present, self.copies, self.members, situation.now, pointers=self.points)
@@ -250,8 +249,8 @@ class Ownership:
         if self._settings.dispatch == "hashed" and self.shards is not None:
             most = self._obeyed.slots
             return hashed_assignment(self.members.live, self.shards, self.present, situation.drained, most)
-        traffic = self._weights.traffic(self.shards.partitions if self.shards is not None else None)
-        view = view_of(replace(situation, traffic=traffic), self._settings)
+        shunned = self.shunned.of(situation)
+        view = view_of(replace(situation, traffic=self._measured.traffic, shunned=shunned), self._settings)
         return assign(view, assign_settings(self._settings, situation.drained))
 
     def _laid_out(self, situation: Situation) -> SlotLayout:
@@ -262,12 +261,12 @@ class Ownership:
     def _show(self, situation: Situation) -> None:
         """Let operators see who is there."""
         awaited = self.members.awaited(situation.now, self._settings.scheduled_rebalance_max_delay)
-        self._awaited = frozenset(awaited)
-        self._operations.saw(member_states(situation, awaited))
+        self._homes.awaited = frozenset(awaited)
+        self._operations.saw(readiness.member_states(situation, awaited))
 
-    def member_states(self) -> tuple[MemberState, ...]:
+    def member_states(self) -> tuple[readiness.MemberState, ...]:
         """Return the members as the last assignment saw them, with the load and the lag of the last batch."""
-        measured, load = dict(self._weights.measured), dict[MemberId, float]()
+        measured, load = dict(self._measured.weights.measured), dict[MemberId, float]()
         for t, owner in self.present.owners.items():
             load[owner] = load.get(owner, 0.0) + measured.get(t.key_group, 0.0)
         return tuple(
@@ -279,20 +278,13 @@ class Ownership:
         """Return the number of a key-group: a (topic, partition) may stand for it, where dispatch is by partition."""
         return asked if isinstance(asked, int) else (self.shards or Shards()).number_of(asked)
 
-    def place_of(self, key_group: int) -> KeyPlace | None:
+    def place_of(self, key_group: int) -> readiness.KeyPlace | None:
         """Return where a key-group is, ``None`` while nobody owns it."""
-        place = place_of(key_group, self.present, self.members)
-        if place is None or self.shards is None:
-            return place
-        topic, partition = self.shards.partitions[key_group]
-        return replace(place, topic=topic, partition=partition)
+        return readiness.place_of(key_group, self.present, self.members, self.shards.partitions if self.shards else ())
 
     def _executors(self) -> dict[MemberId, str]:
-        living_members: list[LiveMember] = [
-            *(lost.living for lost in self.members.lost.values()),
-            *self.members.live.values(),
-        ]
-        return {living.id: living.executor.id for living in living_members}
+        lost = (lost.living for lost in self.members.lost.values())
+        return {living.id: living.executor.id for living in (*lost, *self.members.live.values())}
 
     def others_are_left(self, now: float) -> bool:
         """Tell whether somebody's disk has not refused; if nobody is left, forget it: the next try is a fresh one."""
@@ -311,6 +303,7 @@ class Ownership:
             if is_refused(receipt):
                 self._arrivals.refused(receipt.executor, str(error_of(receipt)), now)
             self.works_in(receipt.executor, receipt.member)
+            self.members.measured(receipt.member, receipt.disk)
             for key_group in receipt.missing:
                 self.copies.gone(receipt.member, (receipt.store, key_group))
 
@@ -329,19 +322,17 @@ class Ownership:
         """Note a commit: what slots had and sealed, and the links that snapshots took off chains."""
         self.copies.ran(receipts, before)
         self.copies.replaced(record.sequence, before, changes)
-        self._weights.ran(receipts, dict(self._settings.store_weights))
+        self._measured.weights.ran(receipts, before, dict(self._settings.store_weights))
 
     def standing_by(self, manifest: Manifest, stores: tuple[str, ...]) -> dict[int, tuple[MemberId, ...]]:
         """Return, for each key-group, the live standbys with a copy that could take over at once."""
-        return standing_by(self._situation(manifest, stores, (), 0.0), self._settings.acceptable_recovery_lag)
+        return readiness.standing_by(self._situation(manifest, stores, (), 0.0), self._settings.acceptable_recovery_lag)
 
     def followed_by(self) -> dict[int, tuple[MemberId, ...]]:
         """Return, by key-group, the members that will read its deltas: those that it awaits, warm-ups, standbys."""
         copies = (self.present.warmups, self.present.standbys)
         every = {
-            t: dict.fromkeys(
-                [self._homes.get(t, ""), self._kept.get(t, ""), *(m for held in copies for m in held.get(t, ()))]
-            )
+            t: dict.fromkeys([*self._homes.followers(t), *(m for held in copies for m in held.get(t, ()))])
             for t in self.present.owners
         }
         named = {t.key_group: tuple(filter(None, members)) for t, members in every.items()}
@@ -349,12 +340,6 @@ class Ownership:
 
     def take_rebalance(self) -> Rebalance:
         """Return what changed since the last call."""
-        rebalance, self._rebalance = self._rebalance.and_((), self._arrivals.take_warnings()), Rebalance()
+        told = [*self._arrivals.take_warnings(), *self.shunned.take_warnings(), *self._measured.take_warnings()]
+        rebalance, self._rebalance = self._rebalance.and_((), told), Rebalance()
         return rebalance
-
-
-def _recorded(tail: Record) -> Assignment:
-    return Assignment(
-        owners={TaskId(GROUP, int(key_group)): owner for key_group, owner in tail.owners.items()},
-        standbys={TaskId(GROUP, int(key_group)): tuple(members) for key_group, members in tail.standbys.items()},
-    )

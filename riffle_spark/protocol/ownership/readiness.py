@@ -1,7 +1,7 @@
 """How near the copies are that could take over. Knows lags and pointers. Does not know who decides."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
@@ -108,14 +108,18 @@ class LagTrend:
         return replace(state, lag_records=records, lag_bytes=size, lag_trend=records - began)
 
 
-def place_of(key_group: int, present: Assignment, members: Members) -> KeyPlace | None:
-    """Return where a key-group is, ``None`` while nobody owns it."""
+def place_of(
+    key_group: int, present: Assignment, members: Members, partitions: Sequence[tuple[str, int]] = ()
+) -> KeyPlace | None:
+    """Return where a key-group is, ``None`` while nobody owns it; ``partitions`` are what key-groups stand for."""
     at = TaskId(GROUP, key_group)
     owner = present.owners.get(at)
     living = members.live.get(owner or "")
     if owner is None or living is None:
         return None
-    return KeyPlace(key_group, owner, living.executor.id, living.executor.host, present.standbys.get(at, ()))
+    stands_for = partitions[key_group] if partitions else (None, None)
+    place = (owner, living.executor.id, living.executor.host, present.standbys.get(at, ()))
+    return KeyPlace(key_group, *place, *stands_for)
 
 
 def readiness_of(situation: Situation, acceptable: int, *, pointers: bool) -> tuple[Readiness, ...]:
@@ -195,7 +199,7 @@ def member_states(situation: Situation, awaited: Mapping[MemberId, LiveMember]) 
         states.append(
             MemberState(name, living.executor.id, living.executor.host, living.executor.cores, living.rack, living.tags,
                         state, *counts,  # type: ignore[arg-type]
-                        disk_used_share=living.disk_used_share, memory_bytes=living.member().memory_bytes)
+                        disk_used_share=situation.members.disks.get(name, (None, 0))[0])
         )  # fmt: skip
     return tuple(states)
 

@@ -1,23 +1,27 @@
-"""When to assign anew, and what each key-group costs as measured. Knows receipts, and time as
-it is told. Does not know how to assign.
+"""When to assign anew. Knows what was measured, and time as it is told. Does not know how to assign.
+
+Theory of operation. A trigger that an assignment can do nothing about would fire for ever. So what an assignment left
+undone is kept: work that cannot be levelled, rows that have to be read across racks. Only what has changed much since
+is a trigger again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
-from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.protocol.ownership.weights import Weights
 
-__all__ = ["Patience", "Probes", "Weights", "outside_band"]
+__all__ = ["Measured", "Patience", "Probes", "loads_of", "outside_band", "read_across"]
 
 _BATCHES_OUTSIDE_BAND = 5
+_BATCHES_READING_ACROSS = 3
 _BATCHES_GROWING = 10
-_KEPT = 0.8
-"""The share of what was measured before that counts beside a new batch."""
-_PARTS = 1000
-"""Shares of traffic are whole numbers out of so many."""
-_SCALE = 1000
+_NEWS = 0.5
+"""Work that cannot be levelled is looked at again once a member's share has changed by so much of itself."""
+_TRAFFIC_BAND = 0.1
+"""Rows read across racks beyond the least that is possible move nothing up to this share of that least."""
+_TRAFFIC_LEAST = 0.05
+"""Nor up to this share of all rows: what racks share out by chance comes near it."""
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class Patience:
 
     def __init__(self) -> None:
         self._outside = 0
+        self._across = 0
         self._growing: dict[tuple[TaskId, MemberId], tuple[int, int]] = {}
 
     def weights_are_outside(self, outside: bool) -> bool:
@@ -70,107 +75,142 @@ class Patience:
         self._outside = self._outside + 1 if outside else 0
         return self._outside >= _BATCHES_OUTSIDE_BAND
 
-    def standby_falls_behind(self, lags: Mapping[tuple[TaskId, MemberId], int]) -> bool:
-        """Note the standbys' lags; tell whether one has grown with every batch for long enough."""
+    def reads_across(self, outside: bool) -> bool:
+        """Note whether too much is read across racks; tell whether it has been for long enough."""
+        self._across = self._across + 1 if outside else 0
+        return self._across >= _BATCHES_READING_ACROSS
+
+    def fall_behind(self, lags: Mapping[tuple[TaskId, MemberId], int]) -> dict[tuple[TaskId, MemberId], int]:
+        """Note the standbys' lags; return those that have grown with every batch for long enough."""
         seen: dict[tuple[TaskId, MemberId], tuple[int, int]] = {}
         for standby, lag in lags.items():
             before, times = self._growing.get(standby, (lag, 0))
             seen[standby] = (lag, times + 1 if lag > before else 0)
         self._growing = seen
-        return any(times >= _BATCHES_GROWING for _, times in seen.values())
+        return {standby: lag for standby, (lag, times) in seen.items() if times >= _BATCHES_GROWING}
 
     def start_over(self) -> None:
         """Begin to count again: there was an assignment."""
-        self._outside = 0
+        self._outside = self._across = 0
         self._growing.clear()
 
 
-def outside_band(
-    weights: Mapping[int, float], owners: Mapping[int, MemberId], slots: Mapping[MemberId, int], band: float
-) -> bool:
-    """Tell whether some member's work per slot is further than ``band`` from the mean."""
+def loads_of(
+    weights: Mapping[int, float], owners: Mapping[int, MemberId], slots: Mapping[MemberId, int]
+) -> dict[MemberId, float]:
+    """Return each member's work per slot as a multiple of the mean; nothing where there is none."""
     load = dict.fromkeys(slots, 0.0)
     for key_group, owner in owners.items():
         if owner in load:
             load[owner] += weights.get(key_group, 0.0)
     total = sum(slots.values())
     if not total or not any(load.values()):
-        return False
+        return {}
     mean = sum(load.values()) / total
-    return any(not (1 - band) * mean <= load[m] / slots[m] <= (1 + band) * mean for m in load)
+    return {member: work / slots[member] / mean for member, work in load.items()}
 
 
-class Weights:
-    """Rows by key-group and, where slots count them, by key-group and partition: a fading mean over batches.
+def outside_band(
+    weights: Mapping[int, float], owners: Mapping[int, MemberId], slots: Mapping[MemberId, int], band: float
+) -> bool:
+    """Tell whether some member's work per slot is further than ``band`` from the mean."""
+    return any(not 1 - band <= load <= 1 + band for load in loads_of(weights, owners, slots).values())
 
-    ``latched`` are the weights that assignments go by: measured ones, taken only when they were outside the band for
-    some batches, so that noise moves nothing.
-    """
 
-    def __init__(self) -> None:
-        self.measured: dict[int, float] = {}
-        self.latched: dict[int, int] = {}
-        self._read: dict[int, dict[int, float]] = {}
-        self.racks_of: Mapping[int, tuple[str, ...]] = {}
-        """The racks that hold a replica of each partition of the input, by the number that slots count under."""
-        self.racks_of_shards: Mapping[tuple[str, int], tuple[str, ...]] = {}
-        """The same by (topic, partition), where each is a shard."""
+@dataclass(frozen=True, slots=True)
+class ReadAcross:
+    """Shares of all rows: what owners read across racks, and what they did if each key-group were in its best rack."""
 
-    def ran(self, receipts: Iterable[Receipt], store_weights: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Take a batch's receipts; a row of a store counts as much as its weight says, 1 where nothing does."""
-        rows: dict[int, float] = {}
-        read: dict[int, dict[int, float]] = {}
-        for receipt in receipts:
-            for part in receipt.parts:
-                work = part.rows * store_weights.get(receipt.store, 1.0)
-                rows[part.key_group] = rows.get(part.key_group, 0.0) + work
-            for key_group, partition, count in receipt.read:
-                of_group = read.setdefault(key_group, {})
-                of_group[partition] = of_group.get(partition, 0.0) + count
-        if rows:
-            self.measured = _faded(self.measured, rows)
-        for key_group, counts in read.items():
-            self._read[key_group] = _faded(self._read.get(key_group, {}), counts)
+    now: float = 0.0
+    least: float = 0.0
 
-    def latch(self) -> None:
-        """Let assignments go by what is measured now."""
-        self.latched = {key_group: int(weight * _SCALE) for key_group, weight in sorted(self.measured.items())}
+    @property
+    def excess(self) -> float:
+        """What racks might save, were it not for balance."""
+        return self.now - self.least
 
-    def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
-        """Take the racks of the input's partitions, by (topic, partition).
+    def is_outside(self, left: float) -> bool:
+        """Tell whether there is something to save, of which an assignment left ``left`` before."""
+        return self.excess > max(_TRAFFIC_BAND * self.least, _TRAFFIC_LEAST) and self.excess > left + _TRAFFIC_LEAST
 
-        Slots count rows by the number of the partition alone: where several topics are read, a rack counts as holding
-        a partition if it does so for one of them.
+
+def read_across(
+    traffic: Mapping[int, Traffic], owners: Mapping[int, MemberId], racks: Mapping[MemberId, str | None]
+) -> ReadAcross:
+    """Return what ``owners`` read across racks; nothing where a member's rack is not known."""
+    total = sum(each.total for each in traffic.values())
+    if not total or None in racks.values():
+        return ReadAcross()
+    every = set(racks.values())
+    now = sum(each.parts_read_across(racks.get(owners.get(group, ""))) for group, each in traffic.items())
+    least = sum(min(each.parts_read_across(rack) for rack in every) for each in traffic.values())
+    return ReadAcross(now / total, least / total)
+
+
+class Measured:
+    """What was measured that may call for another assignment, and what the last one could not make better."""
+
+    def __init__(self, weights: Weights, patience: Patience) -> None:
+        self.weights = weights
+        self.traffic: dict[int, Traffic] = {}
+        """What assignments go by: as it was measured when the first of those began that are on their way."""
+        self._patience = patience
+        self._unlevelled: Mapping[MemberId, float] = {}
+        self._left_across = 0.0
+        self._latched = False
+        self._said: set[int] = set()
+        self._warnings: list[str] = []
+
+    def is_unlevel(
+        self, owners: Mapping[int, MemberId], slots: Mapping[MemberId, int], band: float, *, settled: bool
+    ) -> bool:
+        """Tell whether work has been outside its band for long enough, and not only as it was left; assignments then
+        go by it.
         """
-        self.racks_of_shards = dict(racks)
-        numbered: dict[int, set[str]] = {}
-        for (_, partition), held in sorted(racks.items()):
-            numbered.setdefault(partition, set()).update(held)
-        self.racks_of = {partition: tuple(sorted(held)) for partition, held in numbered.items()}
+        measured = self.weights.measured
+        outside = settled and outside_band(measured, owners, slots, band)
+        news = outside and self._is_news(loads_of(measured, owners, slots))
+        if not self._patience.weights_are_outside(news):
+            return False
+        self.weights.latch()
+        self._latched = True
+        return True
 
-    def traffic(self, shards: Sequence[tuple[str, int]] | None = None) -> dict[int, Traffic]:
-        """Return, by key-group, which share of its rows each rack holds a replica of.
+    def _is_news(self, loads: Mapping[MemberId, float]) -> bool:
+        left = self._unlevelled
+        return loads.keys() != left.keys() or any(abs(loads[m] - left[m]) > _NEWS * max(left[m], 1.0) for m in left)
 
-        ``shards`` are the partitions that key-groups stand for, where dispatch is by partition.
-        """
-        if not self.racks_of:
-            return {}
-        if shards is not None:
-            held = [sorted(set(self.racks_of_shards.get(shard, ()))) for shard in shards]
-            return {kg: Traffic(_PARTS, dict.fromkeys(racks, _PARTS), _PARTS) for kg, racks in enumerate(held)}
-        return {key_group: self._traffic(counts) for key_group, counts in sorted(self._read.items()) if counts}
+    def reads_across(
+        self, traffic: Mapping[int, Traffic], owners: Mapping[int, MemberId], racks: Mapping[MemberId, str | None],
+        *, settled: bool,
+    ) -> bool:  # fmt: skip
+        """Tell whether owners have read more across racks for some batches than they would have to."""
+        outside = settled and read_across(traffic, owners, racks).is_outside(self._left_across)
+        return self._patience.reads_across(outside)
 
-    def _traffic(self, counts: Mapping[int, float]) -> Traffic:
-        total, local = sum(counts.values()), dict[str, float]()
-        for partition, count in sorted(counts.items()):
-            for rack in sorted(set(self.racks_of.get(partition, ()))):
-                local[rack] = local.get(rack, 0.0) + count
-        return Traffic(_PARTS, {rack: round(_PARTS * held / total) for rack, held in sorted(local.items())}, _PARTS)
+    def assigned(
+        self, target: Mapping[int, MemberId], slots: Mapping[MemberId, int], racks: Mapping[MemberId, str | None],
+        band: float,
+    ) -> None:  # fmt: skip
+        """Keep what an assignment leaves undone even once it is carried out; say once which key-group is too heavy."""
+        self._left_across = read_across(self.traffic, target, racks).excess
+        if not self._latched:
+            return
+        self._latched, work = False, self.weights.measured
+        loads = loads_of(work, target, slots)
+        heavy = {member for member, load in loads.items() if load > 1 + band}
+        self._unlevelled = loads if heavy else {}
+        worst = {m: max((work.get(kg, 0.0), kg) for kg, owner in target.items() if owner == m)[1] for m in heavy}
+        for member in sorted(m for m, key_group in worst.items() if key_group not in self._said):
+            share = work[worst[member]] / (loads[member] * sum(work.values()) * slots[member] / sum(slots.values()))
+            self._warnings.append(
+                f"member {member} has {loads[member]:.1f} times the mean work, and no assignment levels it: key-group "
+                f"{worst[member]} is {share:.0%} of that\n  What to do: see whether one key has most of the rows, or "
+                "takes most of the time; it is looked at again once the load has changed much"
+            )
+        self._said = set(worst.values())
 
-
-def _faded(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
-    """Return the fading mean; what has come to nothing is left out."""
-    if not before:
-        return dict(now)
-    every = {name: _KEPT * before.get(name, 0.0) + (1 - _KEPT) * now.get(name, 0.0) for name in sorted({*before, *now})}
-    return {name: weight for name, weight in every.items() if weight > 1e-3}
+    def take_warnings(self) -> list[str]:
+        """Return what there is to say since the last call."""
+        told, self._warnings = self._warnings, []
+        return told

@@ -3,7 +3,7 @@ any rule of placement.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from riffle_spark.assign import model
 from riffle_spark.assign.assignor import assign_settings
@@ -11,16 +11,29 @@ from riffle_spark.protocol.ownership.known_copies import KnownCopies, lag_withou
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
+from riffle_spark.state.log.record import Record
 
-__all__ = ["GROUP", "Situation", "assign_settings", "task", "view_of"]
+__all__ = ["GROUP", "Situation", "assign_settings", "recorded", "task", "view_of"]
 
 GROUP = "query"
 """All stores of a query are one co-location group: a key-group of theirs has one owner."""
 
 
+_COPY_TIMES = 2
+"""A copy takes up to twice its state: what came with batches lies beside it until both are merged."""
+
+
 def task(key_group: int) -> model.TaskId:
     """Return the task of a key-group."""
     return model.TaskId(GROUP, key_group)
+
+
+def recorded(tail: Record) -> model.Assignment:
+    """Return who owned and kept what when a record was written."""
+    return model.Assignment(
+        owners={task(int(key_group)): owner for key_group, owner in tail.owners.items()},
+        standbys={task(int(key_group)): tuple(members) for key_group, members in tail.standbys.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class Situation:
     ``stores`` are the durable ones, ``key_groups`` those that exist, ``now`` seconds of the driver's clock. ``homes``
     are the members that lost tasks belong to, ``traffic`` what a task reads by rack, ``weights`` its measured work.
     ``partitions`` are the (topic, partition) that key-groups stand for, where dispatch is by partition.
+    ``shunned`` are members that should have no copy of a task; on ``flooded`` ones copies count only for what they own.
     """
 
     members: Members
@@ -45,10 +59,24 @@ class Situation:
     traffic: Mapping[int, model.Traffic] = field(default_factory=dict)
     weights: Mapping[int, int] = field(default_factory=dict)
     partitions: Sequence[tuple[str, int]] = ()
+    shunned: Mapping[model.TaskId, tuple[model.MemberId, ...]] = field(default_factory=dict)
+    flooded: frozenset[model.MemberId] = frozenset()
 
     def entries(self, key_group: int) -> list[Entry]:
         """Return the entries of a key-group's durable stores."""
         return [self.manifest.entries.get((store, key_group), EMPTY) for store in self.stores]
+
+    def bytes(self, key_group: int) -> int:
+        """Return how large the whole state of a key-group is."""
+        return sum(lag_without_copy(entry).bytes for entry in self.entries(key_group))
+
+    def held(self, member: model.MemberId) -> set[model.TaskId]:
+        """Return the tasks of which a member has a copy, or should have."""
+        kept = {task(kg) for store, kg in self.copies.of(member) if store in self.stores and kg in self.key_groups}
+        kept |= {t for t, owner in self.present.owners.items() if owner == member}
+        for copies in (self.present.standbys, self.present.warmups):
+            kept |= {t for t, members in copies.items() if member in members}
+        return kept
 
     def lag(self, member: model.MemberId, key_group: int) -> int:
         """Return how many changed records a member's copies of a key-group lack, over all durable stores."""
@@ -63,12 +91,15 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     live = frozenset(members.live)
     awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
+    room = _room(situation, settings)
     return model.View(
-        members=tuple(living.member() for _, living in sorted(members.live.items())),
-        tasks=_tasks(situation),
+        members=tuple(
+            replace(living.member(), memory_bytes=room.get(name)) for name, living in sorted(members.live.items())
+        ),
+        tasks=_tasks(situation, measured=bool(room)),
         owners={t: owner for t, owner in present.owners.items() if owner in live},
-        standbys=_living(present.standbys, live),
-        warmups=_living(present.warmups, live),
+        standbys=_living(present.standbys, live - situation.flooded),
+        warmups=_living(present.warmups, live - situation.flooded),
         lags=lags,
         pins={task(key_group): member for key_group, member in situation.pins.items()},
         homes={t: home for t, home in situation.homes.items() if home in live or home in awaited},
@@ -76,7 +107,22 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
         pointers=_pointers(present, lags, live) if settings.standby_mode == "snapshot_pointer" else {},
         target=present.target,
         drained=situation.drained,
+        shunned=situation.shunned,
     )
+
+
+def _room(situation: Situation, settings: Settings) -> dict[model.MemberId, int]:
+    """Return how many bytes of copies fit on each member's disk below the mark; none where all would fit on each. What
+    is there already fits, also where it counts as the largest.
+    """
+    limit = settings.local_disk_limit
+    free = {name: int(size * (limit - used)) for name, (used, size) in situation.members.disks.items() if used < limit}
+    needs = {kg: _COPY_TIMES * situation.bytes(kg) for kg in situation.key_groups} if free else {}
+    if not needs or min(free.values()) >= sum(needs.values()):
+        return {}
+    held = {name: [needs[t.key_group] for t in situation.held(name) if t.key_group in needs] for name in free}
+    most = max(needs.values())
+    return {name: max(free[name] + sum(held[name]), len(held[name]) * most) for name in free}
 
 
 def _pointers(
@@ -89,18 +135,24 @@ def _pointers(
     return _living(without, live)
 
 
-def _tasks(situation: Situation) -> tuple[model.Task, ...]:
+def _tasks(situation: Situation, *, measured: bool) -> tuple[model.Task, ...]:
+    """Return the tasks. What a standby reads comes from the store, which is in no rack: its traffic is what it will
+    read as the owner that it may become.
+    """
     kind: model.Kind = "stateful" if situation.stores else "unlogged"
     stands_for = dict(enumerate(situation.partitions))
+    later = {key_group: replace(each, later=True) for key_group, each in situation.traffic.items()}
     return tuple(
         model.Task(
             task(key_group),
             kind=kind,
             size=sum(lag_without_copy(entry).records for entry in situation.entries(key_group)),
             weight=situation.weights.get(key_group),
+            memory_bytes=_COPY_TIMES * situation.bytes(key_group) if measured else 0,
             owner_traffic=situation.traffic.get(key_group, model.NO_TRAFFIC),
             topic=stands_for[key_group][0] if key_group in stands_for else None,
             partition=stands_for[key_group][1] if key_group in stands_for else None,
+            standby_traffic=later.get(key_group, model.NO_TRAFFIC),
         )
         for key_group in sorted(situation.key_groups)
     )
@@ -118,6 +170,9 @@ def _lags(situation: Situation) -> dict[model.TaskId, dict[model.MemberId, model
     lags: dict[model.TaskId, dict[model.MemberId, model.Lag]] = {}
     for member in sorted(situation.members.live):
         held = {key_group for store, key_group in situation.copies.of(member) if store in situation.stores}
-        for key_group in sorted(held & set(situation.key_groups)):
+        held &= set(situation.key_groups)
+        if member in situation.flooded:
+            held = {key_group for key_group in held if situation.present.owners.get(task(key_group)) == member}
+        for key_group in sorted(held):
             lags.setdefault(task(key_group), {})[member] = situation.lag(member, key_group)
     return lags

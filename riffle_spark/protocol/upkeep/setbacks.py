@@ -86,7 +86,7 @@ class Setbacks:
         drops = (*self._taken_owed(executor, order.epoch), *order.drops)
         if self._executors.holds(executor, now) or self._overdue.holds(executor, now):
             self._owed[executor] = (order.epoch, drops)
-            return replace(order, drops=(), follows=(), snapshots=())
+            return replace(order, drops=(), follows=(), snapshots=(), looks=False)
         member = order.member or executor
         follows = tuple(f for f in order.follows if not self._waits(_follow(member, f), f.entry.head, now))
         snapshots = tuple(s for s in order.snapshots if not self._waits(_snapshot(member, s), s.entry.head, now))

@@ -195,7 +195,8 @@ class Upkeep:
 
     def _begin(self, given: UpkeepInput, due_now: Mapping[Address, Entry], now: float) -> bool:
         ownership, stores = given.ownership, [operator.store for operator in given.operators]
-        drops = ownership.cleaner.due(ownership.copies, ownership.members.live, now, self._settings.state_cleanup_delay)
+        delay, live = self._settings.state_cleanup_delay, ownership.members.live
+        drops = ownership.cleaner.due(ownership.copies, live, now, delay, hurried=ownership.shunned.emptied)
         wanted = follows(ownership, given.manifest, stores)
         orders = self._orders(given, self._snapshots_of(due_now, given), wanted, drops)
         self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.members.live.items()})
@@ -228,7 +229,8 @@ class Upkeep:
         record = given.record
         schemas = {one.store: one.schema_after(record.schemas, record.epoch) for one in given.operators}
         orders: dict[str, UpkeepOrder] = {}
-        for member in sorted({*snapshots, *wanted, *drops} & set(given.ownership.members.live)):
+        looked_at = given.ownership.looked_at(self._clock.seconds())
+        for member in sorted({*snapshots, *wanted, *drops, *looked_at} & set(given.ownership.members.live)):
             living, mine = given.ownership.members.live[member], wanted.get(member, [])
             if member in snapshots and record.sequence % 2:
                 mine = [follow for follow in mine if follow.entry.cut is not None]
@@ -236,7 +238,7 @@ class Upkeep:
                 given.home, member if living.counted else "", record.epoch, record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
-                timeout_seconds=self._settings.upkeep_timeout,
+                looks=member in looked_at, timeout_seconds=self._settings.upkeep_timeout,
             )  # fmt: skip
         return orders
 
@@ -265,6 +267,7 @@ class Upkeep:
         ownership.works_in(receipt.executor, receipt.member)
         living = ownership.members.live.get(receipt.member)
         if living is not None and living.executor.id == receipt.executor:
+            ownership.members.measured(receipt.member, receipt.disk)
             for store, key_group, version, attempt in receipt.copies:
                 ownership.copies.at(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.gone:

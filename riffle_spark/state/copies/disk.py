@@ -26,6 +26,7 @@ __all__ = [
     "is_refusal",
     "refuse_network",
     "sealed_files",
+    "use_of",
     "used_share",
 ]
 
@@ -76,9 +77,18 @@ def used_share(path: Path) -> float:
 
     Raises ``OSError`` if there is no such path.
     """
+    return use_of(path)[0]
+
+
+def use_of(path: Path) -> tuple[float, int]:
+    """Return how full the file system of ``path`` is, as ``used_share`` does, and its bytes, used or free.
+
+    Raises ``OSError`` if there is no such path.
+    """
     found = os.statvfs(path)
     used = found.f_blocks - found.f_bfree
-    return used / (used + found.f_bavail) if used + found.f_bavail else 0.0
+    usable = used + found.f_bavail
+    return (used / usable if usable else 0.0), usable * found.f_frsize
 
 
 def refuse_network(base: Path) -> None:

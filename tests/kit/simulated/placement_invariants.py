@@ -99,8 +99,8 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
             )
         )
 
-    def clean(self: Cleaner, copies: KnownCopies, *others: object) -> object:
-        drops = due(self, copies, *others)  # type: ignore[arg-type]
+    def clean(self: Cleaner, copies: KnownCopies, *others: object, **more: object) -> object:
+        drops = due(self, copies, *others, **more)  # type: ignore[arg-type]
         for member, gone in drops.items():
             for drop in gone:
                 address = (drop.store, drop.key_group)

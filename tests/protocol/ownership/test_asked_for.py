@@ -14,7 +14,8 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Task, View
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.protocol.ownership.rebalance import Moved
-from riffle_spark.protocol.ownership.triggers import Weights
+from riffle_spark.protocol.ownership.weights import Weights
+from riffle_spark.state.log.manifest import Manifest
 from tests.kit.simulated.elastic_world import TOUCHED, Elastic
 from tests.kit.simulated.partitioned_query import BY_PARTITION, of_partition, offsets
 from tests.kit.simulated.world import World, one, totals
@@ -212,5 +213,5 @@ def test_a_row_of_a_store_counts_as_much_as_its_weight_says() -> None:
     """Measured work is that of all stores of a key-group together."""
     weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
-    weights.ran(receipts, {"models": 20.0})
+    weights.ran(receipts, Manifest({}), {"models": 20.0})
     assert weights.measured == {3: 10 + 200}

@@ -96,18 +96,18 @@ def test_a_standby_falls_behind_after_growing_for_ten_batches(lags: list[int]) -
     for lag in lags:
         row = row + 1 if before is not None and lag > before else 0
         before = lag
-        assert patience.standby_falls_behind({(TASK, "b"): lag}) == (row >= 10)
+        assert patience.fall_behind({(TASK, "b"): lag}) == ({(TASK, "b"): lag} if row >= 10 else {})
 
 
 def test_patience_starts_over_with_an_assignment() -> None:
     """What counted against the old assignment does not count against the new one."""
     patience = Patience()
     for n in range(10):
-        patience.standby_falls_behind({(TASK, "b"): n})
+        patience.fall_behind({(TASK, "b"): n})
         patience.weights_are_outside(n >= 6)
     patience.start_over()
     assert not patience.weights_are_outside(outside=True)
-    assert not patience.standby_falls_behind({(TASK, "b"): 11})
+    assert not patience.fall_behind({(TASK, "b"): 11})
 
 
 @given(

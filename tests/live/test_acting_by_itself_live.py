@@ -1,0 +1,202 @@
+"""What a running query does by itself, on real executors: owners go to the racks that rows come from, a full disk is
+emptied, and a member that is back restores nothing under ``sticky`` either.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from pyspark.sql import SparkSession
+
+from apps.demo.jars import connector_jars
+from apps.demo.servers import KafkaBroker, StandaloneCluster
+from riffle_spark import Stateful, StatefulJob, aggregate, count, keygroups, sum_
+from riffle_spark.protocol.ownership import readiness
+from tests.kit.refusing_disks import on_a_disk_of_its_own
+from tests.kit.streams import live_query as live
+from tests.kit.streams.live_query import LiveQuery, await_executors, master_of, run_workers
+from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, running, settings_in, start, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+CONF = dict(live.CONF)
+RACKS = ("a", "b")
+I1, I2 = "127.0.0.2", "127.0.0.3"
+TOPIC, GROUPS = "keyed", 8
+PARTITION_OF = {"a": 0, "b": 1}
+"""One partition in each rack."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """Start a master and two workers on addresses of their own, one in each rack."""
+    racks = [{"RIFFLE_RACK": rack} for rack in RACKS]
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=2, environments=racks) as started:
+        started.wait_until_ready()
+        yield started
+
+
+@pytest.fixture(scope="module")
+def master(cluster: StandaloneCluster) -> str:
+    """Run the module's session on that cluster, with what reads Kafka."""
+    CONF["spark.jars"] = ",".join(map(str, connector_jars()))
+    return master_of(cluster)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[KafkaBroker]:
+    """Start two brokers of one Kafka cluster, one in each rack, with a partition each."""
+    with KafkaBroker(tmp_path / "one", rack="a") as first, KafkaBroker(tmp_path / "two", "b", first) as second:
+        for broker in (first, second):
+            broker.wait_until_ready()
+        admin = KafkaAdminClient(bootstrap_servers=first.bootstrap)
+        wait_for(lambda: len(admin.describe_cluster()["brokers"]) == len(RACKS), "both brokers are there")
+        admin.create_topics({TOPIC: {"assignments": {0: [1], 1: [2]}}}, wait_for_metadata=True)
+        admin.close()
+        yield first
+
+
+class Keyed:
+    """A query on the topic, and what was sent to it: ten keys of each key-group with every batch."""
+
+    def __init__(self, spark: SparkSession, folder: Path, broker: KafkaBroker) -> None:
+        names = [f"key-{number}" for number in range(400)]
+        groups = keygroups.key_groups([pa.array(names)], GROUPS).tolist()
+        self.keys = {g: [k for k, of in zip(names, groups, strict=True) if of == g][:10] for g in range(GROUPS)}
+        self._producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
+        self.sent, self.kept = 0, Kept()
+        settings = settings_in(
+            folder, rack_aware_assignment_strategy="min_cost", num_standbys=1, expected_executors=2,
+            local_dir=None, acceptable_recovery_lag=15, probing_rebalance_interval=0.001,
+        )  # fmt: skip
+        totals = Stateful("totals", "k", aggregate(rows=count(), total=sum_("v")), settings=settings)
+        self.job: StatefulJob = totals.into(self.kept)
+        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap)
+        source = source.option("subscribe", TOPIC).option("startingOffsets", "earliest")
+        rows = source.option("maxOffsetsPerTrigger", "10000").load()
+        rows = rows.selectExpr("cast(key as string) k", "cast(cast(value as string) as long) v", "partition")
+        self.query = start(rows, self.job, folder / "checkpoint", processingTime="100 milliseconds")
+
+    def send(self, partition_of: dict[int, int] | None = None) -> None:
+        """Send one row a key, to its key-group's partition or to any, and wait for its batch."""
+        done, self.sent = len(self.job.reports), self.sent + 1
+        for group, keys in self.keys.items():
+            for key in keys:
+                partition = partition_of[group] if partition_of else random.Random(f"{key} {self.sent}").randrange(2)
+                self._producer.send(TOPIC, key=key.encode(), value=b"1", partition=partition)
+        self._producer.flush()
+        wait_for(lambda: self._is_through(done), "the batch is through")
+        assert self.query.exception() is None
+        latest = self.kept.latest("k")
+        assert all(latest[k] == {"rows": self.sent, "total": self.sent} for keys in self.keys.values() for k in keys)
+
+    def _is_through(self, reports: int) -> bool:
+        rows = sum(len(rows) for rows in self.kept.deliveries.values())
+        there = rows >= self.sent * sum(map(len, self.keys.values())) and len(self.job.reports) > reports
+        return there or self.query.exception() is not None
+
+    def racks(self) -> dict[int, str]:
+        """Return the rack of each key-group's owner."""
+        of = {member.id: str(member.rack) for member in self.job.members()}
+        return {group: of[owner] for group, owner in running(self.job).driver.ownership.owners.items()}
+
+    def stop(self) -> None:
+        """End query and producer."""
+        self.query.stop()
+        self._producer.close()
+
+
+def test_owners_follow_the_racks_of_a_keyed_topic(
+    spark: SparkSession, cluster: StandaloneCluster, brokers: KafkaBroker, tmp_path: Path
+) -> None:
+    """Rows of any partition move nothing; once each key-group's come from the other rack only, owners are exchanged
+    within a few batches and nothing is read across racks. Nobody asks for it, and then it rests.
+    """
+    run_workers(spark, cluster, 2)
+    keyed = Keyed(spark, tmp_path, brokers)
+    try:
+        keyed.send()
+        while len({*keyed.racks().values()}) < len(RACKS):
+            keyed.send()
+            assert keyed.sent < 50, "both executors own some"
+        before = keyed.racks()
+        for _ in range(8):
+            keyed.send()
+        assert keyed.racks() == before
+        assert sorted(before.values()) == ["a"] * 4 + ["b"] * 4
+        wanted = {group: "b" if rack == "a" else "a" for group, rack in before.items()}
+        partition_of = {group: PARTITION_OF[rack] for group, rack in wanted.items()}
+        began = len(keyed.job.reports)
+        while keyed.racks() != wanted:
+            keyed.send(partition_of)
+            assert len(keyed.job.reports) - began < 25, (keyed.racks(), wanted)
+        keyed.send(partition_of)
+        moved = [move for report in list(keyed.job.reports)[began:] for move in report.moves if move["role"] == "owner"]
+        assert {move["key_group"] for move in moved} == set(wanted)
+        rested = len(keyed.job.reports)
+        for _ in range(5):
+            keyed.send(partition_of)
+        assert [
+            move for report in list(keyed.job.reports)[rested:] for move in report.moves if move["role"] == "owner"
+        ] == []
+        assert keyed.racks() == wanted
+    finally:
+        keyed.stop()
+
+
+def test_a_full_disk_empties_a_member_and_it_comes_back(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the high mark it gives up all that it has, warm; with room again it gets its share."""
+    monkeypatch.setattr(readiness, "_LOOK_SECONDS", 0.2)  # private: sooner
+    run_workers(spark, cluster, 2)
+    query = LiveQuery(spark, tmp_path, num_standbys=1)
+    query.feed_until(lambda: query.holds().keys() == {I1, I2} and query.settled(), "everybody holds everything")
+    assert {host: len(owned) for host, (owned, _, _) in query.holds().items()} == {I1: 4, I2: 4}
+    query.feed(2)
+    query.catch_up()
+    (member,) = (member.id for member in query.job.members() if member.host == I1)
+    (folder,) = cluster.local_folder(0).glob(f"*/{member}")
+    with on_a_disk_of_its_own(folder) as disk:
+        if "tmpfs" not in disk.how:
+            pytest.skip("only who may mount can give a folder a disk of its own")
+        ballast = folder / "ballast"
+        ballast.write_bytes(bytes(int(0.92 * 24 * 2**20)))
+        reports = query.feed_until(lambda: query.holds()[I1] == (set(), set(), set()), "it is empty")
+        assert [report.restores for report in reports] == [0] * len(reports)
+        assert any("full, beyond 90%" in text and member in text for report in reports for text in report.warnings)
+        query.rest()
+        assert list(folder.glob("totals/*")) == []
+        ballast.unlink()
+        reports = query.feed_until(lambda: len(query.holds()[I1][0]) == 4 and query.settled(), "it is back")
+        assert query.holds()[I2][0] | query.holds()[I1][0] == set(range(8))
+        query.feed(2)
+
+
+def test_under_sticky_a_member_that_is_back_restores_nothing(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """It gets back what it had, and fetches no snapshot: it has its copies."""
+    run_workers(spark, cluster, 2)
+    query = LiveQuery(spark, tmp_path, assignor="sticky")
+    query.feed_until(lambda: query.holds().keys() == {I1, I2}, "both are members")
+    query.feed(2)
+    mine = query.holds()[I1][0]
+    assert len(mine) == 4
+    cluster.kill_worker(0)
+    await_executors(spark, 1)
+    query.feed(2)
+    assert query.holds()[I2][0] == set(range(8))
+    cluster.return_worker(0)
+    await_executors(spark, 2)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    reports = query.feed_until(lambda: query.holds().get(I1, (set(),))[0] == mine, "it has its own back")
+    assert time.monotonic() < deadline
+    reports.append(query.feed())
+    assert [(report.restores, report.fetched_snapshot_bytes) for report in reports] == [(0, 0)] * len(reports)

@@ -1,0 +1,324 @@
+"""What a running query does by itself: racks, work that cannot be levelled, standbys that fall behind, full disks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import keygroups
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, View
+from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.testing import Attempt
+from tests.kit.simulated.elastic_world import Elastic, warnings
+from tests.kit.simulated.partitioned_query import of_partition, offsets
+from tests.kit.simulated.world import ROWS, World, one
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+PARTED = ROWS.append(pa.field("partition", pa.int64()))
+RACKS = {0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",)}
+"""Of four partitions, each with one replica."""
+
+
+class Counting:
+    """The default assignor; counts how often it is asked."""
+
+    asked = 0
+
+    def __call__(self, before: View, settings: AssignSettings) -> Assignment:
+        """Answer as the default does."""
+        Counting.asked += 1
+        return assign(before, replace(settings, assignor="high_availability"))
+
+
+class Racked(Elastic):
+    """Four executors in two racks; ``partition_of`` says from which partition each key-group's next row comes."""
+
+    partition_of: Callable[[int], int]
+
+    def __init__(self, local_dir: Path, partition_of: Callable[[int], int], **settings: Any) -> None:
+        self.partition_of = partition_of
+        settings = {"rack_aware_assignment_strategy": "min_cost", "assignor": f"{__name__}.Counting", **settings}
+        by_partition = operator_of("totals", ["k"], aggregate(count=count(), total=sum_("v")), (), PARTED)
+        super().__init__(
+            local_dir, executors=("1", "2", "3", "4"), operators=[replace(by_partition, read_by="partition")],
+            **{"key_groups": 16, **settings},
+        )  # fmt: skip
+        around = DriverPorts(
+            self.store, self.cluster, self.clock, self.background, lambda: self.chance.randbytes(16).hex(),
+            racks_of=lambda said: {member: "a" if host in ("host-1", "host-2") else "b" for member, host, _ in said},
+        )  # fmt: skip
+        self.driver = Driver(self.settings, self.home, around)
+        self.ownership.reads({("events", partition): held for partition, held in RACKS.items()})
+        Counting.asked = 0
+
+    def batch(
+        self,
+        version: int,
+        rows: pa.Table,
+        perform: Callable[[Attempt], pa.Table] = Attempt.run,
+        *args: Any,
+        **said: Any,
+    ) -> BatchReport:
+        """Hand one batch to the driver, with the partition of each row."""
+        groups = keygroups.key_groups([rows.column("k")], self.settings.key_groups).tolist()
+        column = pa.array([self.partition_of(group) for group in groups], pa.int64())
+        return super().batch(version, rows.append_column("partition", column), perform, *args, **said)
+
+    def rack(self, member: str) -> str:
+        """Return the rack of a member."""
+        return str(self.ownership.members.live[member].rack)
+
+    def across(self) -> set[int]:
+        """Return the key-groups whose owner reads from the other rack, where each has rows of one partition."""
+        owners = self.ownership.owners.items()
+        return {group for group, owner in owners if self.rack(owner) not in RACKS[self.partition_of(group)]}
+
+
+def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> None:
+    """Nobody asks: within a few batches nothing is read across racks any more, standbys are in the other rack, and that
+    is all that is ever assigned.
+    """
+    world = Racked(tmp_path, lambda group: group // 2 % 4, num_standbys=1)
+    world.feed()
+    assert len(world.across()) >= 4
+    reports = [world.feed() for _ in range(12)]
+    assert world.across() == set()
+    assert sum(report.restores for report in reports[1:]) == 0, "who takes over has a copy"
+    assert any(move["goal"] == "rack" for report in reports for move in report.moves)
+    present = world.ownership.present
+    assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
+    asked = Counting.asked
+    assert [world.feed().moves for _ in range(12)] == [()] * 12
+    assert Counting.asked == asked
+    world.check_state()
+
+
+@pytest.mark.parametrize("rows", ["of any partition", "of one rack"])
+def test_where_racks_have_nothing_to_gain_nothing_is_assigned_again(tmp_path: Path, rows: str) -> None:
+    """Rows of a key-group that come from everywhere move nothing; where all come from one rack but balance holds half
+    of the owners in the other, that is found once.
+    """
+    chance = random.Random(1)
+    world = Racked(tmp_path, (lambda _: chance.randrange(4)) if rows == "of any partition" else lambda _: 0)
+    world.feed()
+    began = Counting.asked
+    reports = [world.feed() for _ in range(30)]
+    assert [report.moves for report in reports] == [()] * 30
+    assert Counting.asked - began == (0 if rows == "of any partition" else 1)
+
+
+def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> None:
+    """In ``partition`` dispatch it is known from the start where rows come from, so nothing has to move later."""
+    world = Racked(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
+    racks = {number: "ab"[number % 4 // 2] for number in range(8)}
+    world.ownership.reads({("events", number): (rack,) for number, rack in racks.items()})
+    rows = pa.concat_tables([one(number, f"key-{number}") for number in range(64)])
+    reports = [
+        World.batch(world, version, of_partition(rows, *range(8)), offsets=offsets(*range(8))) for version in range(8)
+    ]
+    assert world.ownership.shards is not None
+    partitions = dict(enumerate(world.ownership.shards.partitions))
+    owned = {partitions[group][1]: world.rack(owner) for group, owner in world.ownership.owners.items()}
+    assert owned == racks
+    assert [report.moves for report in reports[1:]] == [()] * 7
+
+
+@pytest.mark.parametrize("strategy", ["none", "min_cost"])
+def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path, strategy: str) -> None:
+    """What can be moved away from it is, then a warning names its key-group; until the load changes that is all."""
+    world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy=strategy)
+    world.feed()
+    hot = [world.keys[3][0]] * 500
+    keys = [*hot, *world.of_groups(set(range(16)))]
+    reports = [world.feed(keys=keys) for _ in range(25)]
+    told = warnings(reports, "no assignment levels it")
+    assert len(told) == 1
+    assert "key-group 3 " in told[0]
+    asked = Counting.asked
+    assert asked < 12
+    reports = [world.feed(keys=keys) for _ in range(25)]
+    assert Counting.asked == asked
+    assert not warnings(reports, "no assignment levels it")
+    cool = world.keys[9][:1] * 400 + world.of_groups(set(range(16)))
+    for _ in range(10):
+        world.feed(keys=cool)
+    assert Counting.asked > asked, "another load is looked at"
+    world.check_state()
+
+
+def behind(world: Elastic, most: int = 40) -> list[BatchReport]:
+    """Feed until a standby has been seen to fall behind; return the reports."""
+    reports = [world.feed()]
+    while not warnings(reports, "fall behind"):
+        assert len(reports) < most
+        reports.append(world.feed())
+    return reports
+
+
+def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Path) -> None:
+    """One executor does no upkeep: after ten batches a warning names it, its standbys and their lag, and they move."""
+    world = Elastic(tmp_path, executors=("1", "2", "3", "4"), key_groups=8, num_standbys=1, retained_versions=100)
+    world.feed(4)
+    kept = world.holds("1")[1]
+    assert kept
+    world.cluster.stalled = {"1"}
+    reports = behind(world)
+    (told,) = warnings(reports, "fall behind")
+    assert world.member("1") in told
+    assert "other members take them" in told
+    assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
+    reports = [world.feed() for _ in range(30)]
+    assert world.holds("1")[1] == set()
+    assert all(copy.warm for copy in world.ownership.readiness)
+    assert len(world.ownership.readiness) == 8
+    assert not warnings(reports, "fall behind")
+    world.cluster.stalled = set()
+    world.driver.operations.request_rebalance()
+    world.settle()
+    assert world.holds("1")[1], "who asks has it tried again"
+    world.check_state()
+
+
+def test_a_standby_that_nobody_else_could_keep_stays(tmp_path: Path) -> None:
+    """With two members it is said once, and nothing is assigned for it."""
+    world = Elastic(tmp_path, num_standbys=1, retained_versions=100, assignor=f"{__name__}.Counting")
+    world.feed(4)
+    Counting.asked = 0
+    world.cluster.stalled = {"1"}
+    reports = [*behind(world), *(world.feed() for _ in range(25))]
+    assert len(warnings(reports, "fall behind")) == 1
+    assert "nobody can do better" in warnings(reports, "fall behind")[0]
+    assert Counting.asked == 0
+    assert len(world.holds("1")[1]) == 3
+
+
+SIZE = 10**9
+
+
+def on_a_disk(world: Elastic, executor: str, others: float, each: float) -> None:
+    """Give an executor a disk that ``others`` fill so far, and every copy on it so much more."""
+    world.cluster.disks[executor] = lambda: (min(1.0, others + each * len(world.copies_of(executor))), SIZE)
+
+
+def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: Path) -> None:
+    """Two key-groups at a time leave a member beyond the high mark, warm, their copies at once behind them; with room
+    again it gets its share back.
+    """
+    world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1)
+    world.feed(4)
+    assert len(world.copies_of("1")) == 8
+    on_a_disk(world, "1", 0.71, 0.025)
+    held, reports = [8], []
+    for _ in range(25):
+        world.clock.advance(11)
+        reports.append(world.feed())
+        held.append(len(set.union(*world.holds("1")[:2])))
+    assert min(held) == held[-1] == 6, "0.71 + 6 * 0.025 is below 0.9, and two go at a time"
+    on_a_disk(world, "1", 0.91, 0.0)
+    for _ in range(60):
+        world.clock.advance(11)
+        reports.append(world.feed())
+        held.append(len(set.union(*world.holds("1")[:2])))
+    assert held[-1] == 0
+    assert world.copies_of("1") == set()
+    assert all(before - after <= 2 for before, after in itertools.pairwise(held))
+    assert sum(report.restores for report in reports) == 0
+    assert len(warnings(reports, "% full, beyond 90%")) == 2
+    on_a_disk(world, "1", 0.5, 0.0)
+    for _ in range(3):
+        world.clock.advance(11)
+        world.settle()
+    assert len(world.owned("1")) == 4
+    world.check_state()
+
+
+def test_nothing_new_is_placed_beyond_the_low_mark(tmp_path: Path) -> None:
+    """A member keeps what it has; a newcomer takes what should move, and a lost member's standbys go elsewhere."""
+    world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1, scheduled_rebalance_max_delay=0)
+    world.feed(4)
+    before = world.copies_of("1")
+    on_a_disk(world, "1", 0.85, 0.0)
+    world.feed()
+    assert not warnings([world.feed()], "full")
+    world.cluster.lose("3", disk=True)
+    reports = world.settle()
+    assert set.union(*world.holds("1")) <= before
+    assert not warnings(reports, "no copy is begun")
+    del world.cluster.disks["1"]
+    world.feed()
+    world.settle()
+    assert len(set.union(*world.holds("1")[:2])) == 12
+    world.check_state()
+
+
+def test_beyond_the_flood_mark_all_that_is_not_owned_goes_at_once(tmp_path: Path) -> None:
+    """Standbys leave in the next batch, owners when others are warm."""
+    world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1)
+    world.feed(4)
+    on_a_disk(world, "1", 0.97, 0.0)
+    world.feed(2)
+    owned, kept, warming = world.holds("1")
+    assert (len(owned) >= 2, kept, warming) == (True, set(), set())
+    world.feed()
+    assert world.copies_of("1") <= world.owned("1") | {t.key_group for t in world.ownership.present.owners}
+    for _ in range(30):
+        world.clock.advance(11)
+        world.feed()
+    assert world.copies_of("1") == set()
+    world.check_state()
+
+
+def test_one_slow_key_group_with_few_rows_is_seen(tmp_path: Path) -> None:
+    """Its time in the user's code counts, though nobody measured it alone: the others leave its member, and then it is
+    named; one batch that takes long moves nothing.
+    """
+    slow = [""]
+
+    def sums(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        time.sleep(0.1 if slow[0] in rows.column("k").to_pylist() else 0)
+        seen = pa.concat_tables([rows.select(["k"]), state.select(["k"])]).group_by("k").aggregate([])
+        kept = seen.append_column("n", pa.array([1] * seen.num_rows, pa.int64()))
+        return kept, kept
+
+    schema = pa.schema([("n", pa.int64())])
+    compute = arrow_function(sums, state=schema, output=pa.schema([ROWS.field("k"), *schema]))
+    world = Elastic(tmp_path, operators=[operator_of("totals", ["k"], compute, (), ROWS)], num_standbys=1)
+    world.feed(6)
+    slow[0] = world.keys[1][0]
+    world.feed()
+    slow[0] = ""
+    assert [world.feed().moves for _ in range(8)] == [()] * 8
+    slow[0] = world.keys[1][0]
+    reports = [world.feed() for _ in range(30)]
+    owner = world.ownership.owners[1]
+    assert [group for group, member in world.ownership.owners.items() if member == owner] == [1]
+    assert len(warnings(reports, "no assignment levels it: key-group 1 ")) == 1
+    assert sum(report.restores for report in reports) == 0
+
+
+def test_sticky_gives_a_member_that_is_back_what_it_had(tmp_path: Path) -> None:
+    """Nothing is restored: it has its copies, and misses some changes only."""
+    world = Elastic(tmp_path, executors=("1", "2", "3"), assignor="sticky")
+    world.feed(3)
+    mine = world.owned("2")
+    world.cluster.lose("2")
+    world.feed(2)
+    world.cluster.add("2")
+    reports = [world.feed() for _ in range(3)]
+    assert world.owned("2") == mine
+    assert sum(report.restores for report in reports) == 0
+    world.check_state()
