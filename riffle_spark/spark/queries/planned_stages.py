@@ -219,7 +219,7 @@ def check_stored(
     has another meaning now that is not ``accepted`` by its name, or none and is not ``taken`` over by its name, and
     warn of what begins, and of what is not kept on.
     """
-    names, over = ((told or "").replace(" ", "").split(",") for told in (accepted, taken))
+    names, over = (_Names(f",{told or ''},") for told in (accepted, taken))
     if taken and not any(stage.store in before for stage in stages):
         raise ConfigError(
             f"there is nothing to take over: the stores of the root are {', '.join(sorted(before)) or 'none'}",
@@ -238,7 +238,17 @@ def check_stored(
         _logger.warning("store %s is none of the query's any more; its state stays, and costs what it is", store)
 
 
-def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: Sequence[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names in an option, between commas. What nobody has named may have spaces and commas in its own name."""
+
+    told: str
+
+    def __contains__(self, name: str) -> bool:
+        return f",{name},".replace(" ", "") in self.told.replace(" ", "")
+
+
+def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: _Names) -> None:
     """Refuse a store that would begin empty where one of its kind goes: most likely it is that one, by other keys."""
     for store in begun:
         kind = store.partition(".")[0]
@@ -252,7 +262,7 @@ def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: Sequence[st
             )
 
 
-def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: Sequence[str], over: Sequence[str]) -> None:
+def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: _Names, over: _Names) -> None:
     """Refuse a store that a ``Stateful`` operator has left, of which nobody knows what its columns mean, unless the
     query says with which of them it goes on, and says so of all.
     """
@@ -269,9 +279,7 @@ def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: Sequence[st
         )
 
 
-def _misfits(
-    stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+def _misfits(stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: _Names) -> Iterator[tuple[str, str]]:
     """Yield what of a ``Stateful`` operator's state the query cannot go on with, and what to do."""
     if not _are_alike(key, stage.keys):
         yield (
@@ -305,7 +313,7 @@ def _are_alike(one: pa.Schema, other: pa.Schema) -> bool:
     return bool(one.names == other.names and one.types == other.types)
 
 
-def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Sequence[str]) -> None:
+def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
     for name, meaning in stage.meanings.items():
         if before.get(name, meaning) != meaning and name not in accepted:
             raise ConfigError(
@@ -314,7 +322,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Se
                 "go on with what is kept",
                 where=stage.store,
             )
-    begins = sorted(stage.meanings.keys() - before.keys() - set(accepted)) if before else []
+    begins = sorted(name for name in stage.meanings.keys() - before.keys() if before and name not in accepted)
     if begins and stage.stage.kind in ("join", "table"):
         raise ConfigError(
             f"rows that are kept have no {', '.join(begins)}, which the query now reads of the join",
@@ -329,7 +337,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Se
         _logger.warning("store %s: %s is dropped (%s)", stage.store, name, before[name])
 
 
-def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: Sequence[str]) -> None:
+def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
     """Refuse a result under another alias than what is kept of it: it would begin at nothing, and Spark goes on."""
     gone = {meaning: name for name, meaning in before.items() if name not in stage.meanings}
     for name, meaning in stage.meanings.items():

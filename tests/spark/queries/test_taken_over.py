@@ -159,6 +159,17 @@ def test_what_is_taken_over_is_said_of_each_column() -> None:
     start(FEWER, taken="visits,most", accepted="total")
 
 
+def test_names_are_listed_as_they_are() -> None:
+    """What nobody has named is called as it is in SQL, with spaces and commas; what a message tells works."""
+    odd = pa.schema(dict.fromkeys(["max_by(n, at)", "sum((n + 1))", "at"], pa.int64()))
+    key = pa.schema({"page": pa.string()})
+    stored = {"totals": PlainColumns("totals", key, odd).to_text()}
+    with pytest.raises(ConfigError, match=r"option.'riffle.take_over', 'at'. goes on"):
+        check_stored([stage(odd, key)], stored, None, "max_by(n, at), sum((n + 1))")
+    check_stored([stage(odd, key)], stored, None, "max_by(n, at),sum((n + 1)),at")
+    check_stored([stage(odd.remove(1), key)], stored, "sum((n + 1))", "max_by(n, at), at")
+
+
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])
 def test_a_store_of_other_keys_does_not_begin_in_silence(accepted: str) -> None:
     """Where one store of a kind goes as another begins, it is told that the keys are others now, and what to do."""
