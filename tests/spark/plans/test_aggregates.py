@@ -193,6 +193,8 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
     )
     assert spec_of(query()) == spec_of(query())
     assert (spec_of(query()).store, spec_of(query()).rows.names) == ("visits", ["k", "sum(n)", "max(n)", "K_2"])
+    twice = spec_of(events.groupBy("page").agg(F.max("n").alias("most"), F.max("n").alias("greatest")))
+    assert [buffer.name for one in twice.functions for buffer in one.buffers] == ["most"]
     called = lambda name: spec_of(  # noqa: E731 - Spark's names of columns have the alias that they come from
         events.alias(name).groupBy(F.expr(f"{name}.n % 3"), F.upper("page")).agg(F.expr(f"sum({name}.d) / max(n) AS m"))
     )
@@ -417,6 +419,15 @@ def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str)
     """Keys are columns of plain types, and the same whenever a batch runs again."""
     with pytest.raises(ConfigError, match=f"(?s){told}"):
         spec_of(events.groupBy(F.expr(key).alias("k")).count())
+
+
+def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
+    """Behind whatever is between; beside a key it may be there."""
+    drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
+    for key in (F.col("r"), F.floor(F.col("r") * 3)):
+        with pytest.raises(ConfigError, match="not deterministic"):
+            spec_of(drawn.groupBy("page", key).count())
+    assert spec_of(drawn.groupBy("page", F.expr("n % 2 AS odd")).agg(F.max("r"))).keys.names == ["page", "odd"]
 
 
 @pytest.mark.parametrize("interval", ["INTERVAL '1' MONTH * n", "struct(make_interval(1, n))"])
