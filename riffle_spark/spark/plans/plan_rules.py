@@ -136,10 +136,11 @@ REFUSED: Final = {
         "use approx_count_distinct or collect_set, or dropDuplicates by key and value before the aggregate",
     ),
     "own_buffer": Refused(
-        "an aggregate function that keeps its buffer in a form of its own (percentile, mode, count_min_sketch, ...)",
+        "an aggregate function that keeps its buffer in a form of its own (percentile, mode, pivot, ...)",
         "only Spark's own operators can merge such a buffer",
         "use another function: percentile_approx for percentile and median, approx_count_distinct for sketches of "
-        "values, count by key and value, or one of your own for riffle_spark.user_aggregate",
+        "values, sum(n) FILTER (WHERE k = 'a') for each value of pivot, count by key and value, or one of your own for "
+        "riffle_spark.user_aggregate",
     ),
     "user_function": Refused(
         "an aggregate function of the user's (pandas_udf of GROUPED_AGG, udaf)",

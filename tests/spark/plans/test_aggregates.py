@@ -376,6 +376,15 @@ def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, tex
     assert refused.value.where.startswith(text.partition("(")[0])
 
 
+def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None:
+    """Spark makes two aggregates of it, and only its own operators can merge the second one's buffer."""
+    timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
+    first, second = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n")).stages
+    spark = Catalyst(events.sparkSession)
+    with pytest.raises(ConfigError, match=r"(?s)pivotfirst.*FILTER"):
+        read_aggregate(spark, second.node, (read_aggregate(spark, first.node).spec.store,))
+
+
 def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
     """Beside others; what is kept of it is called as its result."""
     latest = user_aggregate(Latest(3))
