@@ -337,7 +337,9 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
 
 
 def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
-    """A session's ends change, and values are kept by them."""
+    """A session's ends change, and values are kept by them; nor is a session a key by itself, as in Spark."""
+    with pytest.raises(ConfigError, match="a session window alone is no key"):
+        spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
     with pytest.raises(ConfigError, match="distinct aggregates of session windows"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
