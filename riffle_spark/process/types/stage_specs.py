@@ -20,13 +20,17 @@ __all__ = [
     "Literal",
     "TableSpec",
     "TimeSpec",
+    "bare_name",
     "free_name",
+    "kind_of",
     "store_name",
 ]
 
 Literal = bool | int | float
 _NAME_LENGTH = 64
 _NO_COLUMNS = pa.schema([])
+_KINDS = {"exact": "aggregate", "within": "distinct", "processor": "groups"}
+_NUMBER = re.compile(r"-\d+\Z")
 _REFUSED = re.compile(r"[^a-z0-9._-]+|\.\.+")
 
 
@@ -259,6 +263,17 @@ def store_name(kind: str, keys: Iterable[str], taken: Mapping[str, object] | Col
     plain = (_REFUSED.sub("_", key.lower()).strip("_.-") or "key" for key in keys)
     name = f"{kind}.{'-'.join(plain) or 'all'}"
     return free_name(name[: _NAME_LENGTH - len("-99")].rstrip("_.-"), taken, "-")
+
+
+def kind_of(store: str) -> str:
+    """Return what kind of a stage a store's name says; kinds of which one may become another in a query are one."""
+    told = store.partition(".")[0]
+    return _KINDS.get(told, told)
+
+
+def bare_name(store: str) -> str:
+    """Return a store's name without the number that tells it from others of one kind and the same keys."""
+    return _NUMBER.sub("", store) if "." in store else store
 
 
 def free_name(name: str, taken: Mapping[str, object] | Collection[str], between: str = "_") -> str:

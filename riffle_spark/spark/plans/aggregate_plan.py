@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
@@ -54,6 +55,12 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     is_keyless = all(key.attribute is None for key in keys)
     beside = every.beside(map_side)
     spec = AggregateSpec(store, key_schema, specs, time_of(keys), keyless=is_keyless, elements=beside)
+    if not len(spec.routed):
+        raise ConfigError(
+            "a session window alone is no key: as in Spark, sessions are those of another key",
+            remedy="group by another column, too; by lit(0) for sessions of all rows",
+            where=store,
+        )
     results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
     evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
     return AggregatePlan(spec, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))

@@ -11,7 +11,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_changes import of_all_values
 from riffle_spark.spark.plans.plan_cut import CutPlan, Stage, is_table, table_of, tables_in
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, at, children, items, kind, replaced, walk
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, at, children, id_of, ids_in, items, kind, replaced, walk
 
 __all__ = ["REFUSED", "Refused", "check_key", "check_plan", "refusal"]
 
@@ -136,10 +136,11 @@ REFUSED: Final = {
         "use approx_count_distinct or collect_set, or dropDuplicates by key and value before the aggregate",
     ),
     "own_buffer": Refused(
-        "an aggregate function that keeps its buffer in a form of its own (percentile, mode, count_min_sketch, ...)",
+        "an aggregate function that keeps its buffer in a form of its own (percentile, mode, pivot, ...)",
         "only Spark's own operators can merge such a buffer",
         "use another function: percentile_approx for percentile and median, approx_count_distinct for sketches of "
-        "values, count by key and value, or one of your own for riffle_spark.user_aggregate",
+        "values, sum(n) FILTER (WHERE k = 'a') for each value of pivot, count by key and value, or one of your own for "
+        "riffle_spark.user_aggregate",
     ),
     "user_function": Refused(
         "an aggregate function of the user's (pandas_udf of GROUPED_AGG, udaf)",
@@ -275,13 +276,17 @@ def check_key(expression: Node, below: Node) -> None:
         raise refusal("void_key", f"{expression.sql()}: {type_name}")
     if " collate " in type_name:
         raise refusal("collated_key", f"{expression.sql()}: {type_name}")
-    for named in _made_in(below) if kind(expression) == "AttributeReference" else ():
-        if named.exprId().equals(expression.exprId()) and not named.deterministic():
-            raise refusal("random_key", str(named.sql()))
+    if not below.deterministic() and not ids_in(expression).isdisjoint(_random_in(below)):
+        raise refusal("random_key", str(expression.sql()))
 
 
-def _made_in(plan: Node) -> Iterator[Node]:
-    """Yield the columns that the projections right below an aggregate make: Spark puts there what is random."""
-    while kind(plan) == "Project":
-        yield from (one for one in items(plan.projectList()) if kind(one) == "Alias")
-        plan = plan.child()
+def _random_in(plan: Node) -> set[int]:
+    """Return the ids of columns that are another one each time: those of which a projection somewhere below says so,
+    as Spark makes one of what is random, and those that are made of them.
+    """
+    found = set[int]()
+    for node in reversed([one for one in walk(plan) if kind(one) == "Project"]):
+        for one in items(node.projectList()):
+            if kind(one) == "Alias" and (not one.deterministic() or not ids_in(one).isdisjoint(found)):
+                found.add(id_of(one))
+    return found

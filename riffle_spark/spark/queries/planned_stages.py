@@ -3,7 +3,7 @@ what an earlier start left in these. Knows the plan and the computation of each 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -14,6 +14,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups, table_rows
+from riffle_spark.process.types.stage_specs import bare_name, kind_of
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.engine.stage_frames import StageInput
 from riffle_spark.spark.job import JobOperator
@@ -92,14 +93,6 @@ class PlannedStage:
             shown=shown, reads=reads, shift_ms=shift_ms, closes=self.closes,
         )  # fmt: skip
 
-    def lines(self, stages: Sequence["PlannedStage"]) -> Iterator[str]:
-        """Yield what is told of it, one of these stages, to people."""
-        yield f"== Stage {self.stage.number}: {self.store} =="
-        if self.after:
-            yield f"reads the results of {' and '.join(stages[one].store for one in self.after)}"
-        yield f"keys: {', '.join(f'{one.name} {one.type}' for one in self.keys)}"
-        yield from self.said
-
 
 def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
     plan = aggregate_plan.read_aggregate(catalyst, stage.node, taken)
@@ -107,12 +100,6 @@ def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tupl
     for function in spec.functions:
         columns, meaning = ", ".join(f"{one.name} {one.type}" for one in function.taken), function.taken[0].meaning
         said.append(f"{function.function}: {columns}; {meaning.rpartition(': ')[0] or meaning}")
-    if not len(spec.routed):
-        raise ConfigError(
-            "a session window alone is no key: as in Spark, sessions are those of another key",
-            remedy="group by another column, too; by lit(0) for sessions of all rows",
-            where=spec.store,
-        )
     if spec.time is not None:
         said.append(f"late and due by {spec.time.column}, {spec.time.delay_ms} ms behind the newest row")
     return PlannedStage(
@@ -203,11 +190,14 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
     for one in found.stages:
         if one.kind != "table" and len({type(below) for below in one.below}) > 1:
             raise plan_rules.refusal("result_and_input", plan_nodes.kind(one.node))
-    named = [name.strip() for name in (names or "").split(",") if name.strip()]
+    named = dict(enumerate(name.strip() for name in (names or "").split(",")))
     for stage in found.stages:
-        planned = READERS[stage.kind](catalyst, stage, tuple(one.store for one in stages))
-        if stage.number < len(named):
+        taken = tuple(one.store for one in stages)
+        planned = READERS[stage.kind](catalyst, stage, taken)
+        if named.get(stage.number):
             planned = replace(planned, store=paths.check_store_name(named[stage.number]))
+        if planned.store in taken:
+            raise ConfigError("two stages have one store", remedy="give each a name of its own", where=planned.store)
         stages.append(planned)
     return stages
 
@@ -215,11 +205,10 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
 def check_stored(
     stages: Sequence[PlannedStage], before: Mapping[str, Mapping[str, str]], accepted: str | None, taken: str | None
 ) -> None:
-    """Compare the stages with the schemas that stores have of an earlier start: raise ``ConfigError`` where a column
-    has another meaning now that is not ``accepted`` by its name, or none and is not ``taken`` over by its name, and
-    warn of what begins, and of what is not kept on.
+    """Compare the stages with the schemas that stores have of an earlier start: raise ``ConfigError`` for a column that
+    means something else now and is not ``accepted``, or has no meaning and is not ``taken`` over; warn of what goes.
     """
-    names, over = ((told or "").replace(" ", "").split(",") for told in (accepted, taken))
+    names, over = (_Names(f",{told or ''},") for told in (accepted, taken))
     if taken and not any(stage.store in before for stage in stages):
         raise ConfigError(
             f"there is nothing to take over: the stores of the root are {', '.join(sorted(before)) or 'none'}",
@@ -232,27 +221,52 @@ def check_stored(
             _check_taken(stage, schema_of_text(stage.store, stored), names, over)
         else:
             _check_meanings(stage, meanings_in(stored), names)
-    gone = sorted(before.keys() - {stage.store for stage in stages})
-    _check_keys(sorted({stage.store for stage in stages} - before.keys()), gone, names)
+    now = {stage.store for stage in stages}
+    gone = sorted(before.keys() - now)
+    _check_keys(sorted(now - before.keys()), gone, names)
+    _check_order(sorted(now ^ before.keys()), now & before.keys(), names)
     for store in gone:
         _logger.warning("store %s is none of the query's any more; its state stays, and costs what it is", store)
 
 
-def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: Sequence[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names in an option, between commas. What nobody has named may have spaces and commas in its own name."""
+
+    told: str
+
+    def __contains__(self, name: str) -> bool:
+        return f",{name},".replace(" ", "") in self.told.replace(" ", "")
+
+
+def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: _Names) -> None:
     """Refuse a store that would begin empty where one of its kind goes: most likely it is that one, by other keys."""
     for store in begun:
-        kind = store.partition(".")[0]
-        earlier = next((one for one in gone if one.partition(".")[0] == kind and one not in accepted), None)
+        earlier = next((one for one in gone if kind_of(one) == kind_of(store) and one not in accepted), None)
         if "." in store and earlier is not None:
             raise ConfigError(
                 f"the query has no store {earlier!r} any more, and this one, of the same kind, would begin at nothing",
-                remedy="group by the same columns in the same order, and rename or reorder the results in a select "
-                f"behind it; or option({ACCEPT!r}, {earlier!r}), if it is to begin anew: what is kept there stays",
+                remedy="group by the same columns in the same order, count DISTINCT values as before, and rename or "
+                f"reorder results in a select behind it; or option({ACCEPT!r}, {earlier!r}), if it is to begin anew: "
+                "what is kept there stays",
                 where=store,
             )
 
 
-def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: Sequence[str], over: Sequence[str]) -> None:
+def _check_order(changed: Sequence[str], kept: Set[str], accepted: _Names) -> None:
+    """Refuse a stage that comes or goes beside others of its kind and keys: order alone says which store is whose."""
+    for store in changed:
+        other = next((one for one in kept if bare_name(one) == bare_name(store) and store not in accepted), None)
+        if other is not None:
+            raise ConfigError(
+                f"stages of one kind and the same keys are more or fewer now, and {other!r} may be that of another one",
+                remedy="name the stores of all stages, in their order: option('riffle.stores', ...); or "
+                f"option({ACCEPT!r}, {store!r}), if it is the last of them that came or went",
+                where=store,
+            )
+
+
+def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: _Names, over: _Names) -> None:
     """Refuse a store that a ``Stateful`` operator has left, of which nobody knows what its columns mean, unless the
     query says with which of them it goes on, and says so of all.
     """
@@ -269,11 +283,9 @@ def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: Sequence[st
         )
 
 
-def _misfits(
-    stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+def _misfits(stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: _Names) -> Iterator[tuple[str, str]]:
     """Yield what of a ``Stateful`` operator's state the query cannot go on with, and what to do."""
-    if not _are_alike(key, stage.keys):
+    if (key.names, key.types) != (stage.keys.names, stage.keys.types):
         yield (
             f"the state is kept by {listed(key)}, and the query groups by {listed(stage.keys)}",
             "group by columns of these names and types alone, or give the store another name, so that it begins anew",
@@ -301,11 +313,7 @@ def _misfits(
             )
 
 
-def _are_alike(one: pa.Schema, other: pa.Schema) -> bool:
-    return bool(one.names == other.names and one.types == other.types)
-
-
-def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Sequence[str]) -> None:
+def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
     for name, meaning in stage.meanings.items():
         if before.get(name, meaning) != meaning and name not in accepted:
             raise ConfigError(
@@ -314,7 +322,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Se
                 "go on with what is kept",
                 where=stage.store,
             )
-    begins = sorted(stage.meanings.keys() - before.keys() - set(accepted)) if before else []
+    begins = sorted(name for name in stage.meanings.keys() - before.keys() if before and name not in accepted)
     if begins and stage.stage.kind in ("join", "table"):
         raise ConfigError(
             f"rows that are kept have no {', '.join(begins)}, which the query now reads of the join",
@@ -329,7 +337,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: Se
         _logger.warning("store %s: %s is dropped (%s)", stage.store, name, before[name])
 
 
-def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: Sequence[str]) -> None:
+def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
     """Refuse a result under another alias than what is kept of it: it would begin at nothing, and Spark goes on."""
     gone = {meaning: name for name, meaning in before.items() if name not in stage.meanings}
     for name, meaning in stage.meanings.items():

@@ -96,7 +96,10 @@ def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -
 def _lines(found: CutPlan, stages: Sequence[planned_stages.PlannedStage]) -> Iterator[str]:
     """Yield what is told of stages and of what follows them."""
     for stage in stages:
-        yield from ("", *stage.lines(stages))
+        yield from ("", f"== Stage {stage.stage.number}: {stage.store} ==")
+        if stage.after:
+            yield f"reads the results of {' and '.join(stages[one].store for one in stage.after)}"
+        yield from (f"keys: {', '.join(f'{one.name} {one.type}' for one in stage.keys)}", *stage.said)
     if stages:
         results = {stage.stage.number: stage.evaluation.plan for stage in stages}
         yield from ("", "== Then, on each batch's results ==", str(found.top.on(results).toString()).strip())

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyspark.sql import DataFrame
@@ -16,6 +16,8 @@ __all__ = ["Place", "StreamOptions", "latest_rows", "marked", "options_in"]
 
 Place: TypeAlias = str | Callable[..., object]
 """Where a side output goes."""
+_APART = {"settings": "differ", "late_rows": "go to different places", "dead_letters": "go to different places"}
+"""What all marks of a query that tell it have to tell alike, and what is said where they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +66,25 @@ def _column(frame: DataFrame, name: str) -> str:
 def options_in(frame: DataFrame) -> StreamOptions:
     """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root.
 
-    Raises ``ConfigError`` where they send late rows, or dead letters, to several places.
+    Raises ``ConfigError`` where their settings differ, or they send late rows, or dead letters, to several places.
     """
     told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in marks_in(analysed(frame))]
-    found = next((options for options in told if options.root), told[0] if told else StreamOptions())
-    late = _one_place("late_rows", [options.late_rows for options in told])
-    return replace(found, late_rows=late, dead_letters=_one_place("dead_letters", [one.dead_letters for one in told]))
+    for what, how in _APART.items():
+        _check_alike(what, how, [getattr(options, what) for options in told])
+    return StreamOptions(
+        next((options.root for options in told if options.root), ""),
+        next((options.settings for options in told if options.settings is not None), None),
+        next((options.late_rows for options in told if options.late_rows is not None), None),
+        next((options.dead_letters for options in told if options.dead_letters is not None), None),
+    )
 
 
-def _one_place(what: str, given: Sequence[Place | None]) -> Place | None:
-    """Return the one place that some of the marks tell."""
-    places = [place for place in given if place is not None]
-    if any(place != places[0] for place in places):
+def _check_alike(what: str, how: str, given: Sequence[object]) -> None:
+    """Refuse what marks tell otherwise; some may tell nothing."""
+    found = [one for one in given if one is not None]
+    if any(one != found[0] for one in found):
         raise ConfigError(
-            f"the query reads frames whose {what.replace('_', ' ')} go to different places",
+            f"the query reads frames whose {what.replace('_', ' ')} {how}",
             remedy=f"give riffle_spark.on the same {what} for all streams of a query, or to one of them alone",
             where=what,
         )
-    return places[0] if places else None

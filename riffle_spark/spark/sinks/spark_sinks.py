@@ -57,12 +57,10 @@ class FileSink:
         files, folder = _file_system(self._spark, self._folder)
         path = looked_up(context(self._spark)._jvm, "org.apache.hadoop.fs.Path")
         marker, listed = path(folder, f"{_LINES}/{line}"), path(folder, _METADATA)
-        if files.exists(marker):
-            return
         names = [str(one.getPath().getName()) for one in files.listStatus(listed)] if files.exists(listed) else []
-        has_any = files.exists(path(folder, _LINES))
+        has_line, has_any = files.exists(marker), files.exists(path(folder, _LINES))
         newest = max((int(name.partition(".")[0]) for name in names if name.partition(".")[0].isdigit()), default=-1)
-        if newest >= batch_id or (has_any and newest < batch_id - 1):
+        if (newest >= batch_id and not has_line) or (newest < batch_id - 1 and has_any):
             raise ConflictError(
                 f"the files in {self._folder} go to batch {newest}, and batch {batch_id} comes now: they are of "
                 "another query, or of before a rollback, and Spark's file sink would leave the batch out, or the "

@@ -21,6 +21,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.spark.engine import tick as tick_module
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import JobOperator, RunningJob
@@ -230,6 +231,14 @@ def test_processing_time_passes_without_rows(query: Query) -> None:
     came, gone = (json.loads(each.read_text().splitlines()[1])["batchTimestampMs"] for each in offsets)
     assert gone - came >= 500
     assert sum(report.rows for report in ran[3:]) == 0
+
+
+def test_what_was_due_before_its_batch_is_not_forgotten(query: Query) -> None:
+    """As a timer is that a processor sets to a time which has passed: a batch comes for it, after a while."""
+    tick, now_ms = Tick(query.spark, str(query.folder / "checkpoint")), SECOND * 1_000
+    tick.beside(query.feed.stream(query.spark))
+    tick.after(query.spark.range(0), IncomingBatch(0, "", "", None, None, now_ms, None), now_ms - 1, by_watermark=False)
+    wait_for(lambda: tick._stream.currentOffset().offset() == 0, "a batch is asked for")
 
 
 def test_a_union_has_the_schema_of_the_input(query: Query) -> None:

@@ -193,6 +193,8 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
     )
     assert spec_of(query()) == spec_of(query())
     assert (spec_of(query()).store, spec_of(query()).rows.names) == ("visits", ["k", "sum(n)", "max(n)", "K_2"])
+    twice = spec_of(events.groupBy("page").agg(F.max("n").alias("most"), F.max("n").alias("greatest")))
+    assert [buffer.name for one in twice.functions for buffer in one.buffers] == ["most"]
     called = lambda name: spec_of(  # noqa: E731 - Spark's names of columns have the alias that they come from
         events.alias(name).groupBy(F.expr(f"{name}.n % 3"), F.upper("page")).agg(F.expr(f"sum({name}.d) / max(n) AS m"))
     )
@@ -335,7 +337,9 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
 
 
 def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
-    """A session's ends change, and values are kept by them."""
+    """A session's ends change, and values are kept by them; nor is a session a key by itself, as in Spark."""
+    with pytest.raises(ConfigError, match="a session window alone is no key"):
+        spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
     with pytest.raises(ConfigError, match="distinct aggregates of session windows"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
@@ -372,6 +376,15 @@ def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, tex
         spec_of(events.groupBy("page").agg(F.expr(text)))
     assert refused.value.remedy
     assert refused.value.where.startswith(text.partition("(")[0])
+
+
+def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None:
+    """Spark makes two aggregates of it, and only its own operators can merge the second one's buffer."""
+    timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
+    first, second = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n")).stages
+    spark = Catalyst(events.sparkSession)
+    with pytest.raises(ConfigError, match=r"(?s)pivotfirst.*FILTER"):
+        read_aggregate(spark, second.node, (read_aggregate(spark, first.node).spec.store,))
 
 
 def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
@@ -417,6 +430,15 @@ def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str)
     """Keys are columns of plain types, and the same whenever a batch runs again."""
     with pytest.raises(ConfigError, match=f"(?s){told}"):
         spec_of(events.groupBy(F.expr(key).alias("k")).count())
+
+
+def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
+    """Behind whatever is between; beside a key it may be there."""
+    drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
+    for key in (F.col("r"), F.floor(F.col("r") * 3)):
+        with pytest.raises(ConfigError, match="not deterministic"):
+            spec_of(drawn.groupBy("page", key).count())
+    assert spec_of(drawn.groupBy("page", F.expr("n % 2 AS odd")).agg(F.max("r"))).keys.names == ["page", "odd"]
 
 
 @pytest.mark.parametrize("interval", ["INTERVAL '1' MONTH * n", "struct(make_interval(1, n))"])

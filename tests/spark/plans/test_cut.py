@@ -355,13 +355,15 @@ def test_a_piece_that_runs_again_has_the_time_of_its_batch(frames: Frames, spark
     query = (
         frames.events.groupBy("page").count().where("current_timestamp() > timestamp'2001-01-01'")
         .join(frames.static.withColumn("made", F.now()), "page")
-        .selectExpr("page", "now() as t", "date_add(current_date(), 1) as d", "made")
+        .selectExpr("page", "now() as t", "date_add(current_date(), 1) as d", "made", "localtimestamp() as here")
     )  # fmt: skip
     cut, rows = cut_of(query), spark.createDataFrame([("p1", 3)], "page string, count long")
     (stage,) = cut.stages
     leaf = Catalyst(spark).rows(stage.node.output(), rdd_of(rows))
     plan = cut.top.on({0: leaf}, 1_700_000_000_123)
-    (row,) = Catalyst(spark).frame(plan).selectExpr("*", "unix_millis(t) as ms", "t = made as same").collect()
+    (row,) = (
+        Catalyst(spark).frame(plan).selectExpr("*", "unix_millis(t) as ms", "t = made and t = here as same").collect()
+    )
     assert (row["ms"], str(row["d"]), row["same"]) == (1_700_000_000_123, "2023-11-15", True)
     assert Catalyst(spark).frame(cut.top.on({0: leaf}, 946_684_800_000)).collect() == []
     assert analysed(query).isStreaming()

@@ -144,6 +144,13 @@ def test_output_keeps_the_order_of_calls() -> None:
     ]  # fmt: skip
 
 
+def test_rows_stay_whole_where_frames_differ_in_types() -> None:
+    """Values of one type are converted together, and come back beside those of their row: in columns of all kinds."""
+    frames = [frame(n=[n * 1.0 if at % 3 else n for n in range(40)], id=list(map(str, range(40)))) for at in range(9)]
+    found = returned(frames)
+    assert [row["n"] for row in found] == [int(row["id"]) for row in found] == [*range(40)] * 9
+
+
 def test_columns_are_matched_by_name() -> None:
     """In any order and beside others, if any label is a string."""
     frames = [frame(n=[1], id=["a"]), frame(id=["b"], extra=[None], n=[2])]

@@ -187,6 +187,32 @@ def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed
         in_fives(one).select(F.window_time("window").alias("end"), "c").join(other, F.expr("end = at")).explain()
 
 
+@pytest.mark.parametrize(
+    ("bound", "closes"),
+    [("", False), ("AND v > at", True), ("AND v < at + INTERVAL 1 MINUTE", True), ("AND c > n", False)],
+)
+def test_a_join_asks_for_batches_where_a_row_of_either_side_leaves(
+    bound: str, closes: bool, spark: SparkSession, feed: Feed
+) -> None:
+    """Without rows, as Spark has them; where none ever leaves, nothing is over in one."""
+    one, other = (riffle_spark.on(timed(feed, spark)) for _ in range(2))
+    both = one.join(other.toDF("v", "p", "c"), F.expr(f"page = p {bound}"))
+    catalyst = plan_nodes.Catalyst(spark)
+    (planned,) = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(both)), None)
+    assert planned.closes is closes
+
+
+def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: Feed) -> None:
+    """In the order of the stages, which are those that explain tells; one without a name there has its own."""
+    catalyst = plan_nodes.Catalyst(spark)
+    found = cut(catalyst, plan_nodes.analysed(in_tens(riffle_spark.on(timed(feed, spark)))))
+    for names, stores in (("one", ["one", TENS]), (" one , two", ["one", "two"]), (",two", [FIVES, "two"])):
+        assert [one.store for one in planned_stages.planned_stages(catalyst, found, names)] == stores
+    for names in ("one,one", f",{FIVES}"):
+        with pytest.raises(ConfigError, match="two stages have one store"):
+            planned_stages.planned_stages(catalyst, found, names)
+
+
 def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     """Spark's plan of each input, and a join that reads two stages, which have their own rows of a batch; its watermark
     is the earlier one.

@@ -35,7 +35,9 @@ BATCHES: list[dict[str, Rows]] = [
      "users": [("ann", 3, None, True), ("bob", 1, "Rob", False)], "prices": [(2, 2, 22, 8)]},
     # what is older than her going does not bring her back, and what is newer does
     {"events": [("ann", 1, 9), ("bob", 3, 10)], "users": [("ann", 2, "Ann", False)], "prices": []},
-    {"events": [("ann", 1, 11), ("bob", 1, 12)], "users": [("ann", 4, "Ann", False), (None, 9, "X", False)],
+    # nobody is no user: a change without a key is found by nobody
+    {"events": [("ann", 1, 11), ("bob", 1, 12), (None, 1, 13)],
+     "users": [("ann", 4, "Ann", False), (None, 9, "X", False)],
      "prices": [(3, 1, 30, 0)]},
 ]  # fmt: skip
 

@@ -14,7 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
+from riffle_spark import Settings
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.queries.stream_options import options_in
 from tests.kit.streams.streaming import Feed, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -158,9 +160,17 @@ def test_late_rows_are_refused_where_there_are_none(name: str, spark: SparkSessi
 
 
 def test_late_rows_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """What cannot take rows is refused at once, and two places are where the query is made."""
+    """What cannot take rows is refused at once, and two places are where the query is made, as other settings are. One
+    stream may tell it for all.
+    """
     with pytest.raises(ConfigError, match="two or three arguments"):
         riffle_spark.on(feed.stream(spark), late_rows=lambda rows: rows)
     left, right = (riffle_spark.on(feed.stream(spark), late_rows=f"{tmp_path}/{name}") for name in "ab")
     with pytest.raises(ConfigError, match="go to different places"):
         left.union(right).writeStream  # noqa: B018 - it is where options are looked at
+    both = riffle_spark.on(feed.stream(spark), settings=Settings(key_groups=4)).union(left)
+    told = options_in(both)
+    assert (told.late_rows, told.settings) == (f"{tmp_path}/a", Settings(key_groups=4))
+    others = riffle_spark.on(feed.stream(spark), root="file:///state", settings=Settings(key_groups=8))
+    with pytest.raises(ConfigError, match="frames whose settings differ"):
+        both.union(others).writeStream  # noqa: B018 - the same

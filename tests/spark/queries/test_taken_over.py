@@ -159,6 +159,17 @@ def test_what_is_taken_over_is_said_of_each_column() -> None:
     start(FEWER, taken="visits,most", accepted="total")
 
 
+def test_names_are_listed_as_they_are() -> None:
+    """What nobody has named is called as it is in SQL, with spaces and commas; what a message tells works."""
+    odd = pa.schema(dict.fromkeys(["max_by(n, at)", "sum((n + 1))", "at"], pa.int64()))
+    key = pa.schema({"page": pa.string()})
+    stored = {"totals": PlainColumns("totals", key, odd).to_text()}
+    with pytest.raises(ConfigError, match=r"option.'riffle.take_over', 'at'. goes on"):
+        check_stored([stage(odd, key)], stored, None, "max_by(n, at), sum((n + 1))")
+    check_stored([stage(odd, key)], stored, None, "max_by(n, at),sum((n + 1)),at")
+    check_stored([stage(odd.remove(1), key)], stored, "sum((n + 1))", "max_by(n, at), at")
+
+
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])
 def test_a_store_of_other_keys_does_not_begin_in_silence(accepted: str) -> None:
     """Where one store of a kind goes as another begins, it is told that the keys are others now, and what to do."""
@@ -167,5 +178,22 @@ def test_a_store_of_other_keys_does_not_begin_in_silence(accepted: str) -> None:
     with pytest.raises(ConfigError, match=r"(?s)no store 'aggregate.page-n' any more.*same order.*accept"):
         check_stored([query], nothing, accepted, None)
     check_stored([query], nothing, "aggregate.page-n", None)
+    for begins, goes in (("exact.page-n", "aggregate.page"), ("within.n", "distinct.n"), ("processor.n", "groups.n")):
+        for store, before in ((begins, goes), (goes, begins)):
+            with pytest.raises(ConfigError, match=f"no store '{before}' any more"):
+                check_stored([replace(query, store=store)], {before: {}}, accepted, None)
     check_stored([query], {**nothing, "aggregate.n-page": {}}, accepted, None)
     check_stored([query], {"distinct.page": {}}, accepted, None)
+
+
+def test_a_stage_that_comes_or_goes_beside_one_of_its_name_is_refused() -> None:
+    """The number behind the name is its place among these alone: what one has kept would be another one's."""
+    nothing: dict[str, str] = {}
+    first, second = (replace(stage(STATE, pa.schema({"page": pa.string()})), store=name) for name in ("a.n", "a.n-2"))
+    for stages, before in (([first, second], ["a.n"]), ([first], ["a.n", "a.n-2"]), ([second], ["a.n", "a.n-2"])):
+        stored = dict.fromkeys(before, nothing)
+        with pytest.raises(ConfigError, match=r"(?s)more or fewer now.*in their order.*riffle.stores.*accept"):
+            check_stored(stages, stored, None, None)
+        check_stored(stages, stored, "a.n-2, a.n", None)
+    check_stored([first, second], dict.fromkeys(["a.n", "a.n-2"], nothing), None, None)
+    check_stored([first, replace(second, store="a.n-page")], {"a.n": nothing}, None, None)

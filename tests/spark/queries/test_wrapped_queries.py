@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
@@ -19,7 +20,9 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.queries import query_start
 from riffle_spark.spark.queries.stream_query import StreamQuery
+from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings
 from tests.kit.streams.streaming import Feed, records, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -216,7 +219,9 @@ def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, 
 
 
 def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own."""
+    """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own. What
+    progress says while nothing comes has nothing of the last batch but what is kept.
+    """
     entered, seen, times = threading.Event(), list[int](), dict[int, set[int]]()
 
     def wait(rows: DataFrame, batch_id: int) -> None:
@@ -241,6 +246,10 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: 
     assert seen == [0, *range(FILES)]
     assert isinstance(again, StreamQuery)
     assert [report.version for report in again.reports] == list(range(FILES))
+    assert again.lastProgress is not None
+    told = json.loads(again.lastProgress.json)
+    (kept,), (idle,) = (again._progress({**told, "batchId": FILES - at}).stateOperators for at in (1, 0))
+    assert (kept.numRowsUpdated, idle.numRowsUpdated, idle.numRowsTotal) == (3, 0, kept.numRowsTotal)
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
     assert times == {record.version: {record.time_ms} for record in batches}
 
@@ -354,6 +363,32 @@ def test_what_cannot_be_started_is_refused(name: str, spark: SparkSession, feed:
     with pytest.raises(ConfigError, match=said) as refused:
         writer(riffle_spark.on(feed.stream(spark))).start()
     assert refused.value.remedy
+
+
+def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """Partitions, mode and options; and where the session has checkpoints, a query has one by its name. State lies
+    beside a checkpoint.
+    """
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    writer = in_windows(events).writeStream
+    told: list[tuple[dict[str, Any], str]] = [
+        ({"partitionBy": "nothing"}, "UNRESOLVED_COLUMN.*nothing"), ({"partitionBy": ["page", "none"]}, "none"),
+        ({"outputMode": "complete", "format": "json"}, "complete"), ({"format": "memory"}, "no name"),
+    ]  # fmt: skip
+    for options, said in told:
+        with pytest.raises((AnalysisException, ConfigError), match=said):
+            writer.start(str(tmp_path / "out"), **{"format": "parquet", **options}, checkpointLocation=str(tmp_path))
+    spark.conf.set("spark.sql.streaming.checkpointLocation", f"{tmp_path}/all/")
+    named = WriterSettings((WriterCall("queryName", ("visits",), {}),))
+    assert query_start._checkpoint(spark, named) == f"{tmp_path}/all/visits"
+    assert query_start._checkpoint(spark, WriterSettings(())) != query_start._checkpoint(spark, WriterSettings(()))
+    spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    for checkpoint, root in (
+        ("s3a://b/c/", "s3://b/c/riffle"),
+        ("s3://b/c", "s3://b/c/riffle"),
+        ("/c", "file:///c/riffle"),
+    ):
+        assert query_start._settings(spark, "", None, checkpoint).root == root
 
 
 def test_a_third_argument_is_refused_where_spark_runs_the_query(spark: SparkSession, feed: Feed) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -56,14 +57,19 @@ def test_files_are_one_table_with_each_batch_once(source: str, spark: SparkSessi
 
 
 def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's sink would leave out what comes again; another path is the way out, where batches go on from any."""
+    """Spark's sink would leave out what comes again; another path is the way out, where batches go on from any. Back at
+    a path that lacks batches since, Spark could read nothing any more.
+    """
     settings = told(str(tmp_path / "out"), format="parquet")
     given(spark, sink_of(rows(spark, 0), settings), 0, 1, 2)
-    with pytest.raises(ConflictError, match=r"(?s)go to batch 2, and batch 1 comes now.*another path"):
-        given(spark, sink_of(rows(spark, 0), settings), 1, rollbacks=1)
+    for batch in (1, 2):
+        with pytest.raises(ConflictError, match=rf"(?s)go to batch 2, and batch {batch} comes now.*another path"):
+            given(spark, sink_of(rows(spark, 0), settings), batch, rollbacks=1)
     given(spark, sink_of(rows(spark, 0), told(str(tmp_path / "new"), format="parquet")), 1, rollbacks=1)
     assert by_batch(spark.read.parquet(str(tmp_path / "new"))) == [(1, 3)]
     given(spark, sink_of(rows(spark, 0), settings), 3, 3, rollbacks=1)
+    with pytest.raises(ConflictError, match=r"(?s)go to batch 3, and batch 5 comes now.*could not be read"):
+        given(spark, sink_of(rows(spark, 0), settings), 5, rollbacks=1)
     assert by_batch(spark.read.parquet(str(tmp_path / "out"))) == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
@@ -178,6 +184,33 @@ def test_a_database_has_a_batch_again_under_the_same_delivery(spark: SparkSessio
     whole = told(format="jdbc", outputMode="complete", options={**place, "dbtable": "whole"})
     given(spark, sink_of(rows(spark, 0), whole), 0, 1)
     assert by_batch(spark.read.format("jdbc").options(**place, dbtable="whole").load()) == [(1, 3)]
+
+
+class Told:
+    """Stands for Spark's frame and its writer of batches: notes the options that it is told."""
+
+    def __init__(self) -> None:
+        self.options_told: dict[str, object] = {}
+        self.write = self
+
+    def option(self, name: str, value: object) -> Told:
+        """Note an option."""
+        self.options_told[name] = value
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., Told]:
+        """Take all else."""
+        return lambda *_, **__: self
+
+
+def test_delta_has_each_batch_of_a_line_once() -> None:
+    """Its transactions are of one application until a rollback, behind which batches of the same numbers are others."""
+    write, seen = sink_choice._batch_writer(told("/x", format="delta"), "delta"), list[tuple[object, ...]]()
+    for batch, rollbacks in ((3, 0), (3, 0), (4, 0), (3, 1)):
+        frame: Any = Told()
+        write(frame, Delivery(batch, f"query/{rollbacks}/{batch}"))
+        seen.append((frame.options_told["txnAppId"], frame.options_told["txnVersion"]))
+    assert seen == [("query/0", "3"), ("query/0", "3"), ("query/0", "4"), ("query/1", "3")]
 
 
 def test_a_format_that_is_not_there_is_told_at_the_start(spark: SparkSession) -> None:
