@@ -50,12 +50,14 @@ class BatchReport:
     ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
     are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
     ``from_executor``, ``to_executor``, ``reason``, ``goal``, and where dispatch is by partition ``topic`` and
-    ``partition``. ``probes_run`` and ``probes_skipped`` count probing
-    rebalances since the batch before. ``rows`` counts ``late_rows`` too, which were left out, and ``dead_rows``, which
+    ``partition``. ``probes_run`` and ``probes_skipped`` count probing rebalances since the batch before.
+    ``lag_records`` are the changed records that the standbys and warm-ups of each executor lack together,
+    ``lag_trends`` by how many that has grown over the last ten batches, ``executor_seconds`` the ``slot_seconds`` of
+    each executor's slots together. ``rows`` counts ``late_rows`` too, which were left out, and ``dead_rows``, which
     are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose time had come.
     ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on. Where it is
-    Spark's own, it is that of the batch itself. ``by_store`` has the figures of each store's slots: where one operator
-    reads another's results, ``rows`` and ``output_rows`` count those of both.
+    Spark's own, it is that of the batch itself. ``by_store`` has the figures of each store's slots: where one
+    operator reads another's results, ``rows`` and ``output_rows`` count those of both.
     """
 
     version: int
@@ -84,6 +86,9 @@ class BatchReport:
     standbys: Mapping[str, int] = field(default_factory=dict)
     warmups: Mapping[str, int] = field(default_factory=dict)
     members: Mapping[str, str] = field(default_factory=dict)
+    lag_records: Mapping[str, int] = field(default_factory=dict)
+    lag_trends: Mapping[str, int] = field(default_factory=dict)
+    executor_seconds: Mapping[str, float] = field(default_factory=dict)
     probes_run: int = 0
     probes_skipped: int = 0
     ran_on: Mapping[str, int] = field(default_factory=dict)
@@ -134,6 +139,7 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
         "restores": sum(r.restores for r in all_of),
         "folds": sum(r.folds for r in all_of),
         "ran_on": dict(Counter(r.executor for r in all_of)),
+        "executor_seconds": add_up({r.executor: sum(r.seconds.values())} for r in all_of),
         "slot_seconds": add_up(r.seconds for r in all_of),
         "peak_memory_mb": max((r.peak_memory_mb for r in all_of), default=0.0),
     }
@@ -176,6 +182,7 @@ class SlotPlacement:
         ownership, rebalance = self.ownership, self.ownership.take_rebalance()
         names = {name: living.executor.id for name, living in ownership.members.live.items()}
         present, probes = ownership.present, ownership.probes.take()
+        lags = {executor: ownership.lags.of(name) for name, executor in names.items()}
 
         def by_executor(groups: Iterable[Iterable[str]]) -> dict[str, int]:
             return dict(Counter(names[member] for members in groups for member in members if member in names))
@@ -183,7 +190,8 @@ class SlotPlacement:
         return {
             "members": names, "moves": rebalance.moves, "probes_run": probes[0], "probes_skipped": probes[1],
             "standbys": by_executor(present.standbys.values()), "warmups": by_executor(present.warmups.values()),
-            "warnings": rebalance.warnings,
+            "warnings": rebalance.warnings, "lag_records": {name: lag for name, (lag, _, _) in lags.items()},
+            "lag_trends": {name: trend for name, (_, _, trend) in lags.items()},
         }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Ownership:
         self._homes = Homes()
         self._patience = Patience()
         self._measured = Measured(Weights(), self._patience)
-        self._lags = readiness.LagTrend()
+        self.lags = readiness.LagTrend()
         self.executors: tuple[Executor, ...] = ()
         self.members = Members()
         self.copies = KnownCopies()
@@ -107,7 +107,7 @@ class Ownership:
         key_groups = range(self._settings.key_groups if self.shards is None else len(self.shards))
         situation = self._situation(manifest, stores, key_groups, now)
         self.readiness = readiness.readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
-        self._lags.note(self.readiness)
+        self.lags.note(self.readiness)
         is_triggered = self._is_due if between else self._is_triggered
         if self._layout is None or changes or is_triggered(situation):
             self._assign(self._situation(manifest, stores, key_groups, now))
@@ -270,8 +270,7 @@ class Ownership:
         for t, owner in self.present.owners.items():
             load[owner] = load.get(owner, 0.0) + measured.get(t.key_group, 0.0)
         return tuple(
-            replace(self._lags.told(state), load=round(load.get(state.id, 0.0), 1))
-            for state in self._operations.members
+            replace(self.lags.told(state), load=round(load.get(state.id, 0.0), 1)) for state in self._operations.members
         )
 
     def number_of(self, asked: int | tuple[str, int]) -> int:

@@ -100,12 +100,16 @@ class LagTrend:
             lags[copy.member] = (records + copy.lag_records, size + copy.lag_bytes)
         self._lags.append(lags)
 
+    def of(self, member: MemberId) -> tuple[int, int, int]:
+        """Return the records and bytes that a member's copies lack, and by how many records that has grown."""
+        records, size = self._lags[-1].get(member, (0, 0))
+        began, _ = next((lags[member] for lags in self._lags if member in lags), (records, size))
+        return records, size, records - began
+
     def told(self, state: MemberState) -> MemberState:
         """Return a member's state with its lag and trend."""
-        known = list(self._lags)
-        records, size = known[-1].get(state.id, (0, 0))
-        began, _ = next((lags[state.id] for lags in known if state.id in lags), (records, size))
-        return replace(state, lag_records=records, lag_bytes=size, lag_trend=records - began)
+        records, size, trend = self.of(state.id)
+        return replace(state, lag_records=records, lag_bytes=size, lag_trend=trend)
 
 
 def place_of(

@@ -202,10 +202,14 @@ def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
     assert all(states[name].load >= loads[name] for name in loads), states
     assert (states["1"].lag_trend, states["1"].disk_used_share is not None) == (0, True)
     world.cluster.stalled = {"2"}
-    world.feed(4)
+    report = world.feed(4)
     states = {state.executor: state for state in world.ownership.member_states()}
     assert states["2"].lag_records > 0
     assert states["2"].lag_trend > 0
+    assert report.lag_records == {state.executor: state.lag_records for state in states.values()}
+    assert report.lag_trends == {state.executor: state.lag_trend for state in states.values()}
+    assert report.executor_seconds.keys() == report.ran_on.keys()
+    assert abs(sum(report.executor_seconds.values()) - sum(report.slot_seconds.values())) < 1e-6
     assert states["1"].lag_trend == 0
 
 

@@ -1,0 +1,122 @@
+"""What placement does where it is asked for something else, on executors of hosts of their own: standbys by tags,
+standbys that only know which snapshot to fetch, state that is not durable; and two losses at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from apps.demo.servers import StandaloneCluster
+from riffle_spark import Stateful, aggregate, count
+from riffle_spark.settings import Settings
+from tests.kit.streams import live_query as live
+from tests.kit.streams.live_query import LiveQuery, await_executors, master_of, run_workers
+from tests.kit.streams.streaming import Kept, rest, running
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+CONF = live.CONF
+HOSTS = [f"127.0.0.{number}" for number in range(2, 6)]
+TAGS = [{"zone": "a", "row": "1"}, {"zone": "a", "row": "2"}, {"zone": "b", "row": "1"}, {"zone": "b", "row": "2"}]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """Start a master and four workers on addresses of their own, each with tags of its own."""
+    told = [{f"RIFFLE_TAG_{name.upper()}": value for name, value in tags.items()} for tags in TAGS]
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers=4, environments=told) as started:
+        started.wait_until_ready()
+        yield started
+
+
+@pytest.fixture(scope="module")
+def master(cluster: StandaloneCluster) -> str:
+    """Run the module's session on that cluster."""
+    return master_of(cluster)
+
+
+def query_on(spark: SparkSession, cluster: StandaloneCluster, folder: Path, **settings: object) -> LiveQuery:
+    """Return a query on four members with one standby of each key-group, all warm; who leaves is not waited for."""
+    run_workers(spark, cluster, len(HOSTS))
+    usual = {"num_standbys": 1, "expected_executors": len(HOSTS), "scheduled_rebalance_max_delay": 0}
+    query = LiveQuery(spark, folder, member_racks=(("*", "one"),), **{**usual, **settings})
+    query.feed_until(lambda: len(query.holds()) == len(HOSTS) and query.settled(), "all are there and warm")
+    return query
+
+
+def test_standbys_differ_in_each_tag_that_is_asked_for(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """KIP-708: owner and standby are in another zone and another row; members tell their tags."""
+    query = query_on(spark, cluster, tmp_path, rack_aware_assignment_tags=("zone", "row"))
+    members = query.job.members()
+    assert {member.host: dict(member.tags) for member in members} == dict(zip(HOSTS, TAGS, strict=True))
+    tags, present = {member.id: member.tags for member in members}, query.ownership.present
+    assert len(present.standbys) == query.settings.key_groups
+    for t, (standby,) in present.standbys.items():
+        owner = present.owners[t]
+        assert [name for name in ("zone", "row") if tags[owner][name] == tags[standby][name]] == []
+
+
+def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """It follows nothing before; its readiness names the snapshot."""
+    query = query_on(
+        spark, cluster, tmp_path, standby_mode="snapshot_pointer", snapshot_chain_links=2, retained_versions=4
+    )
+    query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "each has a snapshot to point to")
+    before, lost = query.ownership.present, query.job.members()[0]
+    lost_tasks = {t for t, owner in before.owners.items() if owner == lost.id}
+    assert lost_tasks
+    cluster.stop_worker(HOSTS.index(lost.host))
+    await_executors(spark, len(HOSTS) - 1)
+    report, after = query.feed(), query.ownership.present
+    assert {t: after.owners[t] in before.standbys[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, True)
+    assert report.restores == len(lost_tasks)
+    assert report.fetched_snapshot_bytes > 0
+
+
+def test_two_losses_at_once_restore_what_both_had_and_nothing_else(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """A key-group whose owner and standby went comes from the store; all others are warm where they go on."""
+    query = query_on(spark, cluster, tmp_path, key_groups=16)
+    query.feed()  # so that owners have copies, too
+    query.catch_up()
+    lost = query.job.members()[:2]
+    gone, present = {member.id for member in lost}, query.ownership.present
+    both = {t for t, owner in present.owners.items() if {owner, *present.standbys[t]} <= gone}
+    for member in lost:
+        cluster.kill_worker(HOSTS.index(member.host))
+    await_executors(spark, len(HOSTS) - len(lost))
+    assert query.feed().restores == len(both)
+    query.feed_until(lambda: len(query.holds()) == len(HOSTS) - len(lost) and query.settled(), "standbys are back")
+
+
+def test_what_is_not_durable_begins_anew_where_its_member_was_lost_and_nowhere_else(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """A cache is not sealed, so nothing can be fetched; the query goes on."""
+    run_workers(spark, cluster, len(HOSTS))
+    settings = Settings(root=f"file://{tmp_path}/state", key_groups=8, expected_executors=len(HOSTS))
+    kept, keys = Kept(), spark.range(200).selectExpr("id k")
+    operator = Stateful("seen", "k", aggregate(rows=count()), durable=False, settings=settings)
+    job = operator.into(kept)
+    for version in range(3):
+        job(keys, version)
+        rest(job)
+    lost = next(member for member in job.members() if member.owned)
+    owners = {key: job.where(key).owner for key in range(200)}
+    cluster.kill_worker(HOSTS.index(lost.host))
+    await_executors(spark, len(HOSTS) - 1)
+    job(keys, 3)
+    counted = kept.latest("k")
+    assert {key: row["rows"] for key, row in counted.items()} == {
+        key: 1 if owner == lost.id else 4 for key, owner in owners.items()
+    }
+    assert running(job).driver.ownership.members.live.keys() >= set(owners.values()) - {lost.id}
