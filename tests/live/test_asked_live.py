@@ -99,6 +99,7 @@ def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_
     played.feed_until(lambda ran: set(ran.values()) == {_executor(played, first)})
 
 
+@pytest.mark.long
 def test_a_pin_holds_under_hash_and_filters_change_live(spark: SparkSession, tmp_path: Path) -> None:
     """A pinned key-group is run where it was pinned; who is not included runs nothing else."""
     played = Played(spark, tmp_path, assignor="hash", num_standbys=1)

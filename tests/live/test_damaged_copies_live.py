@@ -27,7 +27,7 @@ def workers(spark: SparkSession) -> set[int]:
     return set(spark.sparkContext.parallelize(range(4), 4).map(lambda _: os.getpid()).collect())
 
 
-@pytest.mark.parametrize("kind", ["columns", "variables"])
+@pytest.mark.parametrize("kind", ["columns", pytest.param("variables", marks=pytest.mark.long)])
 def test_damage_between_batches_shows_in_no_row_and_ends_no_process(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:

@@ -88,6 +88,7 @@ def test_scaling_out(spark: SparkSession, cluster: StandaloneCluster, tmp_path: 
     assert query.holds() == after, "the second rebalance is the stable state (I8)"
 
 
+@pytest.mark.long
 def test_members_report_the_racks_of_their_environment_and_standbys_are_elsewhere(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:

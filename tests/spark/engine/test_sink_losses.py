@@ -94,7 +94,7 @@ def play(spark: SparkSession, folder: Path, idioms: list[list[str]], killing: st
 
 @pytest.mark.parametrize(
     ("killing", "idioms"),
-    [("totals", list(IDIOMS)[1::9]), pytest.param("visits", list(IDIOMS)[4::9], marks=pytest.mark.long)],
+    [("totals", list(IDIOMS)[1::18]), pytest.param("visits", list(IDIOMS)[4::9], marks=pytest.mark.long)],
 )
 def test_a_batch_whose_rows_are_lost_in_the_sink_comes_again(
     spark: SparkSession, tmp_path: Path, killing: str, idioms: list[str]
