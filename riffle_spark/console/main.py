@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from riffle_spark.console.dispatch import dispatch_command
-from riffle_spark.console.options import of_a_root, settings_in, show
+from riffle_spark.console.options import conf_file_option, of_a_root, settings_in, show
 from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RiffleError
 
@@ -68,13 +68,7 @@ def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Pat
 @main.command()
 @click.option("--root", help="Take state and the bytes of a row from this root, instead of --state-bytes.")
 @click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
-@click.option(
-    "--conf-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("conf/riffle.toml"),
-    show_default=True,
-    help="With --root: settings of the store.",
-)
+@conf_file_option("With --root: settings of the store.")
 @click.option("--rows-per-second", type=float, required=True, help="At the peak.")
 @click.option("--rows-per-worker", type=float, required=True, help="What one slot takes in a second, measured.")
 @click.option("--state-bytes", type=float, help="Of all keys.")

@@ -11,7 +11,7 @@ from riffle_spark.settings import Settings, from_sources
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
 
-__all__ = ["of_a_root", "settings_in", "show"]
+__all__ = ["conf_file_option", "of_a_root", "settings_in", "show"]
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -20,13 +20,18 @@ def of_a_root(command: _Command) -> _Command:
     """Add ``--root``, ``--s3-endpoint``, ``--conf-file`` and ``--execute``."""
     for option in (
         click.option("--execute", is_flag=True, help="Do it; without this the plan is only shown."),
-        click.option("--conf-file", type=click.Path(dir_okay=False, path_type=Path), default=Path("conf/riffle.toml"),
-                     show_default=True, help="Settings of the store (endpoint, region, time-outs)."),
+        conf_file_option("Settings of the store (endpoint, region, time-outs)."),
         click.option("--s3-endpoint", help="Base URL of an S3-compatible server."),
         click.option("--root", required=True, help="Where the state is: s3://bucket/prefix or file:///path."),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
+
+
+def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:
+    """Return what adds ``--conf-file``, by default the file that lies beside the apps."""
+    kind, default = click.Path(dir_okay=False, path_type=Path), Path("conf/riffle.toml")
+    return click.option("--conf-file", type=kind, default=default, show_default=True, help=help_text)
 
 
 def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:

@@ -13,7 +13,7 @@ import click
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Strategy
-from riffle_spark.console.options import settings_in
+from riffle_spark.console.options import conf_file_option, settings_in
 from riffle_spark.errors import ConfigError, RiffleError
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
@@ -39,13 +39,7 @@ _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
 @click.option("--drop", multiple=True, help="With --root: what if this member, executor or host goes?")
 @click.option("--drop-rack", "drop_racks", multiple=True, help="With --root: what if all of this rack go?")
 @click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
-@click.option(
-    "--conf-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("conf/riffle.toml"),
-    show_default=True,
-    help="With --root: the query's settings.",
-)
+@conf_file_option("With --root: the query's settings.")
 @click.argument("more", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--converge", is_flag=True, help="Go on, round by round and event by event, until nothing moves.")
 @click.option("--history", is_flag=True, help="With --converge: every round's assignment and the lags before it.")

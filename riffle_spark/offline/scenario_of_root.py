@@ -1,17 +1,16 @@
 """A query's root as a pretended cluster, and its sizes. Knows what the newest full record says of members, owners and
 orders. Does not know the assignor, and writes nothing.
-
-``recorded_members`` and ``recorded_orders`` are where richer records are read.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
 
-from riffle_spark.assign.model import Lag, Member, MemberId, Task, TaskId
+from riffle_spark.assign.model import Lag, Member, Task, TaskId
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.ownership.view import GROUP, assign_settings
+from riffle_spark.protocol.batch.will import obeyed_settings, will_in
+from riffle_spark.protocol.ownership.view import assign_settings, recorded, task
+from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.simulate.scenario import Client, Event, Scenario
 from riffle_spark.state.log.log import Log
@@ -19,7 +18,7 @@ from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Changes", "Orders", "RootState", "recorded_members", "recorded_orders", "scenario_of_root", "sizes_of_root"]
+__all__ = ["Changes", "RootState", "recorded_members", "scenario_of_root", "sizes_of_root"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,9 @@ def sizes_of_root(root: str, options: StoreOptions | None = None) -> RootState:
 def scenario_of_root(root: str, settings: Settings, changes: Changes, options: StoreOptions | None = None) -> Scenario:
     """Return the query below a root as its newest records know it, and the changes as an event.
 
-    ``settings`` are the query's: the log keeps none but those that
-    were changed live. There are at least as many standbys as it lists.
-    Owners have their copies, and standbys are taken to have caught up: how far copies are is no matter of the log.
+    ``settings`` are the query's: the log keeps none but those that were changed live. There are at least as many
+    standbys as it lists. Owners have their copies, and standbys are taken to have caught up: how far copies are is no
+    matter of the log.
     Raises ``ConfigError`` for a root without state, one of ``hashed`` dispatch, or what it does not know.
     """
     log, tail = _opened(root, options)
@@ -72,19 +71,19 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     members = recorded_members(log, tail)
     tasks = _tasks(log, tail)
     owned, kept = defaultdict[str, list[TaskId]](list), defaultdict[str, list[TaskId]](list)
-    for kg, owner in tail.owners.items():
-        owned[owner].append(TaskId(GROUP, int(kg)))
-    for kg, held in tail.standbys.items():
+    present, will = recorded(tail), will_in(tail.orders)
+    for t, owner in present.owners.items():
+        owned[owner].append(t)
+    for t, held in present.standbys.items():
         for member in held:
-            kept[member].append(TaskId(GROUP, int(kg)))
-    orders = recorded_orders(tail)
+            kept[member].append(t)
     clients = tuple(_client(each, sorted(owned[each.id]), sorted(kept[each.id])) for each in members)
     events = (_event(changes, members),) if changes != Changes() else ()
     shards = {kg: f"{topic}/{partition}" for kg, (topic, partition) in enumerate(tail.shards)}
-    names = {task.id: shards.get(task.id.key_group, str(task.id.key_group)) for task in tasks}
-    pinned = {TaskId(GROUP, kg): member for kg, member in orders.pins.items()}
-    decided_by = assign_settings(settings.but(**orders.settings), frozenset(orders.drained))
-    most_standbys = max(map(len, tail.standbys.values()), default=0)
+    names = {each.id: shards.get(each.id.key_group, str(each.id.key_group)) for each in tasks}
+    pinned = {task(kg): member for kg, member in will.pins.items()}
+    decided_by = assign_settings(obeyed_settings(settings, will.settings)[0], frozenset(will.drained))
+    most_standbys = max(map(len, present.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
     return Scenario(root, "root", decided_by, clients, tasks, events, names, pinned)
 
@@ -106,31 +105,15 @@ def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
     return (*known.values(), *(RecordedMember(name, "", "", slots) for name in sorted(later - {""})))
 
 
-class Orders(NamedTuple):
-    """What stands asked for: key-groups pinned to members, members that are drained, settings that were changed."""
-
-    pins: Mapping[int, MemberId]
-    drained: tuple[MemberId, ...]
-    settings: Mapping[str, object]
-
-
-def recorded_orders(tail: Record) -> Orders:
-    """Return what the log knows of an operator's will: nothing where it keeps none."""
-    pins = cast("Mapping[str, str]", tail.orders.get("pins") or {})
-    drained = cast("Sequence[str]", tail.orders.get("drained") or ())
-    changed = cast("Mapping[str, object]", tail.orders.get("settings") or {})
-    return Orders({int(kg): member for kg, member in pins.items()}, tuple(drained), changed)
-
-
 def _tasks(log: Log, tail: Record) -> tuple[Task, ...]:
     """Return a task for each key-group or, where these are partitions, for those that have been found."""
     sizes: Counter[int] = Counter()
     for (_, kg), entry in log.manifest.entries.items():
         sizes[kg] += (entry.snapshot.rows if entry.snapshot else 0) + sum(link.rows for link in entry.chain)
-    rows = cast("Mapping[str, float]", tail.weights.get("rows") or {})
-    weights = {int(kg): round(weight) for kg, weight in rows.items()}
+    weights = Weights()
+    weights.go_on(log.weights)
     count = len(tail.shards) if tail.dispatch == "partition" else tail.total
-    return tuple(Task(TaskId(GROUP, kg), size=sizes[kg], weight=weights.get(kg)) for kg in range(count))
+    return tuple(Task(task(kg), size=sizes[kg], weight=weights.latched.get(kg)) for kg in range(count))
 
 
 def _client(each: RecordedMember, owns: Sequence[TaskId], keeps: Sequence[TaskId]) -> Client:

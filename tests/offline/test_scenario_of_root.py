@@ -13,10 +13,10 @@ from riffle_spark.console.main import main
 from riffle_spark.offline.scenario_of_root import (
     Changes,
     recorded_members,
-    recorded_orders,
     scenario_of_root,
     sizes_of_root,
 )
+from riffle_spark.protocol.batch.will import Will, will_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from tests.kit.simulated.elastic_world import Elastic
@@ -94,7 +94,7 @@ def test_what_operators_asked_for_counts(query: Elastic) -> None:
     assert record is not None
     first, second = sorted(set(record.owners.values()))
     asked = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
-    assert recorded_orders(record) == ({}, (), {})
+    assert will_in(record.orders) == Will()
     log = Log(query.memory, query.home.root)
     log.open()
     log.append(replace(record, kind="adopt", orders=asked, commit_id="asked", epoch=record.epoch + 1), log.manifest)
@@ -102,6 +102,19 @@ def test_what_operators_asked_for_counts(query: Elastic) -> None:
     assert {task.key_group: member for task, member in scenario.pins.items()} == {3: second}
     assert scenario.settings.exclude == (("id", first),)
     assert (scenario.settings.max_warmup_replicas, scenario.settings.num_standbys) == (7, 1)
+
+
+def test_tasks_weigh_what_the_log_says_that_assignments_go_by(query: Elastic) -> None:
+    """What an earlier driver assigned by is each task's weight; what was only measured is not."""
+    log = Log(query.memory, query.home.root)
+    record = log.open()
+    assert record is not None
+    weights = {"measured": {"5": 1.5}, "assigned": {"3": 40, "4": 1}}
+    log.append(
+        replace(record, kind="adopt", weights=weights, commit_id="weighed", epoch=record.epoch + 1), log.manifest
+    )
+    tasks = scenario_of_root(query.home.root, Settings(), Changes()).tasks
+    assert {task.id.key_group: task.weight for task in tasks if task.weight} == {3: 40, 4: 1}
 
 
 def test_a_young_query_is_known_by_its_owners(tmp_path: Path) -> None:

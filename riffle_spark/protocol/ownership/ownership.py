@@ -82,12 +82,12 @@ class Ownership:
 
     def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Take the racks of the partitions that the query reads, by (topic, partition)."""
-        self._measured.weights.reads(racks)
+        self.weights.reads(racks)
 
     @property
     def reads_racks(self) -> bool:
         """Whether it is known in which racks the input lies."""
-        return bool(self._measured.weights.racks_of)
+        return bool(self.weights.racks_of)
 
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
@@ -107,7 +107,8 @@ class Ownership:
         key_groups = range(self._settings.key_groups if self.shards is None else len(self.shards))
         situation = self._situation(manifest, stores, key_groups, now)
         self.readiness = readiness.readiness_of(situation, self._settings.acceptable_recovery_lag, pointers=self.points)
-        self.lags.note(self.readiness)
+        if not between:
+            self.lags.note(self.readiness)
         is_triggered = self._is_due if between else self._is_triggered
         if self._layout is None or changes or is_triggered(situation):
             self._assign(self._situation(manifest, stores, key_groups, now))
@@ -156,8 +157,8 @@ class Ownership:
         return Situation(
             self.members, self.copies, manifest, stores, key_groups, now, self.present,
             pins={key_group: member for key_group, member in orders.pins.items() if member in live},
-            drained=orders.drained & set(live), homes=self._homes.owners, weights=self._measured.weights.latched,
-            partitions=self.shards.partitions if self.shards is not None else (), flooded=self.shunned.flooded,
+            drained=orders.drained & set(live), homes=self._homes.owners, weights=self.weights.latched,
+            partitions=self._partitions or (), flooded=self.shunned.flooded,
         )  # fmt: skip
 
     def _is_triggered(self, situation: Situation) -> bool:
@@ -200,8 +201,12 @@ class Ownership:
             return False
         return self._measured.reads_across(self._traffic_now(), self.owners, self._racks, settled=settled)
 
+    @property
+    def _partitions(self) -> tuple[tuple[str, int], ...] | None:
+        return None if self.shards is None else self.shards.partitions
+
     def _traffic_now(self) -> dict[int, Traffic]:
-        return self._measured.weights.traffic(self.shards.partitions if self.shards is not None else None)
+        return self.weights.traffic(self._partitions)
 
     def looked_at(self, now: float) -> frozenset[MemberId]:
         """Return the members with full disks that nothing else tells of: they are to be looked at."""
@@ -266,7 +271,7 @@ class Ownership:
 
     def member_states(self) -> tuple[readiness.MemberState, ...]:
         """Return the members as the last assignment saw them, with the load and the lag of the last batch."""
-        measured, load = dict(self._measured.weights.measured), dict[MemberId, float]()
+        measured, load = dict(self.weights.measured), dict[MemberId, float]()
         for t, owner in self.present.owners.items():
             load[owner] = load.get(owner, 0.0) + measured.get(t.key_group, 0.0)
         return tuple(
@@ -279,7 +284,7 @@ class Ownership:
 
     def place_of(self, key_group: int) -> readiness.KeyPlace | None:
         """Return where a key-group is, ``None`` while nobody owns it."""
-        return readiness.place_of(key_group, self.present, self.members, self.shards.partitions if self.shards else ())
+        return readiness.place_of(key_group, self.present, self.members, self._partitions or ())
 
     def _executors(self) -> dict[MemberId, str]:
         lost = (lost.living for lost in self.members.lost.values())
@@ -321,7 +326,7 @@ class Ownership:
         """Note a commit: what slots had and sealed, and the links that snapshots took off chains."""
         self.copies.ran(receipts, before)
         self.copies.replaced(record.sequence, before, changes)
-        self._measured.weights.ran(receipts, before, dict(self._settings.store_weights))
+        self.weights.ran(receipts, before, dict(self._settings.store_weights))
 
     def standing_by(self, manifest: Manifest, stores: tuple[str, ...]) -> dict[int, tuple[MemberId, ...]]:
         """Return, for each key-group, the live standbys with a copy that could take over at once."""

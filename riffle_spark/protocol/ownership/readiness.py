@@ -49,8 +49,8 @@ class MemberState:
 
     ``owned``, ``standbys`` and ``warmups`` count key-groups. ``load`` is its measured work, rows a batch as a fading
     mean. ``lag_records`` and ``lag_bytes`` are what its standbys and warm-ups lack together, ``lag_trend`` by how many
-    records that has grown (or, below zero, shrunk) over the last ten batches. ``disk_used_share`` and ``memory_bytes``
-    are ``None`` where nobody has told.
+    records that has grown (or, below zero, shrunk) over the last ten batches. ``disk_used_share`` is
+    ``None`` where nobody has told.
     """
 
     id: MemberId
@@ -68,7 +68,6 @@ class MemberState:
     lag_bytes: int = 0
     lag_trend: int = 0
     disk_used_share: float | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from riffle_spark.columns import Mask, Offsets, fixed_values
 from riffle_spark.state.copies.elements import ElementRows, ElementRun, Ranges, located, ranges_of, structs_of
 from riffle_spark.state.copies.run import Hashes, Indices, Run
-from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes
+from riffle_spark.state.formats.due_times import NEVER_MS, DueTimes, first_ms_of
 from riffle_spark.state.formats.key_codec import with_one_zero
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, NO_ELEMENT, TIMER, Ids, Variable, encoded_keys, id_of_key
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -79,7 +79,7 @@ class Reading:
         self._hashes = held.hashes
         self._spans: dict[str, list[Ranges]] = {}
         self._entries: dict[str, _Entries] = {}
-        self.first_ms = NEVER_MS if held.first_ms is None else held.first_ms
+        self.first_ms = first_ms_of(held.first_ms)
 
     def add_keys(self, keys: pa.Table, hashes: Hashes) -> None:
         """Number more keys."""

@@ -116,9 +116,11 @@ def test_a_lock_of_the_background_lets_one_thread_in_at_a_time() -> None:
 
 def test_a_pulse_beats_until_it_is_over_and_begins_again() -> None:
     """One thread at a time, which ends with the beat that says so; a later begin is another one."""
-    beats, over = [], threading.Event()
+    over = threading.Event()
+    beats: list[int] = []
 
     def beat() -> bool:
+        pulse.begin()
         beats.append(threading.get_ident())
         if len(beats) % 3:
             return True
@@ -128,7 +130,6 @@ def test_a_pulse_beats_until_it_is_over_and_begins_again() -> None:
     pulse = Pulse(beat, 0.001)
     for so_far in (3, 6):
         over.clear()
-        pulse.begin()
         pulse.begin()
         assert over.wait(SOON_SECONDS)
         assert pulse.ended(SOON_SECONDS)
