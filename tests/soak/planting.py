@@ -30,7 +30,7 @@ PURE = "not spark and not cluster and not long"
 BY_TESTS = (
     *("-m", "pytest", "-q", "-x", "-m", PURE, "--no-header", "--tb=line", "-W", "default"),
     *("-p", "no:cacheprovider", "--ignore=tests/protocol/test_planted_bugs.py"),
-    *("tests/worker", "tests/state", "tests/protocol"),
+    *("tests/process/processors", "tests/worker", "tests/state", "tests/offline", "tests/protocol"),
 )
 SECONDS = 900.0
 _FILES = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
@@ -39,7 +39,7 @@ _FIRST = re.compile(r"^(?:FAILED|ERROR) (\S+)|\bseed[ :=]+(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """A planted bug: its name, what goes wrong for a user, its patch. ``unread``: by one who had not read the checks."""
+    """A planted bug: its name, what goes wrong for a user, its patch. ``unread``: by who had not read the checks."""
 
     name: str
     told: str
