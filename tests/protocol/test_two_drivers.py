@@ -102,3 +102,30 @@ def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
     world.driver, world.run_id = late
     assert world.batch(1, one(2)).decision == "repeat"
     assert world.state("totals") == {"a": (2, 3)}
+
+
+@pytest.mark.parametrize("step", ["before run", "after seal", "after sink"])
+def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(world: World, step: str) -> None:
+    """I4: others have gone on for so long that its next number is free again; it commits nothing, and leaves nothing in
+    the log that would keep theirs from being swept.
+    """
+    for version in range(3):
+        world.batch(version, one(1))
+    first = world.driver, world.run_id, world.background
+
+    def stand_still() -> None:
+        world.at_step = {}
+        world.start()
+        for version in range(3, 41):
+            world.batch(version, one(1))
+        log.append(world.memory.list("log/"))
+        world.driver, world.run_id, world.background = first
+
+    log: list[list[str]] = []
+    world.at_step = {step: stand_still}
+    with pytest.raises(FencedError, match="another driver"):
+        world.batch(3, one(9))
+    assert paths.record(4) not in log[0], "the number is free"
+    assert world.memory.list("log/") == log[0]
+    assert world.state("totals") == {"a": (41, 41)}
+    assert len(world.sinks["totals"].calls) == 41 + (step == "after sink"), "only who was inside its sink got there"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.assignor import with_own
-from riffle_spark.errors import FencedError, LocalDiskError, Misplaced, OutOfDate
+from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
@@ -41,7 +41,7 @@ class Driver:
         self._clock = ports.clock
         self._reached = ports.reached
         self._new_id = ports.new_id
-        self._log = Log(ports.objects, home.root)
+        self._log = Log(ports.objects, home.root, ports.clock.seconds)
         self._rounds = Rounds(ports.cluster, ports.background, ports.clock)
         upkeep_objects = ports.upkeep_objects or ports.objects
         self._upkeep = Upkeep(settings, upkeep_objects, ports.background, self._rounds, ports.clock)
@@ -138,6 +138,7 @@ class Driver:
         """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
         tried again, too.
         """
+        self._log.sure_seconds = max(2.0, min(60.0, self._settings.retained_for / 2))
         changed, asked = self.operations.orders.settings, self.operations.orders.requests
         if asked != self._requests_obeyed:
             self._requests_obeyed = asked
@@ -244,11 +245,13 @@ class Driver:
             batch.runs += 1
             try:
                 return self._run_once(incoming, operators, work, batch)
-            except (StaleRows, Misplaced, OutOfDate, LocalDiskError) as error:
+            except (StaleRows, Misplaced, OutOfDate, LocalDiskError, CorruptStateError) as error:
                 work.release()
                 batch.gave_up(incoming.version, error, self._settings.batch_attempts)
                 self.ownership.forget_layout()
                 self._check_not_fenced()
+                if isinstance(error, CorruptStateError):
+                    raise
                 ran_on |= {executor.id for executor in self.ownership.executors}
                 if isinstance(error, LocalDiskError):
                     self._check_others_are_left(error)

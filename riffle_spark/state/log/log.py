@@ -5,9 +5,12 @@ Theory of operation. A record is committed by putting the next number if it is a
 else finds another commit id there and is fenced. An unclear answer (a time-out, an error after the bytes arrived) is
 settled by reading: our own commit id means committed, another's means fenced, absent means put the same bytes again.
 Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line.
+
+Old records go, so that a driver which stood still for as long may find its next number free again. Its own newest
+record is gone then, too. So who has not looked for ``sure_seconds`` looks for that as well, after a put once more.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
@@ -29,9 +32,10 @@ class Log:
     """The log below one root, as one driver sees it.
 
     ``tail`` is the newest record known (``None``: empty), ``manifest`` what it and its full record say together.
+    ``seconds`` is a clock that never goes back.
     """
 
-    def __init__(self, store: ObjectStore, root: str) -> None:
+    def __init__(self, store: ObjectStore, root: str, seconds: Callable[[], float] = lambda: 0.0) -> None:
         self._store = store
         self._root = root
         self._digest = ""
@@ -41,6 +45,7 @@ class Log:
         self.tail: Record | None = None
         self.manifest = Manifest()
         self.first = 0
+        self.sure_seconds, self._seconds, self._looked = 2.0, seconds, seconds()
 
     def open(self, *, broken: bool = False) -> Record | None:
         """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
@@ -50,7 +55,7 @@ class Log:
         root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
         rollback.
         """
-        names = self._store.list(paths.LOG)
+        self._looked, names = self._seconds(), self._store.list(paths.LOG)
         sequences = [s for s in map(paths.record_sequence, names) if s is not None]
         foreign = len(sequences) < len(names)
         self._find_newer(sequences)
@@ -109,11 +114,9 @@ class Log:
         name = paths.record(sequences[-1])
         data = self._store.get(name)
         if data is None:
-            raise UnavailableError(
-                "a LIST of the log shows its newest record, which is gone",
-                remedy="start again: the store's LIST lags far behind, or another driver is sweeping the log",
-                where=name,
-            )
+            remedy = "start again: the store's LIST lags far behind, or another driver is sweeping the log"
+            problem = "a LIST of the log shows its newest record, which is gone"
+            raise UnavailableError(problem, remedy=remedy, where=name)
         return decode(data, name), data
 
     def _check_whole(self, sequences: list[int], newest: Record) -> None:
@@ -147,11 +150,8 @@ class Log:
         """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
         record = self.find(sequence)
         if record is None:
-            raise CorruptStateError(
-                "a record of the log is missing",
-                remedy="restore it from a backup, or roll back",
-                where=paths.record(sequence),
-            )
+            remedy = "restore it from a backup, or roll back"
+            raise CorruptStateError("a record of the log is missing", remedy=remedy, where=paths.record(sequence))
         return record
 
     def find(self, sequence: int) -> Record | None:
@@ -196,8 +196,18 @@ class Log:
         return listed
 
     def next_is_absent(self) -> bool:
-        """Tell whether nobody has appended after ``tail``: the check before a sink. One request."""
-        return not self._store.exists(paths.record(self._next_sequence()))
+        """Tell whether nobody has appended after ``tail``: the check before a sink. One request, after a while two."""
+        began = self._seconds()
+        is_free = not self._store.exists(paths.record(self._next_sequence())) and not self._is_left_behind()
+        self._looked = began if is_free else self._looked
+        return is_free
+
+    def _is_left_behind(self) -> bool:
+        """Tell whether others have gone on for so long that ``tail`` is gone, if nobody has looked for a while."""
+        if self._seconds() - self._looked < self.sure_seconds:
+            return False
+        gone = self.tail is not None and not self._store.exists(paths.record(self.tail.sequence))
+        return gone or (self.tail is None and len(self._store.list(paths.LOG)) > 1)
 
     def append(self, draft: Record, manifest: Manifest) -> Record:
         """Append ``draft`` with ``manifest`` as what it says; return the record as written.
@@ -245,8 +255,12 @@ class Log:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
         record, data, manifest = self._unclear
+        began = self._seconds()
         self._put(record, data)
-        self._unclear = None
+        if self._is_left_behind():
+            self._store.delete([paths.record(record.sequence)])
+            raise self._fenced(record)
+        self._unclear, self._looked = None, began
         if record.full == record.sequence:
             self._base, self._full = manifest.entries, record
         self.tail, self.manifest, self._digest = record, manifest, digest(data)
@@ -276,17 +290,18 @@ class Log:
                 continue
             if found == data:
                 return
-            self._unclear = None
-            raise FencedError(
-                f"another driver appended record {record.sequence} of {self._root}",
-                remedy="stop this query: a newer driver owns its state",
-                where=name,
-            )
+            raise self._fenced(record)
         raise UnavailableError(
             f"it is unclear whether record {record.sequence} was committed to {self._root}",
             remedy="make the store reachable and restart the query: the record is read before anything is run again",
             where=name,
         ) from trouble
+
+    def _fenced(self, record: Record) -> FencedError:
+        self._unclear = None
+        told, where = f"another driver appended record {record.sequence}", paths.record(record.sequence)
+        remedy = "stop this query: a newer driver owns its state"
+        return FencedError(f"{told} of {self._root}", remedy=remedy, where=where)
 
     def _next_sequence(self) -> int:
         return self.tail.sequence + 1 if self.tail else 0
