@@ -12,9 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 
 from riffle_spark.errors import RiffleError
+from tests.chaos.disk_faults import CLOCK_FAULTS, DISK_FAULTS, OPERATOR_FAULTS
 from tests.chaos.drawing import fewer_than
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.faults import PROCESS_FAULTS, STORE_FAULTS, Kind
@@ -30,7 +33,12 @@ from tests.chaos.run_of_chaos import (
     settled_verdicts,
 )
 
-FAMILIES: Mapping[str, Mapping[str, Kind]] = {"store": STORE_FAULTS, "processes": PROCESS_FAULTS}
+FAMILIES: Mapping[str, Mapping[str, Kind]] = {
+    "store": STORE_FAULTS,
+    "processes": PROCESS_FAULTS,
+    "hosts": {**DISK_FAULTS, **CLOCK_FAULTS, **OPERATOR_FAULTS},
+}
+"""What lanes there are, beside each other; in a lane one fault comes after the other."""
 LEAST_COMMITTED = 0.6
 INTERRUPTED = 130
 
@@ -77,11 +85,9 @@ class Chaos:
         return {name: {k: v for k, v in kinds.items() if k not in without} for name, kinds in FAMILIES.items()}
 
     def _outcome(self, room: Room, sent: Mapping[str, float], found: Mapping[str, object]) -> Outcome:
-        from dataclasses import asdict
-
         by_query = {query: asdict(verdict) for query, verdict in found.items()}  # type: ignore[call-overload]
         told = {query: reports(room.folder / "reports" / f"{query}.jsonl") for query in QUERIES}
-        committed = {q: len({r["version"] for r in each if r["decision"] == "run"}) for q, each in told.items()}
+        committed = {q: sum(r["decision"] == "run" for r in each) for q, each in told.items()}
         runs = sum(int(str(r["runs"])) for each in told.values() for r in each if r["decision"] == "run")
         sums = {name: sum(each[name] for each in by_query.values()) for name in ("lost", "doubled", "wrong")}
         calls = sum(len(list((room.folder / "out" / q).glob("*/_SUCCESS"))) for q in QUERIES)
@@ -132,7 +138,8 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="riffle-chaos-"))
     try:
-        outcome = Chaos(options, folder).run()
+        with redirect_stdout(sys.stderr):
+            outcome = Chaos(options, folder).run()
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
         return INTERRUPTED

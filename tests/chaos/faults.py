@@ -21,7 +21,7 @@ __all__ = ["PROCESS_FAULTS", "STORE_FAULTS", "Fault", "Kind"]
 SHARE = 0.5
 SHORT, LONG = (1.0, 1.5), (25.0, 45.0)
 """The long ones are longer than ``upkeep_timeout`` and what Spark waits for a heartbeat before it asks."""
-SEEKING_SECONDS = 20.0
+SEEKING_SECONDS = 30.0
 
 
 class Fault(ABC):

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +20,13 @@ from typing import Any
 from apps.demo.jars import connector_jars, spark_home
 from apps.demo.servers import JVM_OPTIONS, Child, DiskS3Server, KafkaBroker, Launch, StandaloneCluster, WorkerSize
 from riffle_spark.errors import UnavailableError
+from tests.chaos.clocks import can_tell_clocks, clock_environment
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.events import Plan
 from tests.chaos.processes import executors
 from tests.chaos.producer import end_all_windows
 from tests.chaos.store_proxy import StoreProxy
+from tests.kit.refusing_disks import unmount_below
 
 __all__ = ["APP", "Room", "Size"]
 
@@ -70,10 +72,12 @@ SETTINGS: Mapping[str, Any] = {
 class Room:
     """One run's processes. The driver is watched: one that ends by itself is a ``failure``, and is started again."""
 
-    def __init__(self, folder: Path, seed: int, size: Size, environments: Sequence[Mapping[str, str]] = ({},)) -> None:
+    def __init__(self, folder: Path, seed: int, size: Size) -> None:
         self.folder, self.size, self.seed = folder, size, seed
         self.broker = KafkaBroker(folder / "kafka")
         self.store = DiskS3Server(folder / "s3")
+        self.clocks = [folder / "clocks" / str(host) for host in range(size.workers * can_tell_clocks())]
+        environments = [clock_environment(clock) for clock in self.clocks] or [{}]
         self.cluster = StandaloneCluster(
             folder / "cluster", size.workers, WorkerSize(cores=2, memory_mb=1024), environments
         )
@@ -104,6 +108,7 @@ class Room:
     def _start(self) -> None:
         for name in ("reports", "begun", "asked", "checkpoint", "local", *(f"out/{query}" for query in QUERIES)):
             (self.folder / name).mkdir(parents=True)
+        self._stack.callback(unmount_below, self.folder)
         for server in (self.broker, self.store, self.cluster):
             self._stack.callback(server.stop)
             server.start()
@@ -111,6 +116,7 @@ class Room:
             server.wait_until_ready()
         self.broker.create_topic(TOPIC, self.size.partitions)
         self.proxy = StoreProxy(self.store.endpoint, self.seed)
+        self.conf_file.write_text(f'[riffle]\ns3_endpoint = "{self.proxy.endpoint}"\ns3_max_attempts = 12\n')
         self._stack.callback(self.proxy.stop)
         self._stack.callback(self.stop_driver)
         self.start_driver()
@@ -149,7 +155,7 @@ class Room:
         with self._lock:
             self.drivers += 1
             self.expected_to_end.clear()
-            self._driver = Child(Launch("the driver", self._command(), self.driver_log, self._environment, 20.0))
+            self._driver = Child(Launch("the driver", self._command(), self.driver_log, self.environment, 20.0))
 
     def stop_driver(self) -> None:
         """End it in good order."""
@@ -158,6 +164,16 @@ class Room:
             if self._driver is not None:
                 self._driver.stop()
                 self._driver = None
+
+    @contextmanager
+    def paused_driver(self) -> Iterator[None]:
+        """End the driver for the length of the block."""
+        with self._lock:
+            self.stop_driver()
+            try:
+                yield
+            finally:
+                self.start_driver()
 
     def driver_pids(self) -> list[int]:
         """Return its processes: Java's first, then Python's."""
@@ -214,7 +230,13 @@ class Room:
         }
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def conf_file(self) -> Path:
+        """What our commands are told by: where the store is."""
+        return self.folder / "riffle.toml"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the driver and our commands run with."""
         return {**self.cluster.environment, **self.store.environment, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
     # --- What there is to break ---
@@ -238,11 +260,14 @@ class Room:
         file.unlink(missing_ok=True)
         return None
 
+    def committed_batches(self, query: str) -> list[int]:
+        """Return the batches that Spark's checkpoint has as done."""
+        return sorted(int(file.name) for file in (self.folder / "checkpoint" / query / "commits").glob("[0-9]*"))
+
     def read_to(self, query: str) -> int:
         """Return how many events a query has committed, by Spark's own checkpoint."""
         folder = self.folder / "checkpoint" / query
-        done = sorted(int(file.name) for file in (folder / "commits").glob("[0-9]*"))
-        for batch in reversed(done):
+        for batch in reversed(self.committed_batches(query)):
             for line in (folder / "offsets" / str(batch)).read_text().splitlines():
                 if line.startswith("{") and TOPIC in (offsets := json.loads(line)):
                     return int(sum(offsets[TOPIC].values()))
