@@ -22,7 +22,7 @@ JVM_OPTIONS = "-Xms128m -Xmx384m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dorg.
 
 # Formatting and serving in one command, so that starting does not wait for the first.
 SCRIPT = """set -e
-"$1" $3 -cp "$2" kafka.tools.StorageTool format --cluster-id "$4" --config "$5"
+"$1" $3 -cp "$2" kafka.tools.StorageTool format --ignore-formatted --cluster-id "$4" --config "$5"
 exec "$1" $3 -cp "$2" kafka.Kafka "$5"
 """
 

@@ -1,0 +1,159 @@
+"""``./run chaos``: real processes, broken at random from a seed while a producer keeps a ledger; then the comparison.
+
+./run chaos --seed 1 --minutes 5 [--json] [--least 3] [--without KIND] [--rate 5000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+
+from riffle_spark.errors import RiffleError
+from tests.chaos.disk_faults import CLOCK_FAULTS, DISK_FAULTS, OPERATOR_FAULTS
+from tests.chaos.drawing import fewer_than
+from tests.chaos.driver_app import QUERIES
+from tests.chaos.faults import PROCESS_FAULTS, STORE_FAULTS, Kind
+from tests.chaos.room import Room, Size
+from tests.chaos.run_of_chaos import (
+    Lane,
+    Outcome,
+    Tally,
+    await_first_batches,
+    catch_up,
+    lanes_over,
+    reports,
+    settled_verdicts,
+)
+
+FAMILIES: Mapping[str, Mapping[str, Kind]] = {
+    "store": STORE_FAULTS,
+    "processes": PROCESS_FAULTS,
+    "hosts": {**DISK_FAULTS, **CLOCK_FAULTS, **OPERATOR_FAULTS},
+}
+"""What lanes there are, beside each other; in a lane one fault comes after the other."""
+LEAST_COMMITTED = 0.6
+INTERRUPTED = 130
+
+
+class Chaos:
+    """One run with one seed."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options, self._folder = options, folder
+        self._begun = time.monotonic()
+        self._tally = Tally()
+
+    def say(self, text: str) -> None:
+        """Tell what happens, and when."""
+        print(f"{time.monotonic() - self._begun:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def run(self) -> Outcome:
+        """Start everything, break it for as long as was asked, and compare."""
+        options = self._options
+        with Room(self._folder, options.seed, Size(rate=options.rate)) as room:
+            self.say(f"servers run in {self._folder}")
+            room.start_producer()
+            await_first_batches(room)
+            self.say("every query has committed a batch")
+            lanes = [Lane(name, room, kinds, self._tally, self.say) for name, kinds in self.families().items()]
+            try:
+                for lane in lanes:
+                    lane.start()
+                time.sleep(options.minutes * 60)
+            finally:
+                lanes_over(lanes)
+            sent = room.stop_producer()
+            self.say(f"{sent['events']:.0f} events sent, the broker holds {sent['held']:.0f}")
+            events = int(sent["events"])
+            catch_up(room, events, self.say)
+            room.end_all_windows()
+            found = settled_verdicts(room, events)
+            room.stop_driver()
+            return self._outcome(room, sent, found)
+
+    def families(self) -> dict[str, dict[str, Kind]]:
+        """Return the kinds of each lane, without those that were left out."""
+        without = self._options.without
+        return {name: {k: v for k, v in kinds.items() if k not in without} for name, kinds in FAMILIES.items()}
+
+    def _outcome(self, room: Room, sent: Mapping[str, float], found: Mapping[str, object]) -> Outcome:
+        by_query = {query: asdict(verdict) for query, verdict in found.items()}  # type: ignore[call-overload]
+        told = {query: reports(room.folder / "reports" / f"{query}.jsonl") for query in QUERIES}
+        committed = {q: sum(r["decision"] == "run" for r in each) for q, each in told.items()}
+        runs = sum(int(str(r["runs"])) for each in told.values() for r in each if r["decision"] == "run")
+        sums = {name: sum(each[name] for each in by_query.values()) for name in ("lost", "doubled", "wrong")}
+        calls = sum(len(list((room.folder / "out" / q).glob("*/_SUCCESS"))) for q in QUERIES)
+        batches = sum(committed.values())
+        wanted = [kind for kinds in self.families().values() for kind in kinds]
+        few = fewer_than(self._options.least, wanted, self._tally.happened)
+        rate = sent["events"] / sent["seconds"]
+        share = batches / max(runs, calls, 1)
+        not_met = [f"{kind} happened {times} times" for kind, times in few.items()]
+        not_met += [f"{rate:.0f} rows/s"] if rate < 0.95 * self._options.rate else []
+        not_met += [f"{share:.0%} of batches committed"] if share < LEAST_COMMITTED else []
+        not_met += ["the broker holds another number of events"] if sent["held"] != sent["events"] else []
+        differing = sum(each["differing"] + each["missing"] for each in by_query.values())
+        return Outcome(
+            seed=self._options.seed, rows=int(sent["events"]), batches=batches, **sums,
+            late=sum(int(str(r["late_rows"])) for each in told.values() for r in each),
+            faults=dict(sorted(self._tally.happened.items())), seconds=round(time.monotonic() - self._begun, 1),
+            rows_per_second=round(rate), committed_share=round(share, 3), repeated_deliveries=max(0, calls - batches),
+            drivers=room.drivers, failures=room.failures, broken=self._tally.broken,
+            not_met=not_met + ([f"{differing} deliveries differ or are missing"] if differing else []),
+            by_query=by_query,
+        )  # fmt: skip
+
+
+def is_good(outcome: Outcome) -> bool:
+    """Tell whether every promise was kept."""
+    exact = outcome.lost == outcome.doubled == outcome.wrong == 0
+    return exact and not outcome.failures and not outcome.broken and not outcome.not_met
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    every = [kind for kinds in FAMILIES.values() for kind in kinds]
+    parser = argparse.ArgumentParser(prog="./run chaos", description="Real processes, broken at random from a seed.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults come (%(default)s)")
+    parser.add_argument("--rate", type=int, default=5_000, help="events a second (%(default)s)")
+    parser.add_argument("--least", type=int, default=3, help="how often each fault has to happen (%(default)s)")
+    parser.add_argument("--without", action="append", default=[], choices=every, metavar="KIND")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, however it ends")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Run it; 0 if every promise was kept, 1 if not, 130 if interrupted."""
+    options = _options(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    folder = Path(tempfile.mkdtemp(prefix="riffle-chaos-"))
+    try:
+        with redirect_stdout(sys.stderr):
+            outcome = Chaos(options, folder).run()
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        return INTERRUPTED
+    except (RiffleError, TimeoutError) as error:
+        print(f"{error}\nThe logs are in {folder}", file=sys.stderr)
+        return 1
+    good = is_good(outcome)
+    print(outcome.to_json())
+    if good and not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        print(f"The logs are in {folder}", file=sys.stderr)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""What breaks local disks, clocks and what operators do: the other families of faults. Knows the members' folders, a
+clock that is told, and our commands. Does not know when, or what comes of it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Literal
+
+from tests.chaos.clocks import set_clock
+from tests.chaos.driver_app import QUERIES
+from tests.chaos.faults import Fault, Kind
+from tests.chaos.room import Room
+from tests.kit.damage.damager import Damager
+from tests.kit.refusing_disks import on_a_disk_of_its_own
+
+__all__ = ["CLOCK_FAULTS", "DISK_FAULTS", "OPERATOR_FAULTS"]
+
+TRIES = 5
+DAMAGES = 4
+MOST_SECONDS_APART = 600
+ROLLED_BACK = (2, 4)
+COMMAND_TIMEOUT_SECONDS = 120.0
+
+
+class RefusingFolder(Fault):
+    """A member's folder gets a small file system of its own, which refuses; what lay under it comes back later."""
+
+    way: Literal["full", "read-only"] = "full"
+
+    def __init__(self, room: Room, chance: random.Random) -> None:
+        super().__init__(room, chance)
+        self._stack = ExitStack()
+
+    def inject(self) -> bool:
+        for _ in range(TRIES):
+            folders = sorted(folder for folder in self.room.folder.glob("local/*/m*") if folder.is_dir())
+            if not folders:
+                return False
+            folder = self.chance.choice(folders)
+            shutil.rmtree(folder.with_name(f".{folder.name}.kept"), ignore_errors=True)
+            with suppress(shutil.Error, FileNotFoundError):  # the query goes on beneath
+                disk = self._stack.enter_context(on_a_disk_of_its_own(folder, self.way))
+                disk.refuse()
+                self.told = f"{folder.name}: {disk.how}"
+                return disk.how.startswith("a tmpfs")
+        return False
+
+    def heal(self) -> None:
+        self._stack.close()
+
+
+class ReadOnlyFolder(RefusingFolder):
+    """The same, read-only."""
+
+    way = "read-only"
+
+
+class DamagedFiles(Fault):
+    """Bytes of copies are flipped, files truncated, swapped or removed while the query runs."""
+
+    def inject(self) -> bool:
+        damager, done = Damager(self.room.folder / "local", self.chance), []
+        for _ in range(DAMAGES):
+            with suppress(OSError):  # what is damaged may go meanwhile
+                done.append(damager.damage())
+        self.told = "; ".join(filter(None, done))
+        return any(done)
+
+
+class ClockApart(Fault):
+    """The clock of one host's executors, their Java and Python, jumps by up to ten minutes, and back later."""
+
+    _clock: Path | None = None
+
+    def inject(self) -> bool:
+        self._clock = self.chance.choice(self.room.clocks) if self.room.clocks else None
+        if self._clock is None:
+            return False
+        seconds = self.chance.choice([-1, 1]) * self.chance.uniform(2, MOST_SECONDS_APART)
+        set_clock(self._clock, seconds)
+        self.told = f"{self._clock.name}: {seconds:+.0f} s"
+        return True
+
+    def heal(self) -> None:
+        if self._clock is not None:
+            set_clock(self._clock, 0.0)
+
+
+class Asked(Fault):
+    """An operator asks something of a query, and takes it back later."""
+
+    def __init__(self, room: Room, chance: random.Random) -> None:
+        super().__init__(room, chance)
+        self.query = chance.choice(QUERIES)
+        self._back: tuple[object, ...] = ()
+
+    def asked(self, call: str, *arguments: object) -> bool:
+        """Ask, and tell whether it was done; a driver that is killed meanwhile does not answer."""
+        answer = self.room.ask(self.query, call, *arguments)
+        self.told = f"{self.query}: {call} {arguments}: {answer}"
+        return bool(answer == "done")
+
+    def member(self) -> str | None:
+        """Return a live member, if the driver says so."""
+        members = self.room.ask(self.query, "members")
+        live = [one for one, _, state in members if state != "awaited"] if isinstance(members, list) else []
+        return self.chance.choice(live) if live else None
+
+
+class Rebalance(Asked):
+    """A rebalance is asked for."""
+
+    def inject(self) -> bool:
+        return self.asked("request_rebalance")
+
+
+class Drain(Asked):
+    """A member is drained, and has its share again later."""
+
+    def inject(self) -> bool:
+        member = self.member()
+        self._back = (member,)
+        return member is not None and self.asked("drain", member)
+
+    def heal(self) -> None:
+        if self._back and self._back[0] is not None:
+            told = self.told
+            self.asked("undrain", *self._back)
+            self.told = f"{told}; {self.told}"
+
+
+class Pin(Asked):
+    """A key-group is pinned to a member, and freed later."""
+
+    def inject(self) -> bool:
+        member, group = self.member(), self.chance.randrange(32)
+        self._back = (group,)
+        return member is not None and self.asked("pin", group, member)
+
+    def heal(self) -> None:
+        if self._back:
+            self.asked("unpin", *self._back)
+
+
+class Rollback(Fault):
+    """The driver is stopped, one query is taken back some batches, and the driver is started again."""
+
+    def inject(self) -> bool:
+        query = self.chance.choice(QUERIES)
+        with self.room.paused_driver():
+            done = self.room.committed_batches(query)
+            if len(done) <= ROLLED_BACK[1]:
+                return False
+            to = done[-1] - self.chance.randint(*ROLLED_BACK)
+            self.told = f"{query} from {done[-1]} to {to}"
+            return self._rolled_back(query, to)
+
+    def _rolled_back(self, query: str, to: int) -> bool:
+        command = [sys.executable, "-m", "riffle_spark", "rollback", "--root", f"s3://{self.room.store.bucket}/{query}"]
+        command += ["--checkpoint", str(self.room.folder / "checkpoint" / query), "--to", str(to), "--execute"]
+        command += ["--conf-file", str(self.room.conf_file)]
+        for _ in range(TRIES):  # the store may have trouble meanwhile
+            done = subprocess.run(
+                command, env=self.room.environment, capture_output=True, text=True, check=False,
+                timeout=COMMAND_TIMEOUT_SECONDS,
+            )  # fmt: skip
+            if done.returncode == 0:
+                return True
+            time.sleep(1)
+        raise RuntimeError(f"riffle rollback: {done.stdout[-500:]} {done.stderr[-1500:]}")
+
+
+DISK_FAULTS: Mapping[str, Kind] = {
+    "disk full": Kind(RefusingFolder, (8.0, 15.0)),
+    "disk read-only": Kind(ReadOnlyFolder, (8.0, 15.0)),
+    "damaged files": Kind(DamagedFiles),
+}
+CLOCK_FAULTS: Mapping[str, Kind] = {"clocks apart": Kind(ClockApart, (5.0, 15.0))}
+OPERATOR_FAULTS: Mapping[str, Kind] = {
+    "rebalance": Kind(Rebalance),
+    "drain": Kind(Drain, (8.0, 15.0)),
+    "pin": Kind(Pin, (5.0, 10.0)),
+    "rollback": Kind(Rollback),
+}

@@ -1,0 +1,35 @@
+"""Which fault comes when, drawn from a seed: every kind once before any comes again. Knows names and numbers. Does not
+know what a fault does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Drawn", "draw", "fewer_than"]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A fault that is to come: its kind, how long to wait before it, and what it draws from itself."""
+
+    kind: str
+    pause_seconds: float
+    seed: int
+
+
+def draw(seed: int, lane: str, kinds: Sequence[str], pauses: tuple[float, float]) -> Iterator[Drawn]:
+    """Yield a lane's faults without end: the kinds in another order in each round."""
+    chance = random.Random(f"{seed} {lane}")
+    while kinds:
+        for kind in chance.sample(sorted(kinds), len(kinds)):
+            yield Drawn(kind, chance.uniform(*pauses), chance.randrange(1 << 32))
+
+
+def fewer_than(least: int, wanted: Sequence[str], happened: Mapping[str, int]) -> dict[str, int]:
+    """Return the kinds that happened less often than promised, each with how often it did."""
+    counted = Counter(happened)
+    return {kind: counted[kind] for kind in sorted(wanted) if counted[kind] < least}

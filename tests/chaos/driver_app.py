@@ -1,0 +1,173 @@
+"""The driver of a chaos run: three queries of one topic in one process, and a folder by which it is told to drain, pin
+and rebalance. Knows our public interface. Does not know faults.
+
+    spark-submit driver_app.py SETTINGS_AS_JSON
+
+It ends when the first query does: with what that failed with, or after SIGTERM with nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import riffle_spark as riffle
+from riffle_spark.errors import RiffleError
+from tests.chaos.events import BUCKETS, WINDOW_SECONDS
+from tests.chaos.processors import Visits
+
+__all__ = ["QUERIES"]
+
+QUERIES = ("totals", "visits", "windows")
+SESSION = "user long, count long, total long"
+POLL_SECONDS = 0.2
+
+
+class Told(NamedTuple):
+    """What the driver is told: where things are, and how much a batch may have."""
+
+    bootstrap: str
+    topic: str
+    folder: str
+    bucket: str
+    max_offsets: int
+    trigger_seconds: float
+    settings: dict[str, Any]
+
+
+class Driver:
+    """The three queries. ``call`` has one of them do what an operator asks."""
+
+    def __init__(self, spark: SparkSession, told: Told) -> None:
+        self._spark, self._told = spark, told
+        self._jobs: dict[str, riffle.StatefulJob] = {}
+
+    def start(self) -> None:
+        """Start them all."""
+        totals = riffle.Stateful(
+            "totals", key="user", settings=self._settings("totals"),
+            compute=riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount")),
+        )  # fmt: skip
+        visits = riffle.transform_with_state(
+            Visits(), key="user", output=SESSION, time_mode="ProcessingTime", store="visits",
+            settings=self._settings("visits"),
+        )  # fmt: skip
+        events = self._events().drop("timestamp").where("user >= 0")
+        self._start_job("totals", events, totals.into(self._sink("totals")))
+        beaten = events.unionByName(riffle.heartbeat(self._spark, events.schema, every="2 seconds"))
+        self._start_job("visits", beaten, visits.into(self._sink("visits")))
+        self._start_windows()
+
+    def _settings(self, name: str) -> riffle.Settings:
+        return riffle.Settings(
+            root=f"s3://{self._told.bucket}/{name}", report_file=f"{self._told.folder}/reports/{name}.jsonl",
+            **self._told.settings,
+        )  # fmt: skip
+
+    def _events(self) -> DataFrame:
+        raw = (
+            self._spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self._told.bootstrap).option("subscribe", self._told.topic)
+            .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", self._told.max_offsets)
+            .load()
+        )  # fmt: skip
+        body = F.from_json(F.col("value").cast("string"), "user long, amount long")
+        return raw.select(body.alias("event"), "timestamp").select("event.*", "timestamp")
+
+    def _start_job(self, name: str, events: DataFrame, job: riffle.StatefulJob) -> None:
+        self._jobs[name] = job
+        writer = events.writeStream.queryName(name).foreachBatch(self._begun(name, job))
+        writer.option("checkpointLocation", f"{self._told.folder}/checkpoint/{name}").trigger(**self._every).start()
+
+    def _start_windows(self) -> None:
+        events = riffle.on(self._events(), settings=self._settings("windows"))
+        bucket = F.when(F.col("user") < 0, -1).otherwise(F.col("user") % BUCKETS).alias("bucket")
+        groups = events.withWatermark("timestamp", "30 seconds").groupBy(
+            F.window("timestamp", f"{WINDOW_SECONDS} seconds"), bucket
+        )
+        totals = groups.agg(F.count("*").alias("count"), F.sum("amount").alias("total")).where("bucket >= 0")
+        closed = totals.select(F.unix_seconds("window.start").alias("since"), "bucket", "count", "total")
+        sink: Any = self._sink("windows")
+        writer = closed.writeStream.queryName("windows").foreachBatch(sink)
+        writer = writer.option("checkpointLocation", f"{self._told.folder}/checkpoint/windows")
+        query = writer.trigger(**self._every).start()
+        self._jobs["windows"] = query.job  # type: ignore[attr-defined]
+
+    @property
+    def _every(self) -> dict[str, Any]:
+        return {"processingTime": f"{self._told.trigger_seconds} seconds"}
+
+    def _begun(self, name: str, job: Callable[..., None]) -> Callable[[DataFrame, int], None]:
+        """Note each batch that Spark begins; those that commit are noted by the log."""
+
+        def run(batch: DataFrame, batch_id: int) -> None:
+            with Path(f"{self._told.folder}/begun/{name}").open("a") as file:
+                file.write(f"{batch_id}\n")
+            job(batch, batch_id)
+
+        return run
+
+    def _sink(self, name: str) -> Callable[[DataFrame, int, str], None]:
+        """Return a sink that keeps each call in a folder of its own, whose name has the delivery id."""
+
+        def write(rows: DataFrame, batch_id: int, delivery_id: str) -> None:
+            call = f"{delivery_id.replace('/', '~')}~{time.time_ns()}{uuid.uuid4().hex[:6]}"
+            rows.coalesce(1).write.parquet(f"{self._told.folder}/out/{name}/{call}")
+
+        return write
+
+    def obey(self, asked: Path) -> None:
+        """Do what each file says that appears in a folder, and say beside it what came of it."""
+        while True:
+            for file in sorted(asked.glob("*.json")):
+                answer = self._answer(json.loads(file.read_text()))
+                file.with_suffix(".partial").write_text(json.dumps(answer))
+                file.unlink()
+                file.with_suffix(".partial").rename(file.with_suffix(".answer"))
+            time.sleep(POLL_SECONDS)
+
+    def _answer(self, asked: dict[str, Any]) -> Any:
+        try:
+            job = self._jobs[asked["query"]]
+            if asked["call"] == "members":
+                return [(member.id, member.executor, member.state) for member in job.members()]
+            getattr(job, asked["call"])(*asked["arguments"])
+        except (RiffleError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "done"
+
+
+def main(told: Told) -> None:
+    """Run the queries until the first one ends."""
+    builder = SparkSession.builder.appName("chaos")
+    spark = riffle.configure(builder, kafka=False).getOrCreate()
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    riffle.warm_up(spark, riffle.Settings(**told.settings))
+    driver = Driver(spark, told)
+    driver.start()
+    asked = Path(told.folder) / "asked"
+    threading.Thread(target=driver.obey, args=(asked,), daemon=True).start()
+    while not ending.wait(POLL_SECONDS):
+        if len(spark.streams.active) < len(QUERIES):
+            spark.streams.awaitAnyTermination(1)
+            sys.exit("a query ended")
+    for query in spark.streams.active:
+        with suppress(Exception):
+            query.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Told(**json.loads(sys.argv[1])))

@@ -1,0 +1,171 @@
+"""``./run endure``: three steady queries for a while, and whether anything of theirs grows: memory, open files,
+threads, temporary files, objects in the store.
+
+./run endure --minutes 30 [--json] [--rate 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.kit.memory import pss_kb
+from riffle_spark.errors import RiffleError
+from tests.chaos.driver_app import QUERIES
+from tests.chaos.processes import drivers, python_workers
+from tests.chaos.room import APP, Room, Size
+from tests.chaos.run_of_chaos import await_first_batches, catch_up, settled_verdicts
+from tests.chaos.slopes import Slope, slope_of
+
+INTERRUPTED = 130
+SAMPLES = 60
+LEAST_SECONDS = 5.0
+LEAKED_A_BATCH = 0.1
+"""What is left behind by one batch in ten is found: of files, threads and descriptors, and of 100 kB each."""
+Sample = dict[str, float]
+
+
+def heap_mb(pid: int) -> float | None:
+    """Return what a JVM's heap holds after a collection, if the machine has what asks for that."""
+    try:
+        asked = [subprocess.run(["jcmd", str(pid), what], capture_output=True, text=True, timeout=60, check=True)
+                 for what in ("GC.run", "GC.heap_info")]  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    used = [line.split("used ")[1].split("K")[0] for line in asked[1].stdout.splitlines() if "total" in line]
+    return sum(map(int, used)) / 1024 if used else None
+
+
+def of_processes(name: str, pids: Iterable[int]) -> Sample:
+    """Return memory, open files and threads of some processes together."""
+    found: Sample = defaultdict(float)
+    for pid in pids:
+        with suppress(OSError):
+            at = Path(f"/proc/{pid}")
+            found[f"{name}: memory, MB"] += pss_kb((at / "smaps_rollup").read_text()) / 1024
+            found[f"{name}: open files"] += len(list((at / "fd").iterdir()))
+            found[f"{name}: threads"] += len(list((at / "task").iterdir()))
+    return found
+
+
+def sample(room: Room) -> Sample:
+    """Return everything there is to see at this moment."""
+    java, python = drivers(room.driver_pids(), APP.name)
+    executors = room.executors()
+    found: Sample = {}
+    for name, pids in (("driver's JVM", java), ("executors' JVMs", executors)):
+        heaps = [heap_mb(pid) for pid in pids]
+        found |= of_processes(name, pids)
+        if heaps and None not in heaps:
+            # With the heap known, what is outside is what is left; a heap grows to its limit whatever is in it.
+            del found[f"{name}: memory, MB"]
+            found[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
+    found |= of_processes("driver's Python", python)
+    found |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
+    found["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
+    found["files of copies"] = _files([room.folder / "local"])
+    found["objects in the store"] = _files(room.folder.glob(f"s3/files/{room.store.bucket}"))
+    return found
+
+
+def _files(folders: Iterable[Path]) -> int:
+    return sum(sum(path.is_file() for path in folder.rglob("*")) for folder in folders)
+
+
+def slopes(times: list[float], samples: list[Sample], batches: int) -> list[Slope]:
+    """Judge every quantity that each sample has."""
+    names = [name for name in samples[-1] if all(name in one for one in samples)]
+    return [slope_of(name, times, [one[name] for one in samples], LEAKED_A_BATCH * batches) for name in names]
+
+
+class Endure:
+    """One run."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options, self._folder = options, folder
+        self._begun = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Tell how far it is."""
+        print(f"{time.monotonic() - self._begun:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def run(self) -> dict[str, object]:
+        """Start everything, look at it for as long as was asked, and compare."""
+        options = self._options
+        with Room(self._folder, options.seed, Size(rate=options.rate)) as room:
+            room.start_producer()
+            await_first_batches(room)
+            self.say("every query has committed a batch")
+            times, samples = self._sampled(room, options.minutes * 60)
+            batches = sum(room.committed_batches(query)[-1] + 1 for query in QUERIES)
+            sent = room.stop_producer()
+            events = int(sent["events"])
+            catch_up(room, events, self.say)
+            room.end_all_windows()
+            verdicts = settled_verdicts(room, events)
+        found = slopes(times, samples, batches)
+        for one in found:
+            print(one, file=sys.stderr)
+        exact = all(one.is_exact for one in verdicts.values())
+        return {
+            "rows": events, "batches": batches, "seconds": round(time.monotonic() - self._begun, 1), "exact": exact,
+            "failures": room.failures, "grows": [one.name for one in found if not one.is_flat],
+            "slopes": [asdict(one) for one in found],
+        }  # fmt: skip
+
+    def _sampled(self, room: Room, seconds: float) -> tuple[list[float], list[Sample]]:
+        every = max(LEAST_SECONDS, seconds / SAMPLES)
+        begun, times, samples = time.monotonic(), list[float](), list[Sample]()
+        while time.monotonic() - begun < seconds:
+            times.append(time.monotonic() - begun)
+            samples.append(sample(room))
+            time.sleep(max(0.0, begun + len(times) * every - time.monotonic()))
+        return times, samples
+
+
+def is_good(told: Mapping[str, object]) -> bool:
+    """Tell whether nothing grows, nothing failed and nothing is wrong."""
+    return bool(told["exact"]) and not told["grows"] and not told["failures"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run it; 0 if everything is flat and right, 1 if not, 130 if interrupted."""
+    parser = argparse.ArgumentParser(prog="./run endure", description="Steady queries, and whether anything grows.")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long (%(default)s)")
+    parser.add_argument("--rate", type=int, default=1_000, help="events a second (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    folder = Path(tempfile.mkdtemp(prefix="riffle-endure-"))
+    try:
+        told = Endure(options, folder).run()
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        return INTERRUPTED
+    except (RiffleError, TimeoutError) as error:
+        print(f"{error}\nThe logs are in {folder}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(told))
+    if not is_good(told):
+        print(f"The logs are in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

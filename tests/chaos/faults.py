@@ -1,0 +1,199 @@
+"""What breaks processes and the store: one class a family of kinds, each with ``inject`` and ``heal``. Knows signals
+and the proxy. Does not know when, or what comes of it.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from tests.chaos.processes import busiest, drivers, holders, python_workers, send
+from tests.chaos.room import APP, Room
+from tests.chaos.store_proxy import TROUBLES, Trouble
+
+__all__ = ["PROCESS_FAULTS", "STORE_FAULTS", "Fault", "Kind"]
+
+SHARE = 0.5
+SHORT, LONG = (1.0, 1.5), (25.0, 45.0)
+"""The long ones are longer than ``upkeep_timeout`` and what Spark waits for a heartbeat before it asks."""
+SEEKING_SECONDS = 30.0
+
+
+class Fault(ABC):
+    """One fault in one room. ``inject`` tells whether there was anything to break; ``heal`` comes in any case."""
+
+    def __init__(self, room: Room, chance: random.Random) -> None:
+        self.room, self.chance = room, chance
+        self.told = ""
+
+    @abstractmethod
+    def inject(self) -> bool:
+        """Break it."""
+
+    def heal(self) -> None:
+        """Let it be whole again; harmless where nothing was broken."""
+        return
+
+
+class Kind(NamedTuple):
+    """How a kind of fault is made, and how long it lasts."""
+
+    make: Callable[[Room, random.Random], Fault]
+    holds: tuple[float, float] = (0.0, 0.0)
+
+
+class StoreTrouble(Fault):
+    """Some of the answers of the store are broken in one way."""
+
+    kind = ""
+
+    def inject(self) -> bool:
+        share = 0.2 if self.kind == "slow" else SHARE
+        self.room.proxy.trouble = Trouble(self.kind, share)
+        return True
+
+    def heal(self) -> None:
+        self.room.proxy.trouble = None
+        self.told = f"{self.room.proxy.met[self.kind]} requests so far"
+
+
+class StoreRefuses(Fault):
+    """The store takes no connections, and those that were open are gone."""
+
+    def __init__(self, room: Room, chance: random.Random) -> None:
+        super().__init__(room, chance)
+        self._stack = ExitStack()
+
+    def inject(self) -> bool:
+        self._stack.enter_context(self.room.proxy.refusing())
+        return True
+
+    def heal(self) -> None:
+        self._stack.close()
+
+
+class Signalled(Fault):
+    """A process gets SIGKILL or, to be healed, SIGSTOP."""
+
+    number = signal.SIGKILL
+
+    @abstractmethod
+    def victim(self) -> int | None:
+        """Return a process, if there is one now."""
+
+    def inject(self) -> bool:
+        give_up = time.monotonic() + SEEKING_SECONDS
+        while (pid := self.victim()) is None or not send(pid, self.number):
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.05)
+        self._pid = pid
+        self.told = f"process {pid}"
+        return True
+
+    def heal(self) -> None:
+        if self.number == signal.SIGSTOP and hasattr(self, "_pid"):
+            send(self._pid, signal.SIGCONT)
+
+
+class AnExecutor(Signalled):
+    """Any executor."""
+
+    def victim(self) -> int | None:
+        found = self.room.executors()
+        return self.chance.choice(found) if found else None
+
+
+class AWorkerInASlot(Signalled):
+    """The Python worker that is busiest, where it is not at upkeep."""
+
+    def victim(self) -> int | None:
+        workers = [pid for executor in self.room.executors() for pid in python_workers(executor)]
+        return busiest(pid for pid in workers if pid not in self._at_upkeep())
+
+    def _at_upkeep(self) -> list[int]:
+        return holders(self.room.folder.glob("local/*/*/upkeep"))
+
+
+class AWorkerInUpkeep(AWorkerInASlot):
+    """A Python worker that holds the lock of a piece of upkeep."""
+
+    def victim(self) -> int | None:
+        found = self._at_upkeep()
+        mine = [pid for executor in self.room.executors() for pid in python_workers(executor)]
+        return next((pid for pid in found if pid in mine), None)
+
+
+class TheDriver(Fault):
+    """SIGKILL to the driver: to its Java, to its Python or to both."""
+
+    def inject(self) -> bool:
+        java, python = drivers(self.room.driver_pids(), APP.name)
+        if not java or not python:
+            return False
+        self.room.expected_to_end.set()
+        which = self.chance.choice(["Java", "Python", "both"])
+        self.told = which
+        for pid in {"Java": java, "Python": python, "both": [*java, *python]}[which]:
+            send(pid, signal.SIGKILL)
+        return True
+
+
+class AWorkerDaemon(Fault):
+    """SIGKILL to a worker of the cluster with its executors; it comes back on its folders."""
+
+    _index: int | None = None
+
+    def inject(self) -> bool:
+        self._index = self.chance.randrange(self.room.size.workers)
+        self.told = self.room.cluster.hosts[self._index]
+        self.room.cluster.kill_worker(self._index)
+        return True
+
+    def heal(self) -> None:
+        if self._index is not None:
+            self.room.cluster.return_worker(self._index)
+
+
+class TheBroker(Fault):
+    """The broker is stopped, and started again on its folder."""
+
+    def inject(self) -> bool:
+        self.room.broker.stop()
+        return True
+
+    def heal(self) -> None:
+        self.room.broker.start()
+        self.room.broker.wait_until_ready()
+
+
+def _stopped(base: type[Signalled]) -> type[Signalled]:
+    return type(f"{base.__name__}Stopped", (base,), {"number": signal.SIGSTOP, "__doc__": base.__doc__})
+
+
+def _trouble(kind: str) -> type[StoreTrouble]:
+    return type("StoreTroubleOfKind", (StoreTrouble,), {"kind": kind, "__doc__": StoreTrouble.__doc__})
+
+
+STORE_FAULTS: Mapping[str, Kind] = {
+    **{f"store: {kind}": Kind(_trouble(kind), (4.0, 8.0)) for kind in TROUBLES},
+    "store: refused connections": Kind(StoreRefuses, (30.0, 30.0)),
+}
+PROCESS_FAULTS: Mapping[str, Kind] = {
+    "SIGKILL executor": Kind(AnExecutor),
+    "SIGKILL worker": Kind(AWorkerDaemon, (1.0, 6.0)),
+    "SIGKILL driver": Kind(TheDriver),
+    "SIGKILL Python in a slot": Kind(AWorkerInASlot),
+    "SIGKILL Python in upkeep": Kind(AWorkerInUpkeep),
+    "SIGSTOP executor, short": Kind(_stopped(AnExecutor), SHORT),
+    "SIGSTOP executor, long": Kind(_stopped(AnExecutor), LONG),
+    "SIGSTOP Python in a slot, short": Kind(_stopped(AWorkerInASlot), SHORT),
+    "SIGSTOP Python in a slot, long": Kind(_stopped(AWorkerInASlot), LONG),
+    "SIGSTOP Python in upkeep, long": Kind(_stopped(AWorkerInUpkeep), LONG),
+    "broker restart": Kind(TheBroker, (2.0, 6.0)),
+}

@@ -1,0 +1,152 @@
+"""What was sent against what three queries told, delivery by delivery. Knows numbers and delivery ids. Does not know
+Spark, or files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.chaos.events import CHUNK, Plan
+
+__all__ = ["Call", "Delivery", "Ledger", "Verdict", "compare", "given_up", "ledgers", "repeats_that_differ", "standing"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A delivery id, taken apart: ``<query id>/<rollbacks>/<batch id>``."""
+
+    query: str
+    rollbacks: int
+    batch: int
+
+    @staticmethod
+    def parse(text: str, separator: str = "/") -> Delivery:
+        """Take it apart."""
+        query, rollbacks, batch = text.split(separator)
+        return Delivery(query, int(rollbacks), int(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a sink that came to its end: which delivery, and its rows as (place in the ledger, count, sum)."""
+
+    delivery: Delivery
+    places: Integers
+    counts: Integers
+    sums: Integers
+
+    def sorted_rows(self) -> Integers:
+        """Return its rows in one order, whatever order they came in."""
+        rows = np.stack([self.places, self.counts, self.sums])
+        return rows[:, np.lexsort(rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """For every place (a user, or a window): how many events it has, and the sum of their amounts."""
+
+    counts: Integers
+    sums: Integers
+
+    @staticmethod
+    def empty(places: int) -> Ledger:
+        """Return one of nothing."""
+        return Ledger(np.zeros(places, np.int64), np.zeros(places, np.int64))
+
+    def add(self, places: Integers, counts: Integers, sums: Integers) -> None:
+        """Add to places, each as often as it stands there."""
+        np.add.at(self.counts, places, counts)
+        np.add.at(self.sums, places, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far a query is from its ledger: events lost, events doubled, places whose count or sum is wrong, deliveries
+    that came again with other rows, and batches of which no delivery is there.
+    """
+
+    lost: int = 0
+    doubled: int = 0
+    wrong: int = 0
+    differing: int = 0
+    missing: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is wrong."""
+        return self == Verdict()
+
+
+def ledgers(plan: Plan, events: int) -> tuple[Ledger, Ledger]:
+    """Return what the first so many events come to, by user and by window; they are whole chunks."""
+    assert events % CHUNK == 0, events
+    by_user, by_window = Ledger.empty(plan.users), Ledger.empty(0)
+    if events:
+        last = plan.chunk(events // CHUNK - 1)
+        by_window = Ledger.empty(int(plan.windows_of(last).max()) // CHUNK * CHUNK + 2 * CHUNK)
+    ones = np.ones(CHUNK, np.int64)
+    for index in range(events // CHUNK):
+        chunk = plan.chunk(index)
+        by_user.add(chunk.users, ones, chunk.amounts)
+        by_window.add(plan.windows_of(chunk), ones, chunk.amounts)
+    return by_user, by_window
+
+
+def given_up(delivery: Delivery, first_of_line: Mapping[int, int]) -> bool:
+    """Tell whether a rollback gave a delivery up: a later line begins with its batch, or with one before it."""
+    return any(line > delivery.rollbacks and first <= delivery.batch for line, first in first_of_line.items())
+
+
+def standing(calls: Iterable[Call]) -> list[Call]:
+    """Return one call of each delivery that no rollback gave up, in order of batches."""
+    by_delivery = {call.delivery: call for call in calls}
+    first: dict[int, int] = {}
+    for delivery in by_delivery:
+        first[delivery.rollbacks] = min(delivery.batch, first.get(delivery.rollbacks, delivery.batch))
+    kept = [call for delivery, call in by_delivery.items() if not given_up(delivery, first)]
+    return sorted(kept, key=lambda call: call.delivery.batch)
+
+
+def repeats_that_differ(calls: Iterable[Call]) -> list[Delivery]:
+    """Return the deliveries whose calls did not have the same rows."""
+    seen: dict[Delivery, list[Call]] = defaultdict(list)
+    for call in calls:
+        seen[call.delivery].append(call)
+    return [delivery for delivery, same in seen.items() if not _alike(same)]
+
+
+def _alike(calls: Sequence[Call]) -> bool:
+    first = calls[0].sorted_rows()
+    return all(np.array_equal(first, other.sorted_rows()) for other in calls[1:])
+
+
+def compare(ledger: Ledger, calls: Sequence[Call], *, running: bool) -> Verdict:
+    """Compare what stands with the ledger. ``running``: each row is its place's total until then, and replaces the one
+    before; else each row is something more, and all are added up.
+    """
+    kept, told = standing(calls), Ledger.empty(len(ledger.counts))
+    backwards = 0
+    for call in kept:
+        if running:
+            backwards += int((call.counts <= told.counts[call.places]).sum())
+            told.counts[call.places], told.sums[call.places] = call.counts, call.sums
+        else:
+            told.add(call.places, call.counts, call.sums)
+    missing = ledger.counts - told.counts
+    wrong = (missing != 0) | (ledger.sums != told.sums)
+    batches = {call.delivery.batch for call in kept}
+    gaps = max(batches) + 1 - len(batches) if batches else 0
+    return Verdict(
+        lost=int(missing.clip(min=0).sum()),
+        doubled=int((-missing).clip(min=0).sum()),
+        wrong=int(wrong.sum()) + backwards,
+        differing=len(repeats_that_differ(calls)),
+        missing=gaps,
+    )

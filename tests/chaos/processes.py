@@ -1,0 +1,86 @@
+"""Whose process is whose on this machine: executors, Python workers, what holds a lock; and signals to these alone.
+Knows /proc. Does not know why.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from apps.demo.servers.guard import descendants
+
+__all__ = ["busiest", "drivers", "executors", "holders", "python_workers", "send"]
+
+_TICKS_AFTER_NAME = 11
+LOOK_SECONDS = 0.1
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; tell whether there was anybody to get it."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+        return True
+    return False
+
+
+def executors(pids: Iterable[int]) -> list[int]:
+    """Return those that are executors of Spark's."""
+    return [pid for pid in pids if "--executor-id" in _arguments(pid)]
+
+
+def drivers(pids: Iterable[int], script: str) -> tuple[list[int], list[int]]:
+    """Return the Java and the Python processes that run a driver's script."""
+    running = [pid for pid in pids if any(one.endswith(script) for one in _arguments(pid))]
+    python = [pid for pid in running if Path(_arguments(pid)[0]).name.startswith("python")]
+    return [pid for pid in running if Path(_arguments(pid)[0]).name == "java"], python
+
+
+def python_workers(executor: int) -> list[int]:
+    """Return an executor's Python workers, without the daemon that forks them."""
+    found = [pid for pid in descendants(executor) if "pyspark.daemon" in _arguments(pid)]
+    return [pid for pid in found if _parent(pid) in found]
+
+
+def busiest(pids: Iterable[int]) -> int | None:
+    """Return the process that uses most processor time while one looks, if any does."""
+    before = {pid: _ticks(pid) for pid in pids}
+    time.sleep(LOOK_SECONDS)
+    used = {pid: _ticks(pid) - ticks for pid, ticks in before.items()}
+    most = max(used, key=lambda pid: used[pid], default=None)
+    return most if most is not None and used[most] > 0 else None
+
+
+def holders(locks: Iterable[Path]) -> list[int]:
+    """Return who holds one of these files under an exclusive lock."""
+    nodes = set()
+    for path in locks:
+        with suppress(OSError):
+            nodes.add(path.stat().st_ino)
+    lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    taken = (words for words in lines if words[1] == "FLOCK" and words[3] == "WRITE")
+    return [int(words[4]) for words in taken if int(words[5].rsplit(":", 1)[1]) in nodes]
+
+
+def _arguments(pid: int) -> list[str]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+def _fields(pid: int) -> list[str]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def _parent(pid: int) -> int:
+    return int((_fields(pid) or ["", "-1"])[1])
+
+
+def _ticks(pid: int) -> int:
+    fields = _fields(pid)
+    return sum(int(one) for one in fields[_TICKS_AFTER_NAME : _TICKS_AFTER_NAME + 2]) if fields else 0

@@ -1,0 +1,40 @@
+"""The processor of the chaos run's query with timers, in a module of its own so that executors can import it."""
+
+# ruff: noqa: ARG002 - PySpark's arguments
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+__all__ = ["PATIENCE_MS", "Visits"]
+
+PATIENCE_MS = 4_000
+
+
+class Visits(StatefulProcessor):
+    """Counts a user's events and adds up their amounts until a timer fires; then tells of them and forgets them."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare one value of two fields."""
+        self._handle = handle
+        self._open: Any = handle.getValueState("open", "count long, total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Add the rows; the first ones register the timer."""
+        if not self._open.exists():
+            self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + PATIENCE_MS)
+        count, total = self._open.get() or (0, 0)
+        for row in rows:
+            count, total = count + 1, total + row.amount
+        self._open.update((count, total))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Tell what there was, and forget it."""
+        count, total = self._open.get()
+        self._open.clear()
+        yield Row(user=key[0], count=count, total=total)

@@ -1,0 +1,75 @@
+"""Sends a chaos run's events at their rate until it is told to stop, then says how many the broker holds.
+
+    python -m tests.chaos.producer BOOTSTRAP TOPIC FOLDER PLAN_AS_JSON
+
+It ends once there is a file ``stop`` in the folder, with a file ``sent.json``: how many events were acknowledged, and
+at which rate. The client is idempotent, so that a broker which is restarted has each event once; the broker is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from kafka import KafkaProducer
+
+from apps.demo.producer import held_by_broker
+from tests.chaos.events import CHUNK, Plan
+
+__all__ = ["end_all_windows"]
+
+FLUSH_TIMEOUT_SECONDS = 180
+PATIENCE_MS = 300_000
+NICENESS = 5
+"""It stands for machines elsewhere, but has to keep up."""
+FUTURE_MS = 3_600_000
+
+
+def _client(bootstrap: str) -> KafkaProducer:
+    return KafkaProducer(
+        bootstrap_servers=bootstrap, linger_ms=20, batch_size=1 << 17, compression_type="gzip",
+        max_block_ms=PATIENCE_MS, delivery_timeout_ms=PATIENCE_MS,
+    )  # fmt: skip
+
+
+def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, float]:
+    """Send chunk after chunk, each at its time, until the file is there; return how many events, and in what time."""
+    producer, index, begun = _client(bootstrap), 0, time.monotonic()
+    while not stop.exists():
+        time.sleep(max(0.0, begun + index * CHUNK / plan.rate - time.monotonic()))
+        events = plan.chunk(index)
+        rows = zip(*(one.tolist() for one in (events.numbers, events.users, events.amounts, events.times)), strict=True)
+        for number, user, amount, at in rows:
+            value = b'{"user":%d,"amount":%d}' % (user, amount)
+            producer.send(topic, value, partition=number % plan.partitions, timestamp_ms=at)
+        index += 1
+    seconds = time.monotonic() - begun
+    producer.flush(FLUSH_TIMEOUT_SECONDS)
+    producer.close()
+    return index * CHUNK, seconds
+
+
+def end_all_windows(bootstrap: str, topic: str, plan: Plan) -> None:
+    """Send an event of nobody's from the future to each partition: then every window before it is over."""
+    producer = _client(bootstrap)
+    for partition in range(plan.partitions):
+        value = b'{"user":-1,"amount":0}'
+        producer.send(topic, value, partition=partition, timestamp_ms=int(time.time() * 1000) + FUTURE_MS)
+    producer.flush(FLUSH_TIMEOUT_SECONDS)
+    producer.close()
+
+
+def _main(bootstrap: str, topic: str, folder: Path, plan: Plan) -> None:
+    os.nice(NICENESS)
+    sent, seconds = produce(bootstrap, topic, plan, folder / "stop")
+    told = {"events": sent, "seconds": seconds, "held": held_by_broker(bootstrap, topic)}
+    partial = folder / "sent.partial"
+    partial.write_text(json.dumps(told))
+    partial.rename(folder / "sent.json")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Plan(**json.loads(sys.argv[4])))

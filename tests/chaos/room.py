@@ -1,0 +1,284 @@
+"""Everything that a chaos run needs, started and stopped: cluster, broker, S3 server, the proxy before it, producer and
+driver. Knows servers. Does not know faults.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from apps.demo.jars import connector_jars, spark_home
+from apps.demo.servers import JVM_OPTIONS, Child, DiskS3Server, KafkaBroker, Launch, StandaloneCluster, WorkerSize
+from riffle_spark.errors import UnavailableError
+from tests.chaos.clocks import can_tell_clocks, clock_environment
+from tests.chaos.driver_app import QUERIES
+from tests.chaos.events import Plan
+from tests.chaos.processes import executors
+from tests.chaos.producer import end_all_windows
+from tests.chaos.store_proxy import StoreProxy
+from tests.kit.refusing_disks import unmount_below
+
+__all__ = ["APP", "Room", "Size"]
+
+TOPIC = "events"
+APP = Path(__file__).with_name("driver_app.py")
+POLL_SECONDS = 0.2
+ANSWER_SECONDS = 30.0
+SENT_SECONDS = 240.0
+LOG_TAIL = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a run is."""
+
+    rate: int = 5_000
+    users: int = 2_000
+    partitions: int = 4
+    workers: int = 3
+    trigger_seconds: float = 3.0
+    riffle: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the three queries beside those below."""
+
+
+SETTINGS: Mapping[str, Any] = {
+    # An outage of half a minute is to be outlived by repeating requests: docs/operations.md.
+    "s3_max_attempts": 12,
+    "s3_read_timeout": "10 s",
+    "key_groups": 32,
+    "num_standbys": 1,
+    "initial_rebalance_delay": "20 s",
+    "scheduled_rebalance_max_delay": "20 s",
+    "probing_rebalance_interval": "5 s",
+    "folder_cleanup_delay": "10 min",
+    "acceptable_recovery_lag": 200,
+    "upkeep_timeout": "20 s",
+    "retained_versions": 20,
+    "retained_for": "1 min",
+}
+"""What takes its time in production happens within minutes."""
+
+
+class Room:
+    """One run's processes. The driver is watched: one that ends by itself is a ``failure``, and is started again."""
+
+    def __init__(self, folder: Path, seed: int, size: Size) -> None:
+        self.folder, self.size, self.seed = folder, size, seed
+        self.broker = KafkaBroker(folder / "kafka")
+        self.store = DiskS3Server(folder / "s3")
+        self.clocks = [folder / "clocks" / str(host) for host in range(size.workers * can_tell_clocks())]
+        environments = [clock_environment(clock) for clock in self.clocks] or [{}]
+        self.cluster = StandaloneCluster(
+            folder / "cluster", size.workers, WorkerSize(cores=2, memory_mb=1024), environments
+        )
+        self.proxy: StoreProxy
+        self.plan: Plan
+        self.failures: list[str] = []
+        self.drivers = 0
+        self.expected_to_end = threading.Event()
+        self._stack = ExitStack()
+        self._producer: Child
+        self._driver: Child | None = None
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+
+    def __enter__(self) -> Room:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        for name in ("reports", "begun", "asked", "checkpoint", "local", *(f"out/{query}" for query in QUERIES)):
+            (self.folder / name).mkdir(parents=True)
+        self._stack.callback(unmount_below, self.folder)
+        for server in (self.broker, self.store, self.cluster):
+            self._stack.callback(server.stop)
+            server.start()
+        for server in (self.broker, self.store, self.cluster):
+            server.wait_until_ready()
+        self.broker.create_topic(TOPIC, self.size.partitions)
+        self.proxy = StoreProxy(self.store.endpoint, self.seed)
+        self.conf_file.write_text(f'[riffle]\ns3_endpoint = "{self.proxy.endpoint}"\ns3_max_attempts = 12\n')
+        self._stack.callback(self.proxy.stop)
+        self._stack.callback(self.stop_driver)
+        self.start_driver()
+        watch = threading.Thread(target=self._watch, name="driver's watch", daemon=True)
+        watch.start()
+        self._stack.callback(watch.join)
+        self._stack.callback(self._over.set)
+
+    def start_producer(self) -> None:
+        """Begin to send events: once the driver reads, so that no time passes without it."""
+        start_ms = (int(time.time()) + 1) * 1000
+        self.plan = Plan(self.seed, self.size.rate, self.size.users, self.size.partitions, start_ms)
+        command = [sys.executable, "-m", "tests.chaos.producer", self.broker.bootstrap, TOPIC, str(self.folder)]
+        command.append(json.dumps(asdict(self.plan)))
+        environment = {"PYTHONPATH": self.cluster.environment["PYTHONPATH"]}
+        self._producer = Child(Launch("the producer", command, self.folder / "producer.log", environment))
+        self._stack.callback(self._producer.stop)
+
+    def stop_producer(self) -> dict[str, float]:
+        """Have it stop, and return what it says that it sent."""
+        (self.folder / "stop").touch()
+        code = self._producer.wait(SENT_SECONDS)
+        if code:
+            raise UnavailableError(f"the producer ended with {code}:\n{self._producer.log_tail()}")
+        told: dict[str, float] = json.loads((self.folder / "sent.json").read_text())
+        return told
+
+    def end_all_windows(self) -> None:
+        """Let every window that was begun be over."""
+        end_all_windows(self.broker.bootstrap, TOPIC, self.plan)
+
+    # --- The driver ---
+
+    def start_driver(self) -> None:
+        """Start it, as its supervisor would."""
+        with self._lock:
+            self.drivers += 1
+            self.expected_to_end.clear()
+            self._driver = Child(Launch("the driver", self._command(), self.driver_log, self.environment, 20.0))
+
+    def stop_driver(self) -> None:
+        """End it in good order."""
+        with self._lock:
+            self.expected_to_end.set()
+            if self._driver is not None:
+                self._driver.stop()
+                self._driver = None
+
+    @contextmanager
+    def paused_driver(self) -> Iterator[None]:
+        """End the driver for the length of the block."""
+        with self._lock:
+            self.stop_driver()
+            try:
+                yield
+            finally:
+                self.start_driver()
+
+    def driver_pids(self) -> list[int]:
+        """Return its processes: Java's first, then Python's."""
+        with self._lock:
+            return self._driver.pids() if self._driver is not None else []
+
+    @property
+    def driver_log(self) -> Path:
+        """Where the driver that was started last writes."""
+        return self.folder / f"driver-{self.drivers}.log"
+
+    def _watch(self) -> None:
+        while not self._over.wait(POLL_SECONDS):
+            with self._lock:
+                if self._driver is None or self._driver.alive:
+                    continue
+                if not self.expected_to_end.is_set():
+                    self.failures.append(_reason(self.driver_log.read_text(errors="replace")))
+                self._driver.stop()
+                self.start_driver()
+
+    def _command(self) -> list[str]:
+        told = {
+            "bootstrap": self.broker.bootstrap, "topic": TOPIC, "folder": str(self.folder),
+            "bucket": self.store.bucket, "max_offsets": self.size.rate * 15,
+            "trigger_seconds": self.size.trigger_seconds,
+            "settings": {
+                **SETTINGS, "s3_endpoint": self.proxy.endpoint, "expected_executors": self.size.workers,
+                "local_dir": str(self.folder / "local"), **self.size.riffle,
+            },
+        }  # fmt: skip
+        command = [str(spark_home() / "bin" / "spark-submit"), "--master", self.cluster.url]
+        command += ["--jars", ",".join(map(str, connector_jars()))]
+        for name, value in self._configuration().items():
+            command += ["--conf", f"{name}={value}"]
+        return [*command, str(APP), json.dumps(told)]
+
+    def _configuration(self) -> dict[str, str]:
+        credentials = {f"spark.executorEnv.{name}": value for name, value in self.store.environment.items()}
+        return {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": JVM_OPTIONS,
+            "spark.executor.extraJavaOptions": JVM_OPTIONS,
+            "spark.executor.cores": "2",
+            "spark.executor.memory": "768m",
+            "spark.sql.shuffle.partitions": "3",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.task.maxFailures": "8",
+            "spark.network.timeout": "60s",
+            "spark.executor.heartbeatInterval": "5s",
+            **credentials,
+        }
+
+    @property
+    def conf_file(self) -> Path:
+        """What our commands are told by: where the store is."""
+        return self.folder / "riffle.toml"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the driver and our commands run with."""
+        return {**self.cluster.environment, **self.store.environment, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+    # --- What there is to break ---
+
+    def executors(self) -> list[int]:
+        """Return the executors that live, of all workers."""
+        pids = [pid for child in self.cluster._workers for pid in child.pids()]  # private: which process is whose
+        return executors(pids)
+
+    def ask(self, query: str, call: str, *arguments: object) -> Any:
+        """Have the driver do what an operator asks of a query, and return its answer; ``None`` if it did not answer."""
+        file = self.folder / "asked" / f"{uuid.uuid4().hex}.json"
+        partial = file.with_suffix(".new")
+        partial.write_text(json.dumps({"query": query, "call": call, "arguments": arguments}))
+        partial.rename(file)
+        answer, give_up = file.with_suffix(".answer"), time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < give_up:
+            if answer.exists():
+                return json.loads(answer.read_text())
+            time.sleep(POLL_SECONDS)
+        file.unlink(missing_ok=True)
+        return None
+
+    def committed_batches(self, query: str) -> list[int]:
+        """Return the batches that Spark's checkpoint has as done."""
+        return sorted(int(file.name) for file in (self.folder / "checkpoint" / query / "commits").glob("[0-9]*"))
+
+    def read_to(self, query: str) -> int:
+        """Return how many events a query has committed, by Spark's own checkpoint."""
+        folder = self.folder / "checkpoint" / query
+        for batch in reversed(self.committed_batches(query)):
+            for line in (folder / "offsets" / str(batch)).read_text().splitlines():
+                if line.startswith("{") and TOPIC in (offsets := json.loads(line)):
+                    return int(sum(offsets[TOPIC].values()))
+        return 0
+
+    def remove(self) -> None:
+        """Delete what it left."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _reason(log: str) -> str:
+    """Return what a driver's log says of its end."""
+    lines = [line for line in log.splitlines() if "Error" in line or "Exception" in line]
+    return "\n".join(lines[-12:])[-LOG_TAIL:] or log[-LOG_TAIL:]

@@ -1,0 +1,167 @@
+"""One chaos run from its start to its verdict: lanes of faults beside a producer, then quiet, then the comparison.
+Knows the order of things. Does not know what a fault does.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.chaos.calls import read_calls
+from tests.chaos.drawing import Drawn, draw
+from tests.chaos.driver_app import QUERIES
+from tests.chaos.faults import Kind
+from tests.chaos.ledger import Verdict, compare, ledgers
+from tests.chaos.room import Room
+
+__all__ = ["Lane", "Outcome", "Tally", "lanes_over", "verdicts"]
+
+CATCH_UP_SECONDS = 300.0
+POLL_SECONDS = 0.5
+FIRST_BATCH_SECONDS = 180.0
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often each kind happened, and what went wrong with the injecting itself."""
+
+    happened: Counter[str] = field(default_factory=Counter)
+    nobody: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+
+
+class Lane(threading.Thread):
+    """One fault after the other, of one family, until it is over; what is broken then is healed."""
+
+    def __init__(self, name: str, room: Room, kinds: Mapping[str, Kind], tally: Tally, say: Say) -> None:
+        super().__init__(name=name, daemon=True)
+        self._room, self._kinds, self._tally, self._say = room, kinds, tally, say
+        self.over = threading.Event()
+        self.pauses = (2.0, 6.0)
+
+    def run(self) -> None:
+        """Draw and break, until it is over."""
+        for drawn in draw(self._room.seed, self.name, list(self._kinds), self.pauses):
+            if self.over.wait(drawn.pause_seconds):
+                return
+            self._one(drawn)
+
+    def _one(self, drawn: Drawn) -> None:
+        kind, chance = self._kinds[drawn.kind], random.Random(drawn.seed)
+        fault = kind.make(self._room, chance)
+        holds = chance.uniform(*kind.holds)
+        try:
+            happened = fault.inject()
+            self._say(f"{drawn.kind}: {fault.told if happened else 'nothing to break'}")
+            if happened:
+                self.over.wait(holds)
+        except Exception as error:  # noqa: BLE001 - told at the end, and fails the run
+            happened = False
+            self._tally.broken.append(f"{drawn.kind}: {type(error).__name__}: {error}")
+        finally:
+            self._healed(drawn.kind, fault.heal)
+        (self._tally.happened if happened else self._tally.nobody)[drawn.kind] += 1
+
+    def _healed(self, kind: str, heal: Callable[[], None]) -> None:
+        try:
+            heal()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tally.broken.append(f"healing {kind}: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The figures of ``--json``."""
+
+    seed: int
+    rows: int
+    batches: int
+    lost: int
+    doubled: int
+    wrong: int
+    late: int
+    faults: Mapping[str, int]
+    seconds: float
+    rows_per_second: int
+    committed_share: float
+    repeated_deliveries: int
+    drivers: int
+    failures: list[str]
+    broken: list[str]
+    not_met: list[str]
+    by_query: Mapping[str, Mapping[str, int]]
+
+    def to_json(self) -> str:
+        """Return the figures as one JSON object."""
+        return json.dumps(asdict(self))
+
+
+def lanes_over(lanes: list[Lane]) -> None:
+    """End the lanes, and wait until what they broke is whole."""
+    for lane in lanes:
+        lane.over.set()
+    for lane in lanes:
+        lane.join()
+
+
+def await_first_batches(room: Room) -> None:
+    """Wait until every query has committed a batch: faults before that are those of a start."""
+    wait(lambda: all(room.read_to(query) for query in QUERIES), FIRST_BATCH_SECONDS, "the first batches")
+
+
+def wait(reached: Callable[[], bool], seconds: float, what: str) -> float:
+    """Wait until it is so; return how long that took."""
+    begun = time.monotonic()
+    while not reached():
+        if time.monotonic() - begun > seconds:
+            raise TimeoutError(f"not in {seconds:g} s: {what}")
+        time.sleep(POLL_SECONDS)
+    return time.monotonic() - begun
+
+
+def catch_up(room: Room, events: int, say: Say) -> bool:
+    """Wait, bounded, until every query has read all events; tell whether they have."""
+    try:
+        took = wait(lambda: all(room.read_to(query) >= events for query in QUERIES), CATCH_UP_SECONDS, "all is read")
+    except TimeoutError:
+        say(f"not all is read: {', '.join(f'{query} {room.read_to(query)}' for query in QUERIES)} of {events}")
+        return False
+    say(f"all {events} events are read, {took:.0f} s after the last one")
+    return True
+
+
+def verdicts(room: Room, events: int) -> dict[str, Verdict]:
+    """Compare each query's deliveries with the ledger."""
+    by_user, by_window = ledgers(room.plan, events)
+    expected = {"totals": by_user, "visits": by_user, "windows": by_window}
+    return {
+        query: compare(ledger, read_calls(room.folder / "out" / query, query, room.plan), running=query == "totals")
+        for query, ledger in expected.items()
+    }
+
+
+def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str, Verdict]:
+    """Wait, bounded, until timers and windows that are over have been told; return what there is then."""
+    give_up, found = time.monotonic() + seconds, verdicts(room, events)
+    while not all(one.is_exact for one in found.values()) and time.monotonic() < give_up:
+        time.sleep(3)
+        found = verdicts(room, events)
+    return found
+
+
+def reports(folder: Path) -> list[dict[str, object]]:
+    """Return the batch reports of a query, those of drivers that were killed in the middle of a line left out."""
+    found = []
+    for line in folder.read_text().splitlines() if folder.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
