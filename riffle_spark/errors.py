@@ -1,4 +1,4 @@
-"""The errors users catch, sorted by who must act. Knows no cause in particular; imports nothing.
+"""The errors users catch, sorted by who must act. Knows no cause in particular; imports nothing of ours.
 
     RiffleError
     +-- ConfigError        fix the call, the setting or the job's code
@@ -14,7 +14,10 @@
 Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
 """
 
+from typing import Final
+
 __all__ = [
+    "UNREADABLE",
     "ConfigError",
     "ConflictError",
     "CorruptStateError",
@@ -26,6 +29,12 @@ __all__ = [
     "UnavailableError",
     "UserFunctionError",
 ]
+
+
+UNREADABLE: Final = (
+    ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, AssertionError, EOFError,
+)  # fmt: skip
+"""What Python raises where bytes are not what was written: decoders make errors of ours of it."""
 
 
 class RiffleError(Exception):

@@ -281,7 +281,7 @@ def read_toml(path: Path) -> dict[str, object]:
     """
     try:
         body = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"cannot read settings: {error}", remedy="correct the file or its path", where=str(path)
         ) from None

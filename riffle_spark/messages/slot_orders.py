@@ -1,7 +1,8 @@
 """What a driver tells the slots of one operator in one batch, and what they answer. Knows plain data only."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -9,7 +10,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from riffle_spark.batch_times import TimeMode, Times
-from riffle_spark.errors import RiffleError
+from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
 from riffle_spark.state.formats.arrow_schemas import packed, unpacked
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link
@@ -33,6 +34,7 @@ __all__ = [
     "error_fields",
     "json_line",
     "letter_field",
+    "reading",
     "result_schema",
     "without_letters",
 ]
@@ -51,6 +53,20 @@ USUAL_INITIAL = "initial"
 """The name of the initial state that comes with a store's first batch or not at all."""
 _SCHEMAS = ("output", "rows", "initial")
 _unpacked = lru_cache(64)(unpacked)
+
+
+@contextmanager
+def reading(message: str) -> Iterator[None]:
+    """Raise ``ConflictError`` for a message that cannot be read: who wrote it is of another version."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ConflictError(
+            f"{message} between driver and executors cannot be read: {type(error).__name__}",
+            remedy="install one version of riffle-spark on the driver and all executors, then start the query "
+            "again: nothing was committed",
+            where="riffle_spark.messages",
+        ) from error
 
 
 class Watermark(NamedTuple):
@@ -92,8 +108,9 @@ class Home:
     @classmethod
     def from_json(cls, text: str) -> "Home":
         """Return what ``to_json`` wrote."""
-        body = json.loads(text)
-        return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
+        with reading("where state lives"):
+            body = json.loads(text)
+            return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
 
 
 @dataclass(frozen=True)
@@ -189,6 +206,11 @@ class Order:
     @classmethod
     def from_json(cls, text: str, slot: int | None = None) -> "Order":
         """Return the order that ``to_json`` wrote; for one slot, only with the entries of its key-groups."""
+        with reading("an order"):
+            return cls._read(text, slot)
+
+    @classmethod
+    def _read(cls, text: str, slot: int | None) -> "Order":
         first, *lines = text.split("\n")
         body = json.loads(first)
         wanted = [line for of, line in zip(body["entries"], lines, strict=True) if slot is None or of == slot]
@@ -291,13 +313,14 @@ class Receipt:
     @classmethod
     def from_json(cls, text: str) -> "Receipt":
         """Return the receipt that ``to_json`` wrote."""
-        body = json.loads(text)
-        body["parts"] = tuple(Part(**part) for part in body["parts"])
-        body["output"] = Part(**body["output"]) if body["output"] else None
-        body["error"] = tuple(body["error"]) if body["error"] else None
-        body.update({name: tuple(body[name]) for name in ("missing", "disk")})
-        body.update({name: tuple(map(tuple, body[name])) for name in ("read", "received", "busy")})
-        return cls(**body)
+        with reading("a receipt"):
+            body = json.loads(text)
+            body["parts"] = tuple(Part(**part) for part in body["parts"])
+            body["output"] = Part(**body["output"]) if body["output"] else None
+            body["error"] = tuple(body["error"]) if body["error"] else None
+            body.update({name: tuple(body[name]) for name in ("missing", "disk")})
+            body.update({name: tuple(map(tuple, body[name])) for name in ("read", "received", "busy")})
+            return cls(**body)
 
 
 def error_fields(error: RiffleError) -> tuple[str, str, str, str]:

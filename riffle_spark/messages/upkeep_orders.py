@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
-from riffle_spark.messages.slot_orders import Home, json_line
+from riffle_spark.messages.slot_orders import Home, json_line, reading
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Entry, Head, Snapshot
 
@@ -88,13 +88,18 @@ class UpkeepOrder:
     @classmethod
     def from_json(cls, text: str) -> "UpkeepOrder":
         """Return the order that ``to_json`` wrote."""
-        body = json.loads(text)
-        entries = iter(entries_from_json(body.pop("entries")).values())
-        body["home"] = Home.from_json(body["home"])
-        body["drops"] = tuple(Drop(store, kg, head and Head(*head)) for store, kg, head in body["drops"])
-        body["follows"] = tuple(Follow(store, kg, next(entries)) for store, kg in body["follows"])
-        body["snapshots"] = tuple(SnapshotOrder(store, kg, next(entries)) for store, kg in body["snapshots"])
-        return cls(**body)
+        with reading("an order of upkeep"):
+            body = json.loads(text)
+            asked = list(entries_from_json(body.pop("entries")).values())
+            body["home"] = Home.from_json(body["home"])
+            body["drops"] = tuple(Drop(store, kg, head and Head(*head)) for store, kg, head in body["drops"])
+            count = len(body["follows"])
+            body["follows"] = tuple(
+                Follow(store, kg, entry) for (store, kg), entry in zip(body["follows"], asked[:count], strict=True)
+            )
+            due = zip(body["snapshots"], asked[count:], strict=True)
+            body["snapshots"] = tuple(SnapshotOrder(store, kg, entry) for (store, kg), entry in due)
+            return cls(**body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +143,13 @@ class UpkeepReceipt:
     @classmethod
     def from_json(cls, text: str) -> "UpkeepReceipt":
         """Return the receipt that ``to_json`` wrote."""
-        body = json.loads(text)
-        for name in ("copies", "gone", "damaged", "unfinished", "failed", "failed_snapshots"):
-            body[name] = tuple(map(tuple, body[name]))
-        taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
-        body.update({name: tuple(body[name]) for name in ("errors", "disk")})
-        return cls(**{**body, "taken": tuple(taken)})
+        with reading("a receipt of upkeep"):
+            body = json.loads(text)
+            for name in ("copies", "gone", "damaged", "unfinished", "failed", "failed_snapshots"):
+                body[name] = tuple(map(tuple, body[name]))
+            taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
+            body.update({name: tuple(body[name]) for name in ("errors", "disk")})
+            return cls(**{**body, "taken": tuple(taken)})
 
 
 def given_up(executor: str, seconds: float) -> UpkeepReceipt:
@@ -175,8 +181,9 @@ class CensusOrder:
     @classmethod
     def from_json(cls, text: str) -> "CensusOrder":
         """Return the order that ``to_json`` wrote."""
-        body = json.loads(text)
-        return cls(**{**body, "home": Home.from_json(body["home"])})
+        with reading("an order of a census"):
+            body = json.loads(text)
+            return cls(**{**body, "home": Home.from_json(body["home"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +212,7 @@ class Census:
     @classmethod
     def from_json(cls, text: str) -> "Census":
         """Return the census that ``to_json`` wrote."""
-        body = json.loads(text)
-        body.update({name: tuple(body[name]) for name in ("sealed", "disk")})
-        return cls(**{**body, "copies": tuple(map(tuple, body["copies"]))})
+        with reading("a census"):
+            body = json.loads(text)
+            body.update({name: tuple(body[name]) for name in ("sealed", "disk")})
+            return cls(**{**body, "copies": tuple(map(tuple, body["copies"]))})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyarrow import fs
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import UNREADABLE, ConfigError
 
 __all__ = ["Checkpoint"]
 
@@ -26,7 +26,7 @@ class Checkpoint:
         try:
             with files.open_input_stream(f"{base}/metadata") as stream:
                 return str(json.loads(stream.read())["id"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, *UNREADABLE):
             raise ConfigError(
                 f"{self.location} is not a checkpoint of a streaming query",
                 remedy="give the folder that is set as checkpointLocation; start the query once to make it",
@@ -70,7 +70,7 @@ class Checkpoint:
         if files.get_file_info(name).type is not fs.FileType.File:
             return None
         with files.open_input_stream(name) as stream:
-            return bytes(stream.read()).decode()
+            return bytes(stream.read()).decode(errors="replace")
 
     def _files(self) -> tuple[fs.FileSystem, str]:
         location = self.location.replace("s3a://", "s3://")
@@ -82,7 +82,7 @@ class Checkpoint:
     def _ids(self, folder: str) -> list[int]:
         files, base = self._files()
         found = files.get_file_info(fs.FileSelector(f"{base}/{folder}", allow_not_found=True))
-        return sorted(int(info.base_name) for info in found if info.base_name.isdigit())
+        return sorted(int(info.base_name) for info in found if info.base_name.isascii() and info.base_name.isdigit())
 
     def _remove(self, files: fs.FileSystem, folder: str, batch: int) -> None:
         for name in (f"{folder}/{batch}", f"{folder}/.{batch}.crc"):
@@ -105,5 +105,5 @@ def _watermark_in(offsets: str) -> int:
     """Return Spark's own watermark of a batch, from the second line of its offset-log entry."""
     try:
         return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
-    except (ValueError, IndexError, KeyError, TypeError):
+    except UNREADABLE:
         return 0

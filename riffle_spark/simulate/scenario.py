@@ -4,6 +4,7 @@ assignor.
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final, Literal, cast
 from riffle_spark import setting_values as values
 from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import UNREADABLE, ConfigError
 from riffle_spark.settings import LINES, Settings
 from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
 from riffle_spark.unknown_names import check_known
@@ -20,6 +21,7 @@ from riffle_spark.unknown_names import check_known
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
 
 RUNNING, UNKNOWN = -2, -3
+_BYTES_MOST: Final = 1 << 28
 _NEUTRAL: Final = {
     "num_standby": "num_standbys",
     "max_warmup": "max_warmup_replicas",
@@ -68,16 +70,23 @@ def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
 
     Raises ``ConfigError`` for what is no scenario, and for names and values that it cannot have.
     """
-    data = path.read_bytes()
     try:
-        content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        return scenario_of(content, strategy)
+        return scenario_of(json.loads(_bytes_of(path)), strategy)
     except ConfigError as refused:
         raise ConfigError(refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}") from refused
-    except (KeyError, TypeError, ValueError, AttributeError, gzip.BadGzipFile) as broken:
+    except (OSError, zlib.error, *UNREADABLE) as broken:
         raise ConfigError(
             f"not a scenario: {broken!r}", remedy="see docs/assignor.md for the format", where=str(path)
         ) from broken
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Return what a file holds, unpacked, if that is not more than a scenario can be."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        data: bytes = file.read(_BYTES_MOST + 1)
+    if len(data) > _BYTES_MOST:
+        raise ValueError(f"more than {_BYTES_MOST} bytes")
+    return data
 
 
 def scenario_of(content: Json, strategy: str | None = None) -> Scenario:

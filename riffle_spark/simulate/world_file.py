@@ -5,6 +5,7 @@ Chance is a hash of the seed and of what is drawn, so that a world is the same w
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
@@ -13,7 +14,7 @@ import xxhash
 
 from riffle_spark import setting_values as values
 from riffle_spark.assign.model import Member, Task, TaskId
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import UNREADABLE, ConfigError
 from riffle_spark.simulate.scenario import settings_of
 from riffle_spark.simulate.scenario_file import Json, items_of
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
@@ -26,20 +27,24 @@ _FOLDER: Final = Path(__file__).parent / "worlds"
 SHIPPED: Final = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 """The worlds that come with the package, by name."""
 _ANY: Final = values.Range(lambda value: value, "anything")
+_MOST: Final = 100_000
+"""Members, tasks or changes that one line may stand for."""
+_NUMBER: Final = re.compile(r"\{(?::0?([1-9]))?\}")
+"""Where a name is to have a number, and with how many digits at least."""
 _POSITIVE: Final = values.number(1e-9)
 _TIME: Final = values.seconds(0.001)
 _NOT_LESS: Final = values.number(0)
 _FILE: Final[Mapping[str, values.Check]] = {
     "name": values.text, "note": values.text, "seed": values.whole(0), "seconds": _TIME, "every": _TIME,
     "config": _ANY, "protocol": _ANY, "members": _ANY, "tasks": _ANY, "events": _ANY, "swing": _NOT_LESS,
-    "changes": values.whole(0), "policies": values.names,
+    "changes": values.whole(0, _MOST), "policies": values.names,
 }  # fmt: skip
 _MEMBER: Final[Mapping[str, values.Check]] = {
-    "id": values.text, "count": values.whole(1), "threads": values.whole(1), "host": values.text, "racks": values.names,
-    "tags": _ANY, "restore_bytes_per_second": _POSITIVE, "rows_per_second": _NOT_LESS,
+    "id": values.text, "count": values.whole(1, _MOST), "threads": values.whole(1), "host": values.text,
+    "racks": values.names, "tags": _ANY, "restore_bytes_per_second": _POSITIVE, "rows_per_second": _NOT_LESS,
 }  # fmt: skip
 _TASK: Final[Mapping[str, values.Check]] = {
-    "subtopology": values.text, "count": values.whole(1), "state_bytes": _NOT_LESS, "spread": values.share,
+    "subtopology": values.text, "count": values.whole(1, _MOST), "state_bytes": _NOT_LESS, "spread": values.share,
     "row_bytes": _POSITIVE, "rows_per_second": _NOT_LESS,
 }  # fmt: skip
 _EVENT: Final[Mapping[str, values.Check]] = {
@@ -68,7 +73,7 @@ def read_world(name: str, seed: int | None = None) -> World:
         return world_of(content if seed is None else {**content, "seed": seed})
     except ConfigError as refused:
         raise ConfigError(refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}") from refused
-    except (KeyError, TypeError, ValueError, AttributeError) as broken:
+    except (OSError, *UNREADABLE) as broken:
         raise ConfigError(
             f"not a world: {broken!r}", remedy="see docs/simulator.md for the format", where=str(path)
         ) from broken
@@ -118,13 +123,18 @@ def _members(each: Json, number: int) -> Iterator[WorldMember]:
     racks = cast("tuple[str, ...]", tuple(cast("Sequence[str]", told.get("racks") or ())))
     count = cast(int, told.get("count", 1))
     for n in range(count):
-        name = cast(str, told["id"]).format(n)
+        name = _numbered(cast(str, told["id"]), n)
         rack = racks[n % len(racks)] if racks else None
         tags = cast("Mapping[str, str]", told.get("tags") or {})
         member = Member(name, slots=cast(int, told.get("threads", 1)), rack=rack, tags=tags)
-        host = cast(str, told.get("host", "{}")).format(name)
+        host = cast(str, told.get("host", "{}")).replace("{}", name)
         bandwidth = cast(float, told.get("restore_bytes_per_second", 50e6))
         yield WorldMember(member, host, bandwidth, cast(float, told.get("rows_per_second", 0.0)))
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return a name with a number put in, and nothing else of what Python's formats could do."""
+    return _NUMBER.sub(lambda found: str(number).zfill(int(found[1] or 1)), name)
 
 
 def _tasks(each: Json, number: int, seed: int) -> Iterator[WorldTask]:

@@ -186,7 +186,8 @@ def test_columns_cost_a_bounded_number_of_calls_a_key_group(tmp_path: Path, key_
     ran = OneSlot(tmp_path, totals(), key_groups).settled(FEW, FEW // 2)
     assert len(ran.receipt.parts) == key_groups
     calls = ran.slot.ours
-    assert calls <= 171 * key_groups + 790  # counted: 167, 812, of them 44 to tell rows by key-group and the disk's use
+    # Counted: 190, 820, of them 44 to tell rows by key-group and the disk's use, 23 to check a part's sizes.
+    assert calls <= 194 * key_groups + 800
 
 
 def test_a_processor_costs_python_nothing_a_row_but_the_users_own_lines(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.errors import CorruptStateError
+from riffle_spark.errors import UNREADABLE, CorruptStateError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged
 from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.copies.folder import Folder
@@ -174,8 +174,15 @@ def _bytes_of(path: str, size: int) -> pa.Buffer:
 
 
 def runs_of(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
-    """Return a part's rows with today's columns."""
-    return schema.either(partial(_runs, table), partial(element_runs, table))
+    """Return a part's rows with today's columns. Raises ``CorruptStateError`` for rows of other columns."""
+    try:
+        return schema.either(partial(_runs, table), partial(element_runs, table))
+    except (pa.ArrowException, *UNREADABLE) as error:
+        raise CorruptStateError(
+            f"a part holds other columns than store {schema.store!r} has: {error!r}",
+            remedy="restore the root from a backup, or roll back to a version that is intact (riffle rollback)",
+            where=schema.store,
+        ) from error
 
 
 def merged_rows(runs: Sequence[Run], schema: StoreSchema, *, bottom: bool) -> pa.Table:

@@ -13,6 +13,7 @@ to replace a file makes file systems write it out at once, 4 ms each.
 import errno
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from riffle_spark.errors import UNREADABLE
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Head
 from riffle_spark.state.schemas.history import FIRST
 
@@ -33,6 +35,7 @@ _KEPT_MOST = 65_536
 _TRIES = 3
 _FORMAT = 2
 """The seed of a list's checksum: a list of another format is none."""
+_FILE = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){1,3}[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")
 LIST = ".stack"
 _PART = ".part"
 _OURS = (LIST, _PART)
@@ -80,9 +83,13 @@ class Stack:
         said, _, body = data.partition(b"\n")
         if said != _checksum(body):
             return None
-        store, key_group, version, attempt, rows = json.loads(body)
-        parts = tuple(StackedPart(name, at, length, int(sum_, 16), *rest) for name, at, length, sum_, *rest in rows)
-        return Stack(Head(version, attempt), parts) if (store, key_group) == address else None
+        try:
+            store, key_group, version, attempt, rows = json.loads(body)
+            parts = tuple(StackedPart(name, at, length, int(sum_, 16), *rest) for name, at, length, sum_, *rest in rows)
+            is_ours = (store, key_group) == address and all(map(_is_possible, parts))
+            return Stack(Head(version, attempt), parts) if is_ours else None
+        except UNREADABLE:
+            return None
 
 
 class Stacks:
@@ -226,6 +233,12 @@ class Stacks:
 
 def _checksum(body: bytes) -> bytes:
     return b"%016x" % xxhash.xxh3_64_intdigest(body, _FORMAT)
+
+
+def _is_possible(part: StackedPart) -> bool:
+    """Tell whether a part lies in a file below the member's folder, somewhere."""
+    _, start, length, _, *others = part
+    return _FILE.match(part.file) is not None and start >= 0 <= length and all(type(one) is int for one in others)
 
 
 def _place_of(some: Sequence[StackedPart], parts: Sequence[StackedPart]) -> int | None:

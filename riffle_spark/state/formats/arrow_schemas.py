@@ -4,10 +4,11 @@ import base64
 
 import pyarrow as pa
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
 
 __all__ = ["can_become", "check_storable", "listed", "packed", "unpacked", "widens"]
 
+_REMEDY = "restore the log's objects from a backup, or roll back to a version that is intact (riffle rollback)"
 _UNITS = ("s", "ms", "us", "ns")
 _LEAVES = [
     getattr(pa.types, f"is_{name}")
@@ -30,8 +31,13 @@ def packed(schema: pa.Schema) -> str:
 
 
 def unpacked(text: str) -> pa.Schema:
-    """Return the schema that ``packed`` gave as text."""
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    """Return the schema that ``packed`` gave as text. Raises ``CorruptStateError`` for any other."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (pa.ArrowException, OSError, *UNREADABLE) as error:
+        raise CorruptStateError(
+            f"the columns of a state cannot be read from their text: {error}", remedy=_REMEDY, where="schemas"
+        ) from error
 
 
 def listed(schema: pa.Schema) -> str:

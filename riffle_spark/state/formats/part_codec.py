@@ -6,10 +6,14 @@ format 2: their rows are sorted by it, and nothing is compressed, so that they a
 variables, of format 3, within each variable; what a batch changed of these is packed, and unpacked when it is opened.
 """
 
+import struct
+from collections.abc import Iterator
+from typing import Final
+
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import CorruptStateError
+from riffle_spark.errors import UNREADABLE, CorruptStateError
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
@@ -34,6 +38,12 @@ _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
 _PACK_FROM_BYTES = 8 * 1024
 """The same for LZ4, which takes a fifth of the time."""
+_UNPACKED_MOST: Final = 1 << 30
+_UNPACKED_TIMES: Final = 255
+"""What a part may be unpacked: so many bytes in any case, or so many times its own, the most that LZ4 packs."""
+_ROWS_MOST: Final = 1 << 24
+_ROWS_A_BYTE: Final = 8 * _UNPACKED_TIMES
+"""Rows that a part may tell of, in any case, or for each of its bytes: columns of nulls take none."""
 _WORTH_IT = 0.9
 """What compressing does not bring below this share is kept plain: then it can be read where it lies."""
 
@@ -106,19 +116,88 @@ def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
     Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format.
     """
     try:
+        _check_sizes(memoryview(data))
         reader = pa.ipc.open_stream(data, options=_READ)
         found = (reader.schema.metadata or {}).get(_VERSION_KEY)
-        if found in _FORMATS:
-            return reader.read_all()
-    except (pa.ArrowInvalid, OSError) as error:
+        if found in _FORMATS and reader.schema.names is not None:  # names that are text
+            table = reader.read_all()
+            table.validate(full=True)  # no offset leads out of the bytes: a checksum does not say who made them
+            return table
+    except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as trouble:
         raise CorruptStateError(
-            f"the bytes are not an Arrow stream: {error}", remedy="restore the object", where=where
-        ) from error
+            f"the bytes are not an Arrow stream: {trouble}",
+            remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
+            where=where,
+        ) from trouble
     raise CorruptStateError(
         f"the part has format {found!r}, this version reads {', '.join(map(repr, _FORMATS))}",
         remedy="run the version of riffle-spark that wrote it, or a newer one",
         where=where,
     )
+
+
+_MESSAGE, _NUMBER, _LONG, _TABLE, _BUFFER = map(struct.Struct, ("<Ii", "<i", "<q", "<HHHHHH", "<qq"))
+_DICTIONARY, _BATCH = 2, 3
+
+
+def _check_sizes(data: memoryview) -> None:
+    """Raise ``ValueError`` if a stream would take more memory than its bytes allow for. Nothing is unpacked for it.
+
+    What is read are the messages' headers (Arrow's ``Message.fbs``): FlatBuffers, in which a table tells by a list of
+    offsets where its fields lie. A packed buffer begins with its length.
+    """
+    size = data.nbytes
+    unpacked_most, rows_most = max(_UNPACKED_MOST, _UNPACKED_TIMES * size), max(_ROWS_MOST, _ROWS_A_BYTE * size)
+    unpacked = 0
+    for table, body in _batches(data):
+        length, _, buffers, compression = _fields(data, table)
+        rows = _LONG.unpack_from(data, length)[0] if length else 0
+        if compression and buffers:
+            unpacked += _packed_lengths(data, buffers, body, unpacked_most)
+        if not 0 <= rows <= rows_most or unpacked > unpacked_most:
+            raise ValueError(f"{size} bytes of {rows} rows that would be {unpacked} bytes when they are unpacked")
+
+
+def _batches(data: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield where the tables of record batches and of dictionaries' values begin, and the bodies that they tell of."""
+    at, end = 0, data.nbytes
+    while at + _MESSAGE.size <= end:
+        length = _MESSAGE.unpack_from(data, at)[1]
+        if length <= 0:
+            return
+        start = at + _MESSAGE.size
+        _, kind, header, body = _fields(data, start + _NUMBER.unpack_from(data, start)[0])
+        at = start + length + (_LONG.unpack_from(data, body)[0] if body else 0)
+        if at <= start:
+            raise ValueError("a message that ends before it begins")
+        if kind and header and data[kind] in (_DICTIONARY, _BATCH):
+            table = header + _NUMBER.unpack_from(data, header)[0]
+            if data[kind] == _DICTIONARY and (values := _fields(data, table)[1]):
+                table = values + _NUMBER.unpack_from(data, values)[0]
+            yield table, start + length
+
+
+def _fields(data: memoryview, table: int) -> tuple[int, int, int, int]:
+    """Return where the first four fields of a table lie, 0 for one that it has not."""
+    size, _, one, two, three, four = _TABLE.unpack_from(data, table - _NUMBER.unpack_from(data, table)[0])
+    return (
+        table + one if one and size > 4 else 0, table + two if two and size > 6 else 0,
+        table + three if three and size > 8 else 0, table + four if four and size > 10 else 0,
+    )  # fmt: skip
+
+
+def _packed_lengths(data: memoryview, at: int, body: int, most: int) -> int:
+    """Return how many bytes packed buffers would be, of which the list is told of ``at`` this place."""
+    vector = at + _NUMBER.unpack_from(data, at)[0]
+    total = 0
+    for number in range(_NUMBER.unpack_from(data, vector)[0]):
+        start, length = _BUFFER.unpack_from(data, vector + _NUMBER.size + number * _BUFFER.size)
+        if length:
+            told = _LONG.unpack_from(data, body + start)[0]
+            total += length if told < 0 else told
+        if total > most:
+            break
+    return total
 
 
 def fitted(table: pa.Table, wanted: pa.Schema) -> pa.Table:

@@ -2,12 +2,18 @@
 know what else a record says.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link, Snapshot
+from riffle_spark.state.log.paths import check_store_name
 
-__all__ = ["entries_from_json", "entries_to_json", "link_from_json", "link_to_json"]
+__all__ = ["check_entries", "check_link", "entries_from_json", "entries_to_json", "link_from_json", "link_to_json"]
+
+_ATTEMPT = re.compile(r"[0-9]{1,19}-[0-9a-f]{1,64}\Z")
+_SNAPSHOT = re.compile(r"[0-9]{1,20}-[0-9]{1,19}-[0-9a-f]{1,64}\Z")
+_KEY_GROUPS_MOST = 1 << 15
 
 _Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int | None"]
 """Key-group, timer, snapshot, chain as five numbers a link, and where the entry is cut."""
@@ -63,3 +69,42 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
         for store, rows in stores.items()
         for key_group, timer, taken, chain, cut in rows
     }
+
+
+def check_entries(entries: Mapping[Address, Entry]) -> None:
+    """Raise ``ValueError`` or ``ConfigError`` for entries that name what cannot be: names of objects and of local files
+    are made of them, ranges are read by them.
+    """
+    for store in {store for store, _ in entries}:
+        check_store_name(store)
+    for (store, key_group), entry in entries.items():
+        snapshot = entry.snapshot
+        if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MOST:
+            raise ValueError(f"store {store} has a key-group {key_group!r}")
+        if entry.timer_ms is not None and type(entry.timer_ms) is not int:
+            raise ValueError(f"a timer at {entry.timer_ms!r}")
+        if entry.cut is not None:
+            _check_head(entry.cut)
+        for link in entry.chain:
+            _check_link(link)
+        if snapshot is not None:
+            _check_link(Link(snapshot.head, 0, *snapshot[2:]))
+            if type(snapshot.id) is not str or not _SNAPSHOT.match(snapshot.id):
+                raise ValueError(f"{snapshot.id!r} names no snapshot")
+
+
+def check_link(store: str, link: Link) -> None:
+    """Raise as ``check_entries`` for a link of a store."""
+    check_store_name(store)
+    _check_link(link)
+
+
+def _check_link(link: Link) -> None:
+    _check_head(link.head)
+    if any(type(number) is not int or number < 0 for number in link[1:]):
+        raise ValueError(f"no part lies at {link.start!r}, {link.length!r} bytes, {link.rows!r} rows")
+
+
+def _check_head(head: Head) -> None:
+    if head != EMPTY_HEAD and (type(head.version) is not int or not _ATTEMPT.match(head.attempt)):
+        raise ValueError(f"{tuple(head)!r} names no attempt")

@@ -24,6 +24,7 @@ __all__ = ["FULL_EVERY", "Log"]
 FULL_EVERY = 16
 """A record is full at least this often; between, it holds the entries changed since the last full one."""
 _APPEND_TRIES = 5
+_BYTES_MAX = 1 << 29
 _LATER_MAX = 10_000
 """So many records beyond those known are looked for at most: a log that grows faster has no end to be found."""
 
@@ -92,7 +93,7 @@ class Log:
         Each record in between may have been a claim: the epoch counts on for it.
         """
         last = sequences[-1]
-        raw = self._store.get(paths.record(last)) or b""
+        raw = self._got(paths.record(last)) or b""
         for sequence in reversed(sequences):
             try:
                 record = self.read(sequence)
@@ -112,7 +113,7 @@ class Log:
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
         name = paths.record(sequences[-1])
-        data = self._store.get(name)
+        data = self._got(name)
         if data is None:
             remedy = "start again: the store's LIST lags far behind, or another driver is sweeping the log"
             problem = "a LIST of the log shows its newest record, which is gone"
@@ -133,7 +134,7 @@ class Log:
             )
 
     def _check_follows(self, newest: Record) -> None:
-        before = self._store.get(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
+        before = self._got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
         if before is not None and digest(before) != newest.previous:
             raise CorruptStateError(
                 "the newest record does not follow the one before it: one of them is not what was written there",
@@ -157,8 +158,12 @@ class Log:
     def find(self, sequence: int) -> Record | None:
         """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
         name = paths.record(sequence)
-        data = self._store.get(name)
+        data = self._got(name)
         return None if data is None else decode(data, name)
+
+    def _got(self, name: str) -> bytes | None:
+        """Return what there is of a record, as far as one can be: whatever was put in its place."""
+        return self._store.get(name, 0, _BYTES_MAX)
 
     def after(self, sequence: int) -> Iterator[Record]:
         """Yield the records that follow this one, to the newest. Raises ``CorruptStateError`` at a damaged one, and

@@ -14,8 +14,15 @@ from typing import Literal, cast, get_args
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import CorruptStateError
-from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json, link_from_json, link_to_json
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.state.log.entry_rows import (
+    check_entries,
+    check_link,
+    entries_from_json,
+    entries_to_json,
+    link_from_json,
+    link_to_json,
+)  # fmt: skip
 from riffle_spark.state.log.manifest import Address, Entry, Link
 
 __all__ = ["FORMAT", "OLDEST_FORMAT", "Kind", "Record", "RecordedMember", "check_body", "decode", "digest", "encode"]
@@ -26,7 +33,9 @@ OLDEST_FORMAT = 1
 """The oldest that is read."""
 _MAGIC = "riffle-log"
 _BODY_BYTES_MAX = 1 << 30
-"""A record that says it is larger unpacked is not unpacked."""
+_BODY_BYTES_SMALL = 16 << 20
+_BODY_TIMES_MAX = 256
+"""A record that says it is larger unpacked, or so many times its bytes and not small, is not unpacked."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders")
@@ -155,16 +164,21 @@ def decode(data: bytes, name: str) -> Record:
         raise CorruptStateError("the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name)
     try:
         return _record(json.loads(_unpacked(packed, header)), found)
-    except (ValueError, KeyError, TypeError, IndexError, OSError, RecursionError) as error:
+    except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
 
 
 def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
-    """Return the body, in no more memory than the header allows for."""
+    """Return the body, in no more memory than its bytes and the header allow for."""
+    most = min(_BODY_BYTES_MAX, max(_BODY_BYTES_SMALL, _BODY_TIMES_MAX * len(packed)))
     if header["format"] == 1:
-        return cast(bytes, pa.input_stream(pa.BufferReader(packed), compression="zstd").read())
+        with pa.input_stream(pa.BufferReader(packed), compression="zstd") as stream:
+            body = cast(bytes, stream.read(most + 1))
+        if len(body) > most:
+            raise ValueError(f"a body of more than {most} bytes")
+        return body
     length = header["length"]
-    if type(length) is not int or not 0 < length <= _BODY_BYTES_MAX:
+    if type(length) is not int or not 0 < length <= most:
         raise ValueError(f"a body of {length!r} bytes")
     return cast(bytes, pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
 
@@ -174,11 +188,15 @@ def _record(body: dict[str, object], found: int) -> Record:
     known = [f.name for f in fields(Record) if found > 1 or f.name not in _SINCE_2]
     check_body(body, known, get_args(Kind))
     read: dict[str, object] = dict(body)
-    read["entries"] = entries_from_json(cast("dict[str, object]", body["entries"]))
+    entries = entries_from_json(cast("dict[str, object]", body["entries"]))
+    check_entries(entries)
+    read["entries"] = entries
     for lists in ("standbys", "initial_states"):
         read[lists] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(lists, {})).items()}
     outputs = cast("list[list[object]]", body.get("outputs", []))
     read["outputs"] = tuple((cast(str, store), link_from_json(rest)) for store, *rest in outputs)
+    for store, link in cast("tuple[tuple[str, Link], ...]", read["outputs"]):
+        check_link(store, link)
     read["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
     read["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
     return Record(**read)  # type: ignore[arg-type]

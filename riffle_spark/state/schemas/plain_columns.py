@@ -69,7 +69,7 @@ class PlainColumns:
         due stays: nobody has noted it of another column, and by another time all may be due at once.
         """
         known = {name: text[name] for name in ("due", "time_mode") if name in text}
-        if "state" not in text or unpacked(text["key"]) != self.key or known != self._times:
+        if "state" not in text or unpacked(text.get("key", "")) != self.key or known != self._times:
             return False
         if text.get(_ROUTED_BY) != self._routed.get(_ROUTED_BY):
             return False

@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from riffle_spark.errors import UNREADABLE, CorruptStateError
 from riffle_spark.state.schemas.history import History, Name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -93,8 +94,19 @@ class StoreSchema(Protocol):
 
 
 def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
-    """Return a store's schema from what ``StoreSchema.to_text`` gave."""
-    return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)
+    """Return a store's schema from what ``StoreSchema.to_text`` gave. Raises ``CorruptStateError`` for other text."""
+    try:
+        return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)
+    except UNREADABLE as error:
+        raise _unreadable("the columns of a state", error, f"store {store}") from error
+
+
+def _unreadable(what: str, error: Exception, where: str = "schemas") -> CorruptStateError:
+    return CorruptStateError(
+        f"{what} cannot be read: {error!r}",
+        remedy="run the version of riffle-spark that wrote it, or a newer one; or restore the log from a backup",
+        where=where,
+    )
 
 
 def text_after(
@@ -116,4 +128,7 @@ def text_after(
 
 def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
     """Return what a stored schema says of its columns' meanings: nothing of those that a user named."""
-    return {str(name): str(meaning) for name, meaning in json.loads(text.get(_MEANINGS, "{}")).items()}
+    try:
+        return {str(name): str(meaning) for name, meaning in json.loads(text.get(_MEANINGS, "{}")).items()}
+    except UNREADABLE as error:
+        raise _unreadable("what is kept in the columns of a state", error) from error

@@ -17,7 +17,8 @@ NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), max_
 ATTEMPTS = st.builds("{}-{:032x}".format, st.integers(0, 999), st.integers(0, 2**128 - 1))
 HEADS = st.builds(Head, st.integers(0, 50), ATTEMPTS)
 LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS)
-SNAPSHOTS = st.builds(Snapshot, NAMES, HEADS, NUMBERS, CHECKSUMS, NUMBERS)
+SNAPSHOT_IDS = st.builds("{:020d}-{}".format, st.integers(0, 50), ATTEMPTS)
+SNAPSHOTS = st.builds(Snapshot, SNAPSHOT_IDS, HEADS, NUMBERS, CHECKSUMS, NUMBERS)
 ENTRIES = st.builds(
     Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=4).map(tuple), st.none() | st.integers(-(2**62), 2**62)
 )
@@ -40,7 +41,7 @@ RECORDS = st.builds(
     input_digest=st.none() | NAMES, time_ms=st.none() | NUMBERS, watermark_ms=st.none() | NUMBERS,
     schemas=st.dictionaries(NAMES, st.dictionaries(NAMES, NAMES, max_size=2), max_size=2),
     owners=st.dictionaries(NAMES, NAMES, max_size=3),
-    outputs=st.lists(st.tuples(NAMES, LINKS), max_size=3).map(tuple),
+    outputs=st.lists(st.tuples(st.sampled_from(["totals", "tails"]), LINKS), max_size=3).map(tuple),
     shards=st.lists(st.tuples(NAMES, st.integers(0, 99_999)), max_size=3).map(tuple),
     late_watermark_ms=st.none() | NUMBERS, event_times=st.dictionaries(NAMES, st.integers(-(2**62), 2**62), max_size=3),
     initial_states=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),

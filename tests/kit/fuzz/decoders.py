@@ -1,0 +1,415 @@
+"""Every decoder of what is durable or crosses processes, with real encodings to begin from. Knows the product's
+decoders. Does not know how inputs are made or who watches.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+import xxhash
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.messages.slot_orders import Home, LateRule, Order, Receipt, Watermark
+from riffle_spark.messages.upkeep_orders import (
+    Census,
+    CensusOrder,
+    Drop,
+    Follow,
+    SnapshotOrder,
+    UpkeepOrder,
+    UpkeepReceipt,
+)  # fmt: skip
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.protocol.batch.will import obeyed_settings, will_in
+from riffle_spark.protocol.shards import partitions_in
+from riffle_spark.settings import Settings, from_sources, read_toml
+from riffle_spark.simulate.scenario import read_scenario
+from riffle_spark.simulate.world_file import SHIPPED, read_world
+from riffle_spark.state.copies import part_files
+from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.record import Record, decode, encode
+from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
+from riffle_spark.state.objects.store import check_name
+from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
+from riffle_spark.state.schemas.variable_kinds import Variable
+from riffle_spark.state.schemas.variables import VariableColumns
+from tests.kit.folders import CHECKOUT, DATA
+
+__all__ = ["DECODERS", "Decoder"]
+
+_ARCHIVE = DATA / "roots" / "0.1-format1" / "root.tar.gz"
+_MOST = 24
+"""So many real encodings of a kind are enough to begin from."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What reads bytes of one kind: whatever it raises has to be an error of ours."""
+
+    name: str
+    decode: Callable[[bytes], object]
+    seeds: Callable[[], list[bytes]]
+
+
+@cache
+def _archived() -> Mapping[str, bytes]:
+    """Return the files of a root that an earlier version left, by name."""
+    with tarfile.open(_ARCHIVE) as packed:
+        files = [(member.name, packed.extractfile(member)) for member in packed if member.isfile()]
+        return {name: file.read() for name, file in files if file is not None}
+
+
+def _records() -> list[bytes]:
+    found = [data for name, data in _archived().items() if name.startswith("state/log/")]
+    read = [decode(data, "seed") for data in found[:: max(1, len(found) // _MOST)]]
+    return [*found[:_MOST], *map(encode, read), encode(_told(read[-1]))]
+
+
+def _told(record: Record) -> Record:
+    """Return a record that says something in every field."""
+    orders = {
+        "drained": ["m1"], "pins": {"3": "m1"}, "slots": 2, "settings": {"num_standbys": 1}, "homes": {"1": "m1"},
+        "awaited": {"m1": [5, ["m1", "1", "host", 2, None, {"zone": "a"}, {}]]}, "later": {"x": 1},
+    }  # fmt: skip
+    shards = tuple((f"topic{n % 2}", n // 2) for n in range(8))
+    return replace(record, orders=orders, shards=shards, weights={"measured": {"1": 2.5}}, event_times={"s": 5})
+
+
+def _bodies() -> list[bytes]:
+    """Return the JSON of records, whose checksum and length will be right."""
+    packed = (data.split(b"\n", 1)[1] for data in _records())
+    return [cast(bytes, pa.input_stream(pa.BufferReader(data), compression="zstd").read()) for data in packed]
+
+
+def _record(data: bytes) -> None:
+    record = decode(data, "log/00000000000000000007")
+    will = will_in(record.orders)
+    obeyed_settings(Settings(), will.settings)
+    for store, text in record.schemas.items():
+        schema_of_text(store, text)
+        meanings_in(text)
+    for name in Manifest(record.entries).objects():
+        check_name(name)
+    partitions_in(record.offsets)
+
+
+def _record_of_body(data: bytes) -> None:
+    packed = cast(bytes, pa.compress(data, codec="zstd", asbytes=True))
+    told = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(data)}
+    _record(json.dumps(told).encode() + b"\n" + packed)
+
+
+PLAIN = PlainColumns(
+    "totals", pa.schema([("k", pa.string())]), pa.schema([("count", pa.int64()), ("total", pa.float64())])
+)
+TIMED = PlainColumns(
+    "sessions", pa.schema([("k", pa.string()), ("n", pa.int32())]),
+    pa.schema([("until", pa.timestamp("us", "UTC")), ("seen", pa.list_(pa.string()))]), due="until",
+    time_mode="EventTime",
+)  # fmt: skip
+VARIABLES = VariableColumns(
+    "visits", pa.schema([("k", pa.string())]),
+    (
+        Variable("last", "value", pa.schema([("at", pa.int64())]), ttl_ms=1000),
+        Variable("pages", "list", pa.schema([("page", pa.string())])),
+        Variable("by", "map", pa.schema([("n", pa.int64())]), pa.schema([("name", pa.string())])),
+    ),
+    indexed=True,
+)  # fmt: skip
+SCHEMAS: tuple[StoreSchema, ...] = (PLAIN, TIMED, VARIABLES)
+
+
+def _plain_rows(count: int) -> pa.Table:
+    keys = [f"key-{n}" for n in range(count)]
+    return pa.table([keys, list(range(count)), [n / 7 for n in range(count)]], schema=PLAIN.row_schema)
+
+
+def _timed_rows(count: int) -> pa.Table:
+    columns = {
+        "k": [f"key-{n}" for n in range(count)], "n": list(range(count)),
+        "until": [None if n % 3 == 0 else 10**15 + n for n in range(count)],
+        "seen": [["a", None][: n % 3] for n in range(count)],
+    }  # fmt: skip
+    return pa.table([pa.array(columns[f.name], f.type) for f in TIMED.row_schema], schema=TIMED.row_schema)
+
+
+def _variable_rows(count: int) -> pa.Table:
+    schema = VARIABLES.part_schema(delta=True)
+    names = ["last", "pages", "by", "__timer"]
+    rows = [
+        {
+            "k": f"key-{n}", "__variable": names[n % 4], "__index": n if n % 4 == 1 else None, "__due": 10**12 + n,
+            "__state_last": {"at": n} if n % 4 == 0 else None, "__state_pages": {"page": "p"} if n % 4 == 1 else None,
+            "__state_by": {"key": {"name": "x"}, "value": {"n": n}} if n % 4 == 2 else None, "__deleted": n % 11 == 10,
+        }
+        for n in range(count)
+    ]  # fmt: skip
+    columns = [
+        pa.array([row[field.name] for row in rows], pa.string() if field.name == "__variable" else field.type)
+        for field in schema
+    ]
+    return pa.table(
+        [c.cast(f.type) if c.type != f.type else c for c, f in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def _parts() -> list[bytes]:
+    found = [data for name, data in _archived().items() if "/snapshot/" in name]
+    made = [part_codec.encode(table) for table in (_plain_rows(5), _plain_rows(4000))]
+    made += [part_codec.encode(PLAIN.sealed(_plain_rows(n))) for n in (0, 3, 50)]
+    made += [part_codec.encode(TIMED.sealed(_timed_rows(n)), "until") for n in (3, 60)]
+    made += [part_codec.encode(VARIABLES.sealed(_variable_rows(n)), packed=True) for n in (4, 600)]
+    return [*found[:6], *made]
+
+
+def _part(data: bytes) -> None:
+    """Read a part as every reader does, and look at all of its values."""
+    table = part_codec.decode(data, part_codec.checksum(data), "part")
+    table.to_pylist()
+    for schema in SCHEMAS:
+        with suppress(CorruptStateError):
+            part_files.runs_of(part_codec.opened(data, "part"), schema)
+
+
+def _schema_texts() -> list[bytes]:
+    texts = [dict(schema.to_text()) for schema in SCHEMAS]
+    texts[0] |= {
+        "history": json.dumps({"changes": [2, 5], "since": [[["total"], 5]]}),
+        "meanings": '{"count": "count(1)"}',
+    }
+    texts[1] |= {"routed_by": "1"}
+    return [json.dumps(text).encode() for text in texts]
+
+
+def _schema_text(data: bytes) -> None:
+    text = _object(data)
+    schema = schema_of_text("totals", text)
+    meanings_in(text)
+    for known in SCHEMAS:
+        known.can_read(text)
+    schema.part_schema(delta=True)
+    schema.history.later_than(3)
+
+
+def _object(data: bytes) -> dict[str, str]:
+    """Return what a record may hold as a schema: texts by name."""
+    with suppress(ValueError, RecursionError):
+        body = json.loads(data)
+        if isinstance(body, dict) and all(isinstance(value, str) for value in body.values()):
+            return body
+    raise CorruptStateError("a record refuses this")
+
+
+def _packed_schema(data: bytes) -> None:
+    schema_of_text("totals", {"key": PLAIN.to_text()["key"], "state": base64.b64encode(data).decode()})
+
+
+def _packed_schemas() -> list[bytes]:
+    return [base64.b64decode(schema.to_text()["key"]) for schema in SCHEMAS] + [TIMED.state.serialize().to_pybytes()]
+
+
+_STACK = Stack(
+    Head(7, "1-" + "ab" * 16),
+    tuple(StackedPart(f"sealed/{n}-1-{'ab' * 16}", n * 10, 100, 2**63 + n, 5, 1) for n in range(3)),
+)
+_ADDRESS = ("totals", 5)
+
+
+def _stack_body(data: bytes) -> None:
+    Stack.from_bytes(b"%016x\n%s" % (xxhash.xxh3_64_intdigest(data, 2), data), _ADDRESS)
+
+
+_HOME = Home("file:///tmp/state", StoreOptions(), "/tmp/local", "app", frozenset({"app/1", "app/2"}), "0" * 32)
+
+
+@cache
+def _entries() -> dict[int, Entry]:
+    records = [decode(data, "seed") for name, data in sorted(_archived().items()) if name.startswith("state/log/")]
+    return {kg: entry for record in records[-4:] for (_, kg), entry in record.entries.items()}
+
+
+def _orders() -> list[bytes]:
+    order = Order(
+        home=_HOME, store="totals", key=("k",), schema=PLAIN.to_text(), output=PLAIN.part_schema(),
+        rows=PLAIN.part_schema(),
+        per_key_group=False, order_by=("at",), total=8, epoch=3, version=9, time_ms=5, watermark_ms=None,
+        slots={0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}, entries=_entries(), sequence=4,
+    )  # fmt: skip
+    more = replace(
+        order, standbys={1: ("m1", "m2")}, followed_by={2: ("m1",)}, watermark=Watermark("at", 5), late=LateRule("at"),
+        initial=PLAIN.key, shown={"k": "K"}, routed_by=("k",), whole=True,
+    )  # fmt: skip
+    return [order.to_json().encode(), more.to_json().encode()]
+
+
+def _upkeep_orders() -> list[bytes]:
+    some = list(_entries().items())
+    order = UpkeepOrder(
+        _HOME, "m0123456789ab", 3, 7, {"totals": PLAIN.to_text()},
+        (Drop("totals", 3, Head(2, "1-aa")), Drop("totals", 4, None)),
+        tuple(Follow("totals", kg, entry) for kg, entry in some[:3]),
+        tuple(SnapshotOrder("totals", kg, entry) for kg, entry in some[3:5]),
+    )  # fmt: skip
+    return [order.to_json().encode()]
+
+
+def _receipts() -> list[bytes]:
+    receipt = Receipt("totals", 1, "3-" + "ab" * 16, 9, "m1", "1", rows=5, error=("ConfigError", "p", "r", "w"))
+    part = {"key_group": 1, "start": 0, "length": 9, "checksum": 5, "rows": 2, "timer_ms": None}
+    told = json.loads(receipt.to_json())
+    told |= {"parts": [part, part], "output": part, "read": [[1, 2, 3]], "received": [[1], [2]], "busy": [[1], [2]]}
+    return [receipt.to_json().encode(), json.dumps(told).encode()]
+
+
+def _upkeep_receipts() -> list[bytes]:
+    snapshot = Snapshot("00000000000000000005-1-aa", Head(5, "1-aa"), 9, 5, 3)
+    receipt = UpkeepReceipt(
+        "1", "m1", copies=(("totals", 1, 5, "1-aa"),), gone=(("totals", 2),), unfinished=(("totals", 3, 1, 2),),
+        taken=(("totals", 4, snapshot),), errors=("no",),
+    )  # fmt: skip
+    return [receipt.to_json().encode()]
+
+
+def _text_of(read: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: read(data.decode(errors="replace"))
+
+
+@cache
+def _scratch() -> Path:
+    return Path(tempfile.mkdtemp(prefix="riffle-fuzz-"))
+
+
+def forget_scratch() -> None:
+    """Remove the files that decoders of files were given."""
+    if _scratch.cache_info().currsize:
+        shutil.rmtree(_scratch(), ignore_errors=True)
+        _scratch.cache_clear()
+
+
+def _file_of(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    def decoded(data: bytes) -> object:
+        path = _scratch() / name
+        path.write_bytes(data)
+        return read(path)
+
+    return decoded
+
+
+def _scenarios() -> list[bytes]:
+    found = sorted((DATA / "assignor_cases").rglob("*.json"), key=lambda path: path.stat().st_size)
+    cases = [json.loads(path.read_text())["scenario"] for path in found[:_MOST]]
+    return [json.dumps(case).encode() for case in cases]
+
+
+def _worlds() -> list[bytes]:
+    folder = CHECKOUT / "riffle_spark" / "simulate" / "worlds"
+    small = {
+        "name": "small", "seed": 1, "seconds": "1 h", "every": "1 min", "swing": 0.5, "changes": 3, "config": {},
+        "protocol": {"probing_rebalance_interval": "10 min"}, "policies": ["riffle"],
+        "members": [{"id": "m{:02}", "count": 3, "threads": 2, "racks": ["a", "b"], "tags": {"zone": "a"}}],
+        "tasks": [{"subtopology": "s", "count": 8, "state_bytes": 1e6, "row_bytes": 100, "spread": "10 %"}],
+        "events": [{"at": 5, "lose": ["m00"]}, {"at": "1 min", "return": ["m00"]}, {"at": 90, "bounce": ["m01"]},
+                   {"at": 100, "join": [{"id": "n"}]}, {"at": 200, "load": 2, "tasks": ["s_1"]},
+                   {"at": 300, "lose_rack": "b"}],
+    }  # fmt: skip
+    shipped = [(folder / f"{name}.json").read_bytes() for name in SHIPPED if name != "day"]
+    return [*shipped, json.dumps(small).encode()]
+
+
+def _tomls() -> list[bytes]:
+    said = b'root = "s3://b/p"\nkey_groups = 8\nmember_racks = ["10.*=a"]\nforced_awareness = {zone = ["a", "b"]}\n'
+    said += b'num_standbys = 1\nretained_for = "10 min"\nlocal_disk_limit = "80 %"\nec2_metadata = true\n'
+    return [(CHECKOUT / "conf" / "riffle.toml").read_bytes(), said, b"[riffle]\n" + said]
+
+
+def _conf(data: bytes) -> None:
+    lines = [line.partition("=") for line in data.decode(errors="replace").split("\n")]
+    from_sources(
+        None, {f"spark.riffle.{name.strip()}": value.strip() for name, _, value in lines if name.strip() != "conf_file"}
+    )
+
+
+def _confs() -> list[bytes]:
+    said = [
+        "key_groups=8",
+        "retained_for=10 min",
+        "local_disk_limit=80 %",
+        "member_racks=10.*=a,b=c",
+        "ec2_metadata=true",
+    ]
+    said += ["forced_awareness=zone=a,zone=b", "goals=none", "num_standbys=2", "root=file:///tmp/x"]
+    return [text.encode() for text in ("\n".join(said), *said)]
+
+
+def _checkpoint(data: bytes) -> None:
+    folder = _scratch() / "checkpoint"
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    head, _, tail = data.partition(b"\0")
+    (folder / "metadata").write_bytes(head)
+    (folder / "offsets" / "3").write_bytes(tail)
+    checkpoint = Checkpoint(str(folder))
+    with suppress(ConfigError):
+        checkpoint.query_id()
+    checkpoint.next_batch()
+    checkpoint.restore(3, tail.decode(errors="replace"))
+
+
+def _checkpoints() -> list[bytes]:
+    offsets = b'v1\n{"batchWatermarkMs":5,"conf":{}}\n{"topic":{"0":123,"1":45}}\n{"riffle_heartbeat_ms":5}'
+    return [b'{"id":"0b7e"}\0' + offsets, b'{"id":"x"}\0v1\n{}\n-']
+
+
+def _names(text: str) -> None:
+    paths.parse(text)
+    paths.record_sequence(text)
+    for each in text.split("\n"):
+        for read in (paths.check_store_name, check_name, normalised, open_store):
+            with suppress(ConfigError):
+                read(each)
+
+
+def _decoders() -> Iterator[Decoder]:
+    yield Decoder("record", _record, _records)
+    yield Decoder("record body", _record_of_body, _bodies)
+    yield Decoder("part", _part, _parts)
+    yield Decoder("schema text", _schema_text, _schema_texts)
+    yield Decoder("packed schema", _packed_schema, _packed_schemas)
+    yield Decoder("stack", lambda data: Stack.from_bytes(data, _ADDRESS), lambda: [_STACK.to_bytes(_ADDRESS)])
+    yield Decoder("stack body", _stack_body, lambda: [_STACK.to_bytes(_ADDRESS).split(b"\n", 1)[1]])
+    yield Decoder("order", _text_of(lambda text: Order.from_json(text, 0)), _orders)
+    yield Decoder("upkeep order", _text_of(UpkeepOrder.from_json), _upkeep_orders)
+    yield Decoder("census order", _text_of(CensusOrder.from_json), lambda: [CensusOrder(_HOME).to_json().encode()])
+    yield Decoder("receipt", _text_of(Receipt.from_json), _receipts)
+    yield Decoder("upkeep receipt", _text_of(UpkeepReceipt.from_json), _upkeep_receipts)
+    census = Census("1", "m1", (("totals", 1, 5, "1-aa"),), ("1-aa",), "rack", {"zone": "a"})
+    yield Decoder("census", _text_of(Census.from_json), lambda: [census.to_json().encode()])
+    yield Decoder("scenario", _file_of("scenario.json", read_scenario), _scenarios)
+    packed = _file_of("scenario.json.gz", read_scenario)
+    yield Decoder("packed scenario", packed, lambda: [gzip.compress(data, mtime=0) for data in _scenarios()[:8]])
+    yield Decoder("world", _file_of("world.json", lambda path: read_world(str(path))), _worlds)
+    yield Decoder("settings file", _file_of("riffle.toml", read_toml), _tomls)
+    yield Decoder("settings of Spark", _conf, _confs)
+    yield Decoder("checkpoint", _checkpoint, _checkpoints)
+    yield Decoder(
+        "names", _text_of(_names), lambda: [b"delta/00000000000000000001/1-" + b"ab" * 16, b"s3://bucket/a/b\ntotals"]
+    )
+
+
+DECODERS: Mapping[str, Decoder] = {decoder.name: decoder for decoder in _decoders()}

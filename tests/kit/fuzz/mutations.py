@@ -1,0 +1,161 @@
+"""Hostile inputs made of real encodings: flips, truncations, splices, inserted lengths, other kinds, other JSON. Knows
+bytes and JSON. Does not know any decoder.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Callable, Sequence
+
+__all__ = ["mutated"]
+
+_NUMBERS = (0, 1, -1, 2, 7, 127, 255, 2**15, 2**31 - 1, 2**31, 2**32, 2**40, 2**60, 2**63 - 1, 2**63, -(2**63), 10**30)
+_TEXTS = (
+    "",
+    ".",
+    "..",
+    "../../x",
+    "/etc/passwd",
+    "a\0b",
+    "é²٣",
+    "x" * 5000,
+    "1" * 5000,
+    "1-" + "0" * 32,
+    "{:999999999}",
+    "{0.__class__}",
+)
+_SCRAPS = (
+    b"",
+    b"\0",
+    b"\n",
+    b"{}",
+    b"[]",
+    b"null",
+    b"[" * 5000,
+    b'{"a":' * 3000,
+    b"\xff" * 16,
+    b"-1",
+    b"1e999",
+    b"NaN",
+)
+_DEEP = 3000
+Chance = random.Random
+
+
+def mutated(chance: Chance, seeds: Sequence[bytes], others: Sequence[bytes]) -> bytes:
+    """Return an input that comes from one of ``seeds``; ``others`` are encodings of other kinds."""
+    data = chance.choice(seeds)
+    if chance.random() < 0.4 and (changed := _other_json(chance, data, seeds)) is not None:
+        return changed
+    for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
+        data = chance.choice(_WAYS)(chance, data, others if chance.random() < 0.2 else seeds)
+    return data
+
+
+def _place(chance: Chance, data: bytes) -> int:
+    return chance.randrange(len(data) + 1) if chance.random() < 0.6 else chance.randrange(min(len(data), 400) + 1)
+
+
+def _flipped(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
+    if not data:
+        return data
+    at = min(_place(chance, data), len(data) - 1)
+    return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
+
+
+def _overwritten(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
+    at, scrap = _place(chance, data), chance.randbytes(chance.randrange(1, 9))
+    return data[:at] + scrap + data[at + len(scrap) :]
+
+
+def _number(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
+    """Write a number in the place of bytes, aligned as Arrow's are or anywhere: a length, a count, an offset."""
+    layout, width = chance.choice((("<q", 8), ("<i", 4), ("<h", 2)))
+    at = _place(chance, data)
+    at -= at % width if chance.random() < 0.7 else 0
+    number = chance.choice(_NUMBERS) + chance.choice((0, 0, 1, -1, 8))
+    wrapped = (number + (1 << (8 * width - 1))) % (1 << (8 * width)) - (1 << (8 * width - 1))
+    return data[:at] + struct.pack(layout, wrapped) + data[at + width :]
+
+
+def _truncated(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
+    return data[: _place(chance, data)]
+
+
+def _cut_out(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
+    start, end = sorted((_place(chance, data), _place(chance, data)))
+    return data[:start] + data[end:]
+
+
+def _repeated(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
+    start, end = sorted((_place(chance, data), _place(chance, data)))
+    return data[:end] + data[start:end] * chance.choice((1, 2, 30)) + data[end:] if end - start < 2000 else data
+
+
+def _spliced(chance: Chance, data: bytes, others: Sequence[bytes]) -> bytes:
+    other = chance.choice(others)
+    return data[: _place(chance, data)] + other[_place(chance, other) :]
+
+
+def _swapped(chance: Chance, _: bytes, others: Sequence[bytes]) -> bytes:
+    return chance.choice(others)
+
+
+def _scrap(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
+    at = _place(chance, data)
+    return data[:at] + chance.choice(_SCRAPS) + data[at:]
+
+
+_WAYS: tuple[Callable[[Chance, bytes, Sequence[bytes]], bytes], ...] = (
+    _flipped, _flipped, _overwritten, _number, _number, _truncated, _cut_out, _repeated, _spliced, _swapped, _scrap,
+)  # fmt: skip
+
+
+def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | None:
+    """Return lines of JSON with some values replaced, ``None`` where there is none."""
+    lines = data.split(b"\n")
+    at = chance.randrange(len(lines))
+    try:
+        body = json.loads(lines[at])
+        other = json.loads(chance.choice(seeds).split(b"\n")[0])
+    except ValueError:
+        return None
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        body = _changed(chance, body, other)
+    lines[at] = json.dumps(body).encode(errors="surrogatepass")
+    return b"\n".join(lines)
+
+
+def _changed(chance: Chance, body: object, other: object) -> object:
+    """Return a tree of JSON with one node changed, at any depth."""
+    inner = isinstance(body, dict | list) and len(body) > 0 and chance.random() < 0.85
+    if isinstance(body, dict) and inner:
+        name = chance.choice(list(body))
+        if chance.random() < 0.15:
+            return _renamed(chance, body, name)
+        return {**body, name: _changed(chance, body[name], other)}
+    if isinstance(body, list) and inner:
+        at = chance.randrange(len(body))
+        if chance.random() < 0.2:
+            return chance.choice((body[:at], [*body, body[at]], body[at:], body[:at] + body[at + 1 :]))
+        return [*body[:at], _changed(chance, body[at], other), *body[at + 1 :]]
+    return _value(chance, body, other)
+
+
+def _renamed(chance: Chance, body: dict[str, object], name: str) -> dict[str, object]:
+    rest = {key: value for key, value in body.items() if key != name}
+    return rest if chance.random() < 0.5 else {**rest, chance.choice((*_TEXTS, "later", name + "x")): body[name]}
+
+
+def _value(chance: Chance, body: object, other: object) -> object:
+    if isinstance(body, bool | float) or body is None:
+        return chance.choice((None, True, False, 1.5, float("inf"), float("nan"), [], {}, "x", 3))
+    if isinstance(body, int) and chance.random() < 0.7:
+        return chance.choice(_NUMBERS)
+    if isinstance(body, str) and chance.random() < 0.7:
+        return chance.choice(_TEXTS) if chance.random() < 0.6 or not body else body[: chance.randrange(len(body))]
+    return chance.choice(
+        (None, True, chance.choice(_NUMBERS), chance.choice(_TEXTS), [], [body], {}, {"x": body}, other, 1e400)
+    )

@@ -1,0 +1,108 @@
+"""Whatever bytes a decoder is given: an error of ours, in bounded time and memory, and nothing is run."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.simulate.world_file import world_of
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
+from riffle_spark.state.log.record import Record, decode, encode
+from tests.kit.folders import CHECKOUT
+from tests.kit.state.drawn_records import PLAIN
+
+INPUTS = 4000
+
+
+def test_no_decoder_raises_what_is_not_ours() -> None:
+    """Flips, truncations, splices, numbers and other kinds, in children of bounded memory, each decoder's share."""
+    command = [sys.executable, "-m", "tests.kit.fuzz", "--inputs", str(INPUTS), "--seed", "1", "--json"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280, check=False)
+    told = json.loads(done.stdout)
+    assert told["findings"] == []
+    assert told["inputs"] == INPUTS
+    assert told["refused"] > INPUTS // 4
+
+
+def lz4(count: int) -> bytes:
+    """Return a packed part of so many rows of one value."""
+    table = pa.table({part_codec.HASH: pa.array([7] * count, pa.uint64()), part_codec.VARIABLE: ["v"] * count})
+    return part_codec.encode(table, packed=True)
+
+
+def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
+    """What a packed buffer says of its length is looked at, not tried."""
+    data, told = lz4(1 << 16), struct.pack("<q", 8 << 16)
+    assert part_codec.opened(data, "part").num_rows == 1 << 16
+    assert told in data
+    for length in (1 << 40, (1 << 63) - 1, (1 << 30) + 1):
+        with pytest.raises(CorruptStateError, match=r"unpacked.*\[part\]"):
+            part_codec.opened(data.replace(told, struct.pack("<q", length), 1), "part")
+
+
+def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
+    """A column of nulls takes no bytes, but rows that are made of it do."""
+    table = pa.table({part_codec.HASH: pa.array([], pa.uint64())})
+    with pytest.raises(CorruptStateError, match="rows"):
+        part_codec.opened(part_codec.encode(pa.table({"n": pa.nulls(1 << 25)})), "part")
+    assert part_codec.opened(part_codec.encode(table), "part").num_rows == 0
+
+
+def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
+    """Its checksum may be right all the same."""
+    data = part_codec.encode(pa.table({"k": ["aaaa", "bbbb", "cccc"]}))
+    wrong = data.replace(struct.pack("<4i", 0, 4, 8, 12), struct.pack("<4i", 0, 1 << 30, 8, 12))
+    assert wrong != data
+    with pytest.raises(CorruptStateError, match="not an Arrow stream"):
+        part_codec.decode(wrong, part_codec.checksum(wrong), "part")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "", "log", "a\0b", "é", "x" * 65, "a..b"])
+def test_a_record_cannot_name_a_store_that_is_elsewhere(name: str) -> None:
+    """Names of objects and of local folders are made of it."""
+    with pytest.raises(CorruptStateError, match="cannot be a store name"):
+        decode(encode(one_entry(name, Entry())), "log/0")
+
+
+HEAD = Head(1, "1-" + "0" * 32)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry(chain=(Link(Head(1, "1-../../x"), 0, 1, 1, 1),)),
+        Entry(chain=(Link(Head(1, "1-0/../x"), 0, 1, 1, 1),)),
+        Entry(chain=(Link(HEAD, -1, 1, 1, 1),)),
+        Entry(chain=(Link(HEAD, 0, -5, 1, 1),)),
+        Entry(Snapshot("../../../x", HEAD, 1, 1, 1)),
+        Entry(Snapshot("1-1-0", HEAD, -1, 1, 1)),
+        Entry(cut=Head(1, "/etc")),
+    ],
+)
+def test_a_record_cannot_name_an_object_that_is_elsewhere(entry: Entry) -> None:
+    """Attempts and snapshots are parts of names, too; ranges are from 0 up."""
+    with pytest.raises(CorruptStateError, match="cannot be read"):
+        decode(encode(one_entry("totals", entry)), "log/0")
+
+
+def one_entry(store: str, entry: Entry) -> Record:
+    """Return a record of one entry."""
+    return replace(PLAIN, entries={(store, 3): entry})
+
+
+def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
+    """Python's formats can reach into objects, and make text as wide as they are told."""
+    world = {"name": "w", "seconds": 9, "config": {}, "tasks": [{"subtopology": "s", "state_bytes": 1}]}
+    names = {"m{}": "m0", "m{:04}": "m0000", "{0.__class__}": "{0.__class__}", "{:999999999}": "{:999999999}"}
+    for said, meant in names.items():
+        assert [one.member.id for one in world_of({**world, "members": [{"id": said}]}).members] == [meant]
+    with pytest.raises(ConfigError, match="count"):
+        world_of({**world, "members": [{"id": "m{}", "count": 10**12}]})
