@@ -72,6 +72,10 @@ class Settings:
         None, optional(text.of("folder on each executor")),
         "copies of the state, one folder an executor, on a local disk; network file systems are refused. Not set: what "
         "`SPARK_LOCAL_DIRS` names on the executor", example="/mnt/nvme/riffle")
+    encryption_keys: str | None = setting(
+        None, optional(text.of("`file:/path` or `env:NAME`")),
+        "where driver and executors find the [keys](operations.md#encryption) that deltas, snapshots and local copies "
+        "are encrypted with; not set: they are not", example="file:/run/secrets/riffle-keys")
 
     key_groups: int = setting(
         128, whole(1, 32_768), "how many parts the key space has; another number than the stored one is refused. Under "

@@ -34,9 +34,12 @@ def dispatch_command(
     from riffle_spark.offline.switch import switch_dispatch
     from riffle_spark.worker.member_folders import options_of
 
-    options = options_of(settings_in(conf_file, s3_endpoint))
+    settings = settings_in(conf_file, s3_endpoint)
     function = named(partition_of) if partition_of else None
-    plan = switch_dispatch(root, to, options=options, partition_of=function, key_groups=key_groups, execute=execute)
+    plan = switch_dispatch(
+        root, to, options=options_of(settings), partition_of=function, key_groups=key_groups, execute=execute,
+        encryption_keys=settings.encryption_keys,
+    )  # fmt: skip
     show(plan)
 
 

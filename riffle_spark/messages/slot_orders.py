@@ -91,7 +91,8 @@ class LateRule(NamedTuple):
 class Home:
     """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive.
 
-    ``log_id`` keeps copies of a root apart from those of one that was emptied and begun again.
+    ``log_id`` keeps copies of a root apart from those of one that was emptied and begun again. ``encryption_keys``
+    names where each process finds its keys, and ``key`` that of new parts; empty where nothing is encrypted.
     """
 
     root: str
@@ -100,6 +101,8 @@ class Home:
     application: str
     live: frozenset[str]
     log_id: str = ""
+    encryption_keys: str = ""
+    key: str = ""
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""

@@ -33,10 +33,12 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
+from riffle_spark.worker.member_folders import keys_in
 
 __all__ = ["PartitionOf", "switch_dispatch"]
 
@@ -48,23 +50,24 @@ _TOLD = pa.schema([("topic", pa.string()), ("partition", pa.int32())])
 
 def switch_dispatch(
     root: str, to: str, *, options: StoreOptions | None = None, partition_of: PartitionOf | None = None,
-    key_groups: int | None = None, execute: bool = False,
+    key_groups: int | None = None, execute: bool = False, encryption_keys: str | None = None,
 ) -> Plan:  # fmt: skip
     """Make the state below ``root`` that of dispatch ``to``, with ``key_groups`` key-groups, or shards at most.
 
     The query must be stopped. Without ``execute`` everything is read and checked and nothing is written.
     ``partition_of`` tells from which partition a key comes; a switch from ``key_group`` needs it, as state alone cannot
-    say. Raises ``ConfigError`` for what cannot be done, and ``ConflictError`` for a key with state in two partitions
-    that would become one, or if the query went on in the meantime.
+    say. ``encryption_keys`` is the setting. Raises ``ConfigError`` for what cannot be done, and ``ConflictError`` for a
+    key with state in two partitions that would become one, or if the query went on in the meantime.
     """
-    objects = open_store(root, options or StoreOptions())
+    options = options or StoreOptions()
+    objects, keys = open_store(root, options), keys_in(encryption_keys, options.s3_region)
     log = Log(objects, root)
     tail = log.open()
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="set dispatch before the first batch", where=root)
     total = tail.total if key_groups is None else key_groups
     _check_wanted(tail, to, total)
-    switch = _Switch(objects, tail, to, total, execute)
+    switch = _Switch(objects, tail, to, total, execute, keys)
     manifest, shards, steps = switch.run(log.manifest, partition_of)
     if execute:
         _append(log, replace(switch.draft(), shards=shards.partitions), manifest)
@@ -107,6 +110,7 @@ class _Switch:
     to: str
     total: int
     execute: bool
+    keys: Keys | None = None
 
     def run(self, before: Manifest, partition_of: PartitionOf | None) -> tuple[Manifest, Shards, list[str]]:
         """Return the state as it will be listed, its registry, and what was done or would be."""
@@ -152,7 +156,7 @@ class _Switch:
         return partition_of
 
     def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], shards_of: ShardsOf) -> dict[int, Entry]:
-        reader = Reader(self.objects, None)
+        reader = Reader(self.objects, None, self.keys)
         with tempfile.TemporaryDirectory(prefix="riffle-dispatch-") as folder:
             try:
                 moved = resharded(schema, entries, reader, shards_of, Path(folder))
@@ -166,6 +170,8 @@ class _Switch:
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
         attempt = f"{self.tail.epoch}-{uuid.uuid4().hex}"
         head, data = Head(self.tail.version, attempt), part_codec.encode(rows, schema.due)
+        if self.keys is not None:
+            data = self.keys.sealing()(data, paths.base(schema.store, shard))
         taken = Snapshot(
             paths.snapshot_id(head.version, attempt), head, len(data), part_codec.checksum(data), rows.num_rows
         )

@@ -36,7 +36,7 @@ from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
-from riffle_spark.worker.member_folders import options_of
+from riffle_spark.worker.member_folders import home_with_keys, options_of
 
 __all__ = ["JobOperator", "RunningJob"]
 
@@ -324,4 +324,5 @@ def home_of(spark: SparkSession, settings: Settings) -> Home:
             remedy="set root (spark.riffle.root) to s3://bucket/prefix, or to file:///folder on one machine",
             where="root",
         )
-    return Home(root, options_of(settings), settings.local_dir, inventory.application_id(spark), frozenset())
+    application = inventory.application_id(spark)
+    return home_with_keys(Home(root, options_of(settings), settings.local_dir, application, frozenset()), settings)

@@ -22,6 +22,7 @@ from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing.simulation import RandomBytes, SimCluster
 from riffle_spark.worker.input import newest_ms
+from riffle_spark.worker.member_folders import keys_of
 from riffle_spark.worker.slot import run_slot
 
 __all__ = ["Aborted", "Attempt", "Crashed", "Faults", "SimSink", "SimWork", "Step", "prepared", "routed"]
@@ -205,7 +206,7 @@ class SimWork:
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Give the sinks the output rows that were sealed with a committed batch."""
-        reader = Reader(self._cluster.store, None)
+        reader = Reader(self._cluster.store, None, keys_of(self._cluster.home))
         for store, sink in self._sinks.items():
             tables = reader.links(link for owner, link in outputs if owner == store)
             if tables:

@@ -5,6 +5,7 @@ hands Python workers no executor id. Does not know what a folder holds.
 import functools
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from riffle_spark.messages.slot_orders import Home
@@ -14,6 +15,7 @@ from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.objects.encryption import Keys, keys_of_text, text_of
 from riffle_spark.state.objects.open import StoreOptions, open_store, root_id
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -23,6 +25,9 @@ __all__ = [
     "executor_id",
     "executor_process",
     "folder_of",
+    "home_with_keys",
+    "keys_in",
+    "keys_of",
     "manifest_at",
     "options_of",
     "store_of",
@@ -32,6 +37,7 @@ __all__ = [
 _STORES_KEPT = 16
 _folders: dict[tuple[Path, str], Folder] = {}
 _manifests: dict[tuple[str, str, int], Manifest] = {}
+_keys: dict[str, tuple[str, Keys]] = {}
 _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 LOCAL_EXECUTOR = "driver"
 """What Spark calls the one executor of local mode; also the answer where ``/proc`` does not tell."""
@@ -63,6 +69,38 @@ def use_store(home: Home, store: ObjectStore) -> ObjectStore:
         _stores.pop(next(iter(_stores)))
     _stores[home.root, home.options] = store
     return store
+
+
+def keys_of(home: Home) -> Keys | None:
+    """Return the keys of the state, as this process finds them; ``None`` where nothing is encrypted. They are read
+    anew when their text has changed. Raises ``ConfigError`` if they, or the key of new parts, are not there.
+    """
+    keys = keys_in(home.encryption_keys, home.options.s3_region)
+    return keys.writing(home.key) if keys is not None and home.key else keys
+
+
+def keys_in(source: str | None, region: str | None) -> Keys | None:
+    """Return the keys that a source has, by which ``encryption_keys`` names it; ``None`` without one."""
+    if not source:
+        return None
+    text = text_of(source)
+    kept = _keys.get(source)
+    if kept is None or kept[0] != text:
+        kept = _keys[source] = text, keys_of_text(text, source, lambda wrapped: _unwrapped(wrapped, region))
+    return kept[1]
+
+
+def _unwrapped(wrapped: bytes, region: str | None) -> bytes:
+    from riffle_spark.state.objects.s3_client import unwrapped_key
+
+    return unwrapped_key(wrapped, region)
+
+
+def home_with_keys(home: Home, settings: Settings) -> Home:
+    """Return where state is with where its keys are, the newest of them to write with. Raises as ``keys_of``."""
+    named = replace(home, encryption_keys=settings.encryption_keys or "", key="")
+    keys = keys_of(named)
+    return named if keys is None else replace(named, key=keys.writes)
 
 
 def options_of(settings: Settings) -> StoreOptions:

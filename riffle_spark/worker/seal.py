@@ -13,6 +13,7 @@ import pyarrow as pa
 from riffle_spark.messages.slot_orders import Order, Part
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.input import spans_of
 
@@ -72,8 +73,12 @@ class SealedDelta:
             objects.put_if_absent(self.name, self.data)
 
 
-def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str, due: str | None = None) -> SealedDelta:
-    """Return the delta of one attempt, output rows last if they are to be sealed too. ``due`` names the due column.
+def seal(
+    order: Order, changes: StateChanges, output: pa.Table, attempt: str, due: str | None = None,
+    keys: Keys | None = None,
+) -> SealedDelta:  # fmt: skip
+    """Return the delta of one attempt, output rows last if they are to be sealed too. ``due`` names the due column;
+    parts are encrypted with ``keys``.
 
     Parts that one member will read lie together, else key-groups ascend: one ranged get takes all, and little else.
     """
@@ -82,9 +87,12 @@ def seal(order: Order, changes: StateChanges, output: pa.Table, attempt: str, du
         tables.append((_OUTPUT_PART, output))
     chunks: list[bytes] = []
     parts: list[Part] = []
-    start = 0
+    start, encrypted = 0, keys.sealing() if keys is not None else None
     for key_group, table in tables:
         data = part_codec.encode(table, due, packed=True)
+        if encrypted is not None:
+            of = None if key_group == _OUTPUT_PART else key_group
+            data = encrypted(data, paths.part(order.version, attempt, of))
         timer_ms = changes.timers.get(key_group)
         parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)

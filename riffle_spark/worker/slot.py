@@ -36,7 +36,7 @@ from riffle_spark.worker import run_computation
 from riffle_spark.worker.dead_letters import with_letters
 from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, received, touch, with_stored
-from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
+from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, store_of
 from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["run_slot"]
@@ -81,7 +81,8 @@ class _Attempt:
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)
         self.folder = folder_of(order.home, executor)
-        self.reader = Reader(self.objects, self.folder)
+        self.keys = keys_of(order.home)
+        self.reader = Reader(self.objects, self.folder, self.keys)
         self.facts: dict[str, object] = {}
         self.seconds: dict[str, float] = {}
         self.merges: list[Callable[[], None]] = []
@@ -108,7 +109,7 @@ class _Attempt:
         computed = self._compute(slot, rows, touched)
         output = computed.output
         with self.step("seal"):
-            sealed = seal(order, computed.changes, output, self.name, self.schema.due)
+            sealed = seal(order, computed.changes, output, self.name, self.schema.due, self.keys)
         if sealed.data:
             self.folder.keep_sealed(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:

@@ -22,7 +22,7 @@ from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import schema_of_text
-from riffle_spark.worker.member_folders import folder_of, manifest_at, store_of
+from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, store_of
 
 __all__ = ["run_upkeep", "take_snapshot"]
 
@@ -106,7 +106,7 @@ class _Piece:
         schemas = {store: schema_of_text(store, text) for store, text in order.schemas.items()}
         follower = Follower(
             folder, store_of(order.home), schemas, order.epoch, lambda address: self._whole(*address), self._budget,
-            lambda: self._has_room(folder),
+            lambda: self._has_room(folder), keys_of(order.home),
         )  # fmt: skip
         unfinished: list[tuple[str, int, int, int]] = []
         failed: list[Address] = []
@@ -162,7 +162,7 @@ class _Piece:
 
     def _keeper(self, folder: Folder, store: str) -> StackKeeper:
         order, schema = self._order, schema_of_text(store, self._order.schemas[store])
-        reader = Reader(store_of(order.home), folder)
+        reader = Reader(store_of(order.home), folder, keys_of(order.home))
         return StackKeeper(folder, schema, reader, order.epoch, partial(self._whole, store))
 
     def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:

@@ -335,8 +335,8 @@ class Driver:
         tail = self._log.tail
         assert tail is not None
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
-        after = self._settings.deliver_after_commit
-        draft = batch_record(tail, incoming, operators, receipts, self.ownership, stamp, after_commit=after)
+        after, given = self._settings.deliver_after_commit, (incoming, operators, receipts, self.ownership, stamp)
+        draft = batch_record(tail, *given, after_commit=after, key=self._home.key)
         promised = self._upkeep.promise(tail.sequence + 1)
         record = self._log.append(replace(draft, promised=promised, orders=self._vigil.orders()), manifest)
         self._upkeep.committed(record, before, changes)

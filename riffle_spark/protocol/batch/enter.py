@@ -12,7 +12,7 @@ from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.schemas.store_schema import meanings_in
+from riffle_spark.state.schemas.store_schema import key_in, meanings_in
 
 __all__ = ["Decision", "check_fixed", "check_schemas", "decide", "shards_of"]
 
@@ -105,6 +105,13 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
             remedy=f"set key_groups = {tail.total}, or change the state while the query is stopped: "
             f"riffle dispatch --root {root} --to {tail.dispatch} --key-groups {settings.key_groups} --execute",
             where="key_groups",
+        )
+    store = next((store for store, text in tail.schemas.items() if key_in(text) is not None), None)
+    if store is not None and settings.encryption_keys is None:
+        raise ConfigError(
+            f"the state of store {store!r} in {root} is encrypted, and `encryption_keys` is not set",
+            remedy="set it to where the keys are; to do without, list `plain` last there and run a batch first",
+            where="encryption_keys",
         )
     check_schemas(tail.schemas, operators)
 

@@ -12,6 +12,7 @@ from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.schemas.store_schema import with_key
 
 __all__ = ["Stamp", "batch_record", "claim_record", "first_record", "watermark_fields", "will_record", "with_last_pass"]
 
@@ -59,11 +60,13 @@ def _placement(ownership: Ownership) -> dict[str, object]:
 
 def batch_record(
     tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Sequence[Receipt],
-    ownership: Ownership, stamp: Stamp, *, after_commit: bool,
+    ownership: Ownership, stamp: Stamp, *, after_commit: bool, key: str = "",
 ) -> Record:  # fmt: skip
-    """Return the draft that commits a batch. Schemas of stores that are not run now are kept."""
-    shards = ownership.shards
-    durable = {one.store: one.schema_after(tail.schemas, tail.epoch) for one in operators if one.durable}
+    """Return the draft that commits a batch, whose parts are encrypted with ``key``. Schemas of stores that are not run
+    now are kept.
+    """
+    shards, texts = ownership.shards, tail.schemas
+    durable = {one.store: with_key(one.schema_after(texts, tail.epoch), key) for one in operators if one.durable}
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,

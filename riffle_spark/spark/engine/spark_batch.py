@@ -32,7 +32,7 @@ from riffle_spark.spark.engine.tagged_jobs import Losses
 from riffle_spark.spark.engine.task import RunReceipts, SlotFunction, Tell, slot_function
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.worker.member_folders import store_of
+from riffle_spark.worker.member_folders import keys_of, store_of
 
 __all__ = ["DeliverySink", "Sink", "Sinks", "SparkWork", "arity", "sealed_rows"]
 
@@ -287,7 +287,8 @@ def read_function(home: Home, schema: pa.Schema) -> Callable[[Batches], Batches]
 
 
 def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
-    reader = Reader(store_of(Home.from_json(home)), None)
+    told = Home.from_json(home)
+    reader = Reader(store_of(told), None, keys_of(told))
     for batch in batches:
         for row in batch.to_pylist():
             head = Head(row["version"], row["attempt"])

@@ -20,15 +20,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.errors import UNREADABLE, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged
 from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run, merged
-from riffle_spark.state.copies.stack import Signature, Stack, StackedPart, Stacks, signature_of
+from riffle_spark.state.copies.stack import STACKS, Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import due_times, stored_order
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
@@ -37,6 +39,7 @@ __all__ = ["PartFiles", "merged_rows", "runs_of", "scrub", "whole_rows"]
 _MAPPED_FROM_BYTES = 64 * 1024
 """A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
 _FILES_MOST = 4096
+_HELD_BYTES_MOST = 1 << 30
 _Opened = tuple[StoreSchema, tuple[Run, ...]]
 
 
@@ -54,13 +57,14 @@ class PartFiles:
     What was mapped and checked is kept in this process, as long as files are the same.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keys: Keys | None = None) -> None:
         self._folder = folder
+        self._keys = keys
         self._seen: dict[str, _File] = {}
 
-    def runs(self, part: StackedPart, schema: StoreSchema) -> tuple[Run, ...]:
-        """Return a part's rows with today's columns. Raises ``DamagedCopy``, also for one that was written by a
-        declaration that was given up: what that did not name is missing in it.
+    def runs(self, part: StackedPart, schema: StoreSchema, key_group: int = 0) -> tuple[Run, ...]:
+        """Return a part's rows, of this key-group, with today's columns. Raises ``DamagedCopy``, also for one that was
+        written by a declaration that was given up: what that did not name is missing in it.
         """
         file = self._checked(part)
         kept = file.opened.get(part.start)
@@ -69,21 +73,32 @@ class PartFiles:
         if not schema.history.leads_from(part.declaration):
             raise damaged("a part of it was written by a declaration that was given up", self._folder / part.file)
         try:
-            table = part_codec.opened(file.data.slice(part.start, part.length), part.file)
+            data = file.data.slice(part.start, part.length)
+            if self._keys is not None:
+                data = self._keys.opened(data, _place(part, schema.store, key_group), part.file)
+            table = part_codec.opened(data, part.file)
             found = runs_of(schema.without_later_names(table, part.epoch), schema)
-        except CorruptStateError as error:
+        except (ConfigError, CorruptStateError) as error:
             raise damaged(error.problem, self._folder / part.file) from error
         file.opened[part.start] = schema, found
+        if self._keys is not None:
+            _held.add(f"{self._folder}/{part.file}", part)
         return found
 
     def data(self, part: StackedPart) -> pa.Buffer:
         """Return a part's bytes. Raises ``DamagedCopy``."""
         return self._checked(part).data.slice(part.start, part.length)
 
-    def has_deleted(self, part: StackedPart) -> bool:
-        """Tell whether a part's rows say of each whether its key is deleted. Raises ``DamagedCopy``."""
-        names = pa.ipc.open_stream(self.data(part)).schema.names
-        return part_codec.DELETED in names
+    def is_snapshot(self, part: StackedPart, place: str) -> bool:
+        """Tell whether a part can be a snapshot as it is: its rows do not say which keys are deleted, and it is
+        encrypted as parts are now. Raises ``DamagedCopy``.
+        """
+        data = self.data(part)
+        if self._keys is not None:
+            if not self._keys.is_current(data):
+                return False
+            data = self._keys.opened(data, place, part.file)
+        return part_codec.DELETED not in pa.ipc.open_stream(data).schema.names
 
     def is_whole(self, part: StackedPart) -> bool:
         """Tell whether a part is there and has its checksum."""
@@ -164,6 +179,38 @@ class PartFiles:
 
 
 _files: "OrderedDict[str, _File]" = OrderedDict()
+
+
+class _Held:
+    """Parts that were decrypted, by path and start, the oldest first: they take memory, where others are mapped."""
+
+    def __init__(self) -> None:
+        self._lengths: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, path: str, part: StackedPart) -> None:
+        """Note one more, and have the oldest let go of what is too much in all."""
+        self._bytes += part.length - self._lengths.pop((path, part.start), 0)
+        self._lengths[path, part.start] = part.length
+        while self._bytes > _HELD_BYTES_MOST and len(self._lengths) > 1:
+            (oldest, start), length = self._lengths.popitem(last=False)
+            self._bytes -= length
+            if oldest in _files:
+                _files[oldest].opened.pop(start, None)
+
+
+_held = _Held()
+
+
+def _place(part: StackedPart, store: str, key_group: int) -> str:
+    """Return the place by which a part is encrypted: files of deltas have their attempt's name, and all others are of
+    one key-group.
+    """
+    folder, _, name = part.file.partition("/")
+    if folder == STACKS:
+        return paths.base(store, key_group)
+    version, _, attempt = name.partition(".")[0].partition("-")
+    return paths.part(int(version), attempt, key_group)
 
 
 def _bytes_of(path: str, size: int) -> pa.Buffer:

@@ -27,7 +27,7 @@ from riffle_spark.errors import UNREADABLE
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Head
 from riffle_spark.state.schemas.history import FIRST
 
-__all__ = ["LIST", "Signature", "Stack", "StackedPart", "Stacks", "signature_of"]
+__all__ = ["LIST", "STACKS", "Signature", "Stack", "StackedPart", "Stacks", "signature_of"]
 
 Signature = tuple[int, int, int, int]
 """Inode, bytes, and when content and inode changed last (ns): whatever writes to a file changes one of them."""
@@ -37,6 +37,8 @@ _FORMAT = 2
 """The seed of a list's checksum: a list of another format is none."""
 _FILE = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){1,3}[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")
 LIST = ".stack"
+STACKS = "stacks"
+"""The folder of lists and of parts that are one key-group's alone."""
 _PART = ".part"
 _OURS = (LIST, _PART)
 
@@ -101,7 +103,7 @@ class Stacks:
 
     def __init__(self, folder: Path, store: str) -> None:
         self.store = store
-        self._prefix = f"stacks/{store}/"
+        self._prefix = f"{STACKS}/{store}/"
         self._path = f"{folder}/{self._prefix}"
         self._names: dict[int, list[str]] | None = None
         self._own: dict[int, list[str]] = {}

@@ -7,17 +7,18 @@ variables, of format 3, within each variable; what a batch changed of these is p
 """
 
 import struct
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import UNREADABLE, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
-    "DELETED", "HASH", "VARIABLE", "Checksum", "altered", "checksum", "decode", "encode", "fitted", "opened",
+    "DELETED", "ENCRYPTED", "HASH", "VARIABLE", "Checksum", "altered", "checksum", "decode", "encode", "fitted",
+    "opened",
 ]  # fmt: skip
 
 _UNSORTED, _BY_HASH, _BY_VARIABLE = b"1", b"2", b"3"
@@ -28,6 +29,8 @@ DELETED = "__deleted"
 """The delta column that is true where a key's state was removed."""
 VARIABLE = "__variable"
 """The column that names the variable that each row is of, in stores of variables."""
+ENCRYPTED = b"RFE1"
+"""What an encrypted part begins with; no Arrow stream does."""
 _VERSION_KEY = b"riffle.format"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _PACKED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -48,11 +51,12 @@ _WORTH_IT = 0.9
 """What compressing does not bring below this share is kept plain: then it can be read where it lies."""
 
 
+Data: TypeAlias = bytes | memoryview | pa.Buffer
 Checksum = xxhash.xxh3_64
 """``checksum`` of bytes that come piece by piece: ``update`` and then ``intdigest``."""
 
 
-def checksum(data: bytes | memoryview) -> int:
+def checksum(data: Data) -> int:
     """Return the XXH3-64 of the bytes."""
     return xxhash.xxh3_64_intdigest(data)
 
@@ -89,14 +93,15 @@ def _stream(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes) ->
     return sink.getvalue()
 
 
-def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:
+def decode(data: Data, expected: int, where: str, decrypt: Callable[[Data], Data] | None = None) -> pa.Table:
     """Return the table of one part, without hashes and order, after its checksum was found to be ``expected``.
+    ``decrypt`` is asked for what it was before it was encrypted.
 
     Raises ``CorruptStateError`` naming ``where`` if the bytes are not what was sealed, or of another format.
     """
     if checksum(data) != expected:
         raise altered(where)
-    table = opened(data, where)
+    table = opened(decrypt(data) if decrypt else data, where)
     added = [name for name in (HASH, DUE_ORDER) if name in table.column_names]
     return table.drop_columns(added).replace_schema_metadata(None)
 
@@ -110,11 +115,17 @@ def altered(where: str) -> CorruptStateError:
     )
 
 
-def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
+def opened(data: Data, where: str) -> pa.Table:
     """Return the table of one part whose checksum was found to be right, as it lies there, with its metadata.
 
-    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format.
+    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``ConfigError`` if encrypted.
     """
+    if bytes(memoryview(data)[: len(ENCRYPTED)]) == ENCRYPTED:
+        raise ConfigError(
+            "a part of the state is encrypted, and `encryption_keys` is not set",
+            remedy="set it to where the keys are; to do without them, list `plain` as the last one",
+            where=where,
+        )
     try:
         _check_sizes(memoryview(data))
         reader = pa.ipc.open_stream(data, options=_READ)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["LOG", "ObjectName", "check_store_name", "delta", "parse", "record", "record_sequence", "snapshot"]
+__all__ = [
+    "LOG", "ObjectName", "base", "check_store_name", "delta", "parse", "part", "record", "record_sequence", "snapshot",
+]  # fmt: skip
 
 LOG = "log/"
 _DIGITS = 20
@@ -52,7 +54,17 @@ def delta(version: int, attempt: str) -> str:
 
 def snapshot(store: str, key_group: int, snapshot_id: str) -> str:
     """Return the name of a snapshot; its id is ``<version>-<epoch>-<attempt id>``."""
-    return f"{store}/key_group={key_group:04d}/snapshot/{snapshot_id}"
+    return f"{base(store, key_group)}/snapshot/{snapshot_id}"
+
+
+def part(version: int, attempt: str, key_group: int | None) -> str:
+    """Return the place of a delta's part by which it is encrypted: a key-group's, or that of output rows."""
+    return f"{delta(version, attempt)}/{'output' if key_group is None else key_group}"
+
+
+def base(store: str, key_group: int) -> str:
+    """Return the place of a key-group's whole state, or of what was merged of its parts, by which it is encrypted."""
+    return f"{store}/key_group={key_group:04d}"
 
 
 def snapshot_id(version: int, attempt: str) -> str:

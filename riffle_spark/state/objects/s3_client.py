@@ -27,6 +27,7 @@ __all__ = [
     "refused",
     "unavailable",
     "untrusted",
+    "unwrapped_key",
 ]
 
 _KINDS = {
@@ -187,3 +188,33 @@ def untrusted(call: Call) -> ConfigError:
     """Return the error for a server whose TLS certificate does not verify."""
     remedy = "point AWS_CA_BUNDLE at the authority that signed it, or correct `s3_endpoint`"
     return ConfigError("the server's TLS certificate is not trusted", remedy=remedy, where=call.where)
+
+
+def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
+    """Return what AWS KMS makes of a wrapped data key; it knows by itself which of its keys wrapped it.
+
+    Raises ``ConfigError`` if KMS refuses, ``UnavailableError`` if it does not answer; no error repeats what it said.
+    """
+    remedy = f"check the credentials ({_CHAIN}), grant them kms:Decrypt on the key that wrapped it, and set the region"
+    config = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
+    try:
+        client = boto3.session.Session().client("kms", region_name=region, config=config)
+        plain: bytes = client.decrypt(CiphertextBlob=wrapped)["Plaintext"]
+    except boto_errors.ClientError as error:
+        told = cast("dict[str, dict[str, object]]", error.response)
+        code = str(told.get("Error", {}).get("Code", ""))
+        status = told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if is_transient(code, status if isinstance(status, int) else 0):
+            raise _kms_unavailable(code) from None
+        raise ConfigError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
+    except (boto_errors.HTTPClientError, boto_errors.ConnectionError) as error:
+        raise _kms_unavailable(type(error).__name__) from None
+    except (boto_errors.BotoCoreError, ValueError) as error:
+        problem = f"KMS cannot be asked for a key ({type(error).__name__})"
+        raise ConfigError(problem, remedy=remedy, where="encryption_keys") from None
+    return plain
+
+
+def _kms_unavailable(why: str) -> UnavailableError:
+    remedy = "make KMS reachable; then start again"
+    return UnavailableError(f"KMS did not answer ({why})", remedy=remedy, where="encryption_keys")

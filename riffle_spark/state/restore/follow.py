@@ -19,6 +19,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, prefetched
@@ -51,11 +52,11 @@ class Follower:
 
     def __init__(
         self, folder: Folder, objects: ObjectStore, schemas: Mapping[str, StoreSchema], epoch: int,
-        whole: Callable[[Address], Entry], budget: Budget, may_begin: Callable[[], bool],
+        whole: Callable[[Address], Entry], budget: Budget, may_begin: Callable[[], bool], keys: Keys | None = None,
     ) -> None:  # fmt: skip
         self._budget = budget
         self._may_begin = may_begin
-        self._reader = Reader(objects, folder)
+        self._reader = Reader(objects, folder, keys)
         self._incoming = IncomingSnapshots(folder.path)
         self._planner = CopyPlanner(folder, self._incoming, epoch, whole)
         shared = folder, self._reader, self._incoming, self._planner, budget

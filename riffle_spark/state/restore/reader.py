@@ -25,6 +25,7 @@ from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = [
@@ -54,17 +55,18 @@ class Totals:
 
 
 class Reader:
-    """Reads parts and snapshots for one task."""
+    """Reads parts and snapshots for one task. ``keys`` are those of parts that are encrypted."""
 
-    def __init__(self, objects: ObjectStore, folder: Folder | None) -> None:
+    def __init__(self, objects: ObjectStore, folder: Folder | None, keys: Keys | None = None) -> None:
         self._objects = objects
         self._folder = folder
+        self.keys = keys
         self.totals = Totals()
         self._counting = threading.Lock()
 
     def links(self, links: Iterable[Link]) -> dict[Link, pa.Table]:
-        """Return the table of each link's part, checked. Raises ``CorruptStateError`` naming a damaged or missing
-        object.
+        """Return the table of each link's part, checked; those that are encrypted are of output rows. Raises
+        ``CorruptStateError`` naming a damaged or missing object, ``ConfigError`` without its key.
         """
         found: dict[Link, pa.Table] = {}
         remote: list[list[Link]] = []
@@ -103,7 +105,7 @@ class Reader:
             with path.open("rb") as file:
                 for run in joined(parts):
                     file.seek(run[0].start)
-                    found.update(_cut(run, memoryview(file.read(span_bytes(run)))))
+                    found.update(self._cut(run, memoryview(file.read(span_bytes(run)))))
         except (OSError, CorruptStateError):
             return {}
         with self._counting:
@@ -111,7 +113,19 @@ class Reader:
         return found
 
     def _fetch(self, run: list[Link]) -> dict[Link, pa.Table]:
-        return _cut(run, memoryview(self._get(run)))
+        return self._cut(run, memoryview(self._get(run)))
+
+    def _cut(self, run: list[Link], view: memoryview) -> dict[Link, pa.Table]:
+        """Return the parts of a run out of its bytes, each checked."""
+        start = run[0].start
+        return {link: self._decoded(view[link.start - start : link.start - start + link.length], link) for link in run}
+
+    def _decoded(self, data: memoryview, link: Link) -> pa.Table:
+        where, keys = _range_of(link), self.keys
+        if keys is None:
+            return part_codec.decode(data, link.checksum, where)
+        place = paths.part(link.head.version, link.head.attempt, None)
+        return part_codec.decode(data, link.checksum, where, lambda data: keys.opened(data, place, where))
 
     def _get(self, run: list[Link]) -> bytes:
         data = self._objects.get(run[0].object, run[0].start, span_bytes(run))
@@ -205,12 +219,6 @@ def _end(run: list[Link]) -> int:
     return run[-1].start + run[-1].length
 
 
-def _cut(run: list[Link], view: memoryview) -> dict[Link, pa.Table]:
-    """Return the parts of a run out of its bytes, each checked."""
-    start = run[0].start
-    return {link: _decode(view[link.start - start : link.start - start + link.length], link) for link in run}
-
-
 def missing(name: str) -> CorruptStateError:
     """Return the error for an object that the log lists and the store does not have."""
     return CorruptStateError(
@@ -218,10 +226,6 @@ def missing(name: str) -> CorruptStateError:
         remedy="restore it from a backup, or roll back to a version that does not need it (riffle rollback)",
         where=name,
     )
-
-
-def _decode(data: memoryview, link: Link) -> pa.Table:
-    return part_codec.decode(data, link.checksum, _range_of(link))
 
 
 def _range_of(link: Link) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from riffle_spark.errors import OutOfDate
+from riffle_spark.errors import OutOfDate, RiffleError
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import whole_rows
@@ -96,7 +96,7 @@ class StackKeeper:
         self._reader = reader
         self._plans = _Plans(schema.store, epoch, whole, newest)
         self._stacks = folder.stacks(schema.store)
-        self._parts = StackParts(folder, schema, self._stacks)
+        self._parts = StackParts(folder, schema, self._stacks, reader.keys)
 
     def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], Brought]:
         """Return a copy at exactly the entry's head for each key-group that was ever touched.
@@ -130,7 +130,7 @@ class StackKeeper:
                 if self._stacks.read(key_group) == stacks[key_group]:  # else another process has replaced it meanwhile
                     self._stacks.drop(key_group)
             left = {key_group: entries[key_group] for key_group in broken}
-        raise next(iter(broken.values()))
+        raise _cause(next(iter(broken.values())))
 
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge those stacks that have grown high. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
@@ -203,7 +203,7 @@ class StackKeeper:
         for key_group, stack in stacks.items():
             try:
                 timer_ms = entries[key_group].timer_ms
-                opened[key_group] = OpenStack(stack, self._parts.runs(stack.parts, timer_ms), timer_ms)
+                opened[key_group] = OpenStack(stack, self._parts.runs(key_group, stack.parts, timer_ms), timer_ms)
             except DamagedCopy as error:
                 broken[key_group] = error
         return opened, broken
@@ -255,6 +255,11 @@ class StackKeeper:
             begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
             if begin is not None:
                 self._stacks.switch(key_group, before, Stack(begin))
+
+
+def _cause(error: DamagedCopy) -> RiffleError:
+    """Return what is to be told of a copy that was brought anew from the store in vain."""
+    return error.__cause__ if isinstance(error.__cause__, RiffleError) else error
 
 
 def cache_begins_at(head: Head | None, entry: Entry, *, at_hand: bool) -> Head | None:

@@ -10,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import pyarrow as pa
+
 from riffle_spark.errors import CorruptStateError, OutOfDate
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
@@ -20,6 +22,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, WantedSnapshot, kept_parts, span_bytes
@@ -62,11 +65,12 @@ def timer_of(entry: Entry, head: Head) -> int | None:
 class StackParts:
     """The parts of one store's stacks in a member's folder, as one task sees them: each file is looked at once."""
 
-    def __init__(self, folder: Folder, schema: StoreSchema, stacks: Stacks) -> None:
+    def __init__(self, folder: Folder, schema: StoreSchema, stacks: Stacks, keys: Keys | None = None) -> None:
         self._folder = folder
         self._schema = schema
         self._stacks = stacks
-        self._files = PartFiles(folder.path)
+        self._keys = keys
+        self._files = PartFiles(folder.path, keys)
 
     def sealed(self, links: Collection[Link]) -> dict[Link, StackedPart]:
         """Return those links' parts that this member sealed itself and still has, whole."""
@@ -78,11 +82,11 @@ class StackParts:
             parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, epoch)
         return {link: part for link, part in parts.items() if self._files.is_whole(part)}
 
-    def runs(self, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
-        """Return the rows of a stack's parts, the newest first. What was due before the timer is gone: it is what the
-        log has at the stack's head, or ``UNKNOWN_MS``. Raises ``DamagedCopy``.
+    def runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
+        """Return the rows of a key-group's parts, the newest first. What was due before the timer is gone: it is what
+        the log has at the stack's head, or ``UNKNOWN_MS``. Raises ``DamagedCopy``.
         """
-        runs = tuple(run for part in reversed(parts) for run in self._files.runs(part, self._schema))
+        runs = tuple(run for part in reversed(parts) for run in self._files.runs(part, self._schema, key_group))
         if self._schema.due is None:
             return runs
         return tuple(replace(run, first_ms=first_ms_of(timer_ms)) for run in runs)
@@ -93,7 +97,7 @@ class StackParts:
 
     def look_again(self) -> None:
         """Look at all files anew when they are needed next."""
-        self._files = PartFiles(self._folder.path)
+        self._files = PartFiles(self._folder.path, self._keys)
 
     def found_whole(self, parts: Iterable[StackedPart]) -> None:
         """Note parts that were found whole when they were fetched, just now. Raises ``DamagedCopy``."""
@@ -116,13 +120,19 @@ class StackParts:
         except DamagedCopy as error:
             fetched.path.unlink(missing_ok=True)
             raise part_codec.altered(name) from error
+        if self._keys is not None:
+            data = self._keys.opened(data, paths.base(fetched.store, fetched.key_group), name)
         table = part_codec.opened(data, name)
         if part_codec.HASH in table.column_names:
             return part
         table = self._schema.sealed(self._schema.without_later_names(table, part.epoch))
         fetched.path.unlink()
+        return self._written(fetched.key_group, self._encoded(fetched.key_group, table), table.num_rows, part.epoch)
+
+    def _encoded(self, key_group: int, table: pa.Table) -> bytes:
+        """Return the bytes of a part that is the key-group's alone."""
         data = part_codec.encode(table, self._schema.due)
-        return self._written(fetched.key_group, data, table.num_rows, part.epoch)
+        return data if self._keys is None else self._keys.sealing()(data, paths.base(self._schema.store, key_group))
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
         """Remove the files of parts that became no stack's."""
@@ -166,8 +176,8 @@ class StackParts:
     ) -> tuple[bytes, int]:
         """Put one part in the place of some, if they are there still; return its bytes and rows."""
         self._files.doubt(parts)
-        table = merged_rows(self.runs(parts, timer_ms), self._schema, bottom=bottom)
-        data = part_codec.encode(table, self._schema.due)
+        table = merged_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
+        data = self._encoded(key_group, table)
         part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replaced(key_group, parts, part) is None:
             self.discard([part])
@@ -182,7 +192,8 @@ class StackParts:
         Raises ``DamagedCopy``.
         """
         self._files.doubt(stack.parts)
-        if len(stack.parts) == 1 and not self._files.has_deleted(stack.parts[0]):
+        place = paths.base(self._schema.store, key_group)
+        if len(stack.parts) == 1 and self._files.is_snapshot(stack.parts[0], place):
             return bytes(self._files.data(stack.parts[0])), stack.parts[0].rows
         return self._merge(key_group, stack.parts, timer_ms, bottom=True)
 
@@ -222,7 +233,7 @@ class StackFollower:
         self._planner = planner
         self._budget = budget
         self._stacks = planner.stacks(schema.store)
-        self._parts = StackParts(folder, schema, self._stacks)
+        self._parts = StackParts(folder, schema, self._stacks, reader.keys)
 
     def advance(self, those: Sequence[CopyProgress]) -> int:
         """Add the links that these copies lack, as far as the budget goes; return how many."""

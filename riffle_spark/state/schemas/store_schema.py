@@ -11,9 +11,10 @@ from riffle_spark.state.schemas.history import History, Name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["StoreSchema", "meanings_in", "schema_of_text", "text_after"]
+__all__ = ["StoreSchema", "key_in", "meanings_in", "schema_of_text", "text_after", "with_key"]
 
 _MEANINGS = "meanings"
+_KEY, _NO_KEY = "encryption_key", ("", "plain")
 
 Result = TypeVar("Result")
 
@@ -132,3 +133,15 @@ def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
         return {str(name): str(meaning) for name, meaning in json.loads(text.get(_MEANINGS, "{}")).items()}
     except UNREADABLE as error:
         raise _unreadable("what is kept in the columns of a state", error) from error
+
+
+def with_key(text: Mapping[str, str], key: str) -> Mapping[str, str]:
+    """Return a stored schema that says by the id of which key the store's newest parts are encrypted, if they are."""
+    if key in _NO_KEY:
+        return {name: told for name, told in text.items() if name != _KEY} if _KEY in text else text
+    return {**text, _KEY: key}
+
+
+def key_in(text: Mapping[str, str]) -> str | None:
+    """Return the id of the key that a store's newest parts are encrypted with, ``None`` if they are not."""
+    return text.get(_KEY)

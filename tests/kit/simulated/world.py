@@ -23,6 +23,7 @@ from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from riffle_spark.testing.faulty_store import FaultyStore
+from riffle_spark.worker.member_folders import home_with_keys, keys_of
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
 SETTINGS = {"key_groups": 8, "retained_versions": 2, "retained_for": 0, "snapshot_chain_links": 3}
@@ -107,7 +108,7 @@ class World:
         self.chance = random.Random(seed)
         self.local_dir = local_dir
         self.settings = Settings(**{**SETTINGS, **settings})  # type: ignore[arg-type]
-        self.home = home_of(root or f"memory://{uuid.uuid4().hex}", local_dir)
+        self.home = home_with_keys(home_of(root or f"memory://{uuid.uuid4().hex}", local_dir), self.settings)
         self.memory = open_store(self.home.root)
         self.store = FaultyStore(self.memory, sleep=lambda _: None)
         self.upkeep_store: ObjectStore | None = None
@@ -192,7 +193,7 @@ class World:
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
         folder = self.local_dir / f"read-{uuid.uuid4().hex}"
         found: dict[object, tuple[object, ...]] = {}
-        for table in restored(schema, entries, Reader(self.memory, None), folder).values():
+        for table in restored(schema, entries, Reader(self.memory, None, keys_of(self.home)), folder).values():
             for key, *values in zip(*table.to_pydict().values(), strict=True):
                 assert key not in found
                 found[key] = tuple(values)

@@ -1,0 +1,235 @@
+"""Keys, and parts that are encrypted with them. Knows the text of keys, and the frame around a part. Does not know what
+is in a part, or which parts there are.
+
+    RFE1 | length of the key's id, 1 byte | id | check, 8 | salt, 16 | nonce, 12 | ciphertext with its tag, 16
+
+Theory of operation. Each sealing (a delta, a snapshot, a merge) draws a salt and derives a key of its own from the
+user's, so that no key comes near the number of messages that AES-GCM bears; each part in it has a random nonce. With
+the part are authenticated its header and its place, which says whose it is: what was put in another's place does not
+open. The check is derived from the user's key too, and tells a wrong key from altered bytes. Every process reads keys
+for itself, from a source whose name it is told: no message holds one.
+"""
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.state.formats.part_codec import ENCRYPTED
+
+__all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
+
+PLAIN = "plain"
+"""In place of a key: what is not encrypted. Where it is not listed, no such part is read."""
+_KEY_BYTES, _CHECK_BYTES, _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 8, 16, 12, 16
+_ID_BYTES_MAX = 64
+HEADER_BYTES_MAX: Final = len(ENCRYPTED) + 1 + _ID_BYTES_MAX + _CHECK_BYTES + _SALT_BYTES + _NONCE_BYTES
+_PART_BYTES_MAX = 2**31 - 1 - HEADER_BYTES_MAX
+_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_ID_BYTES_MAX - 1}}}\Z")
+_LINES = re.compile(r"[\n,]")
+_WRAPPED = "kms:"
+_WRITE = "write `id = <base64 of 32 bytes>` or `id = kms:<base64 of a wrapped key>`, one a line, the newest last"
+_NAME = "name where keys are, never keys themselves: `file:/path` or `env:NAME`, on the driver and on every executor"
+_OF_CHECK, _OF_PART = b"riffle check", b"riffle part"
+
+Seal = Callable[[bytes, str], bytes]
+"""From a part's bytes and its place to the bytes that are kept."""
+
+
+class _Header(NamedTuple):
+    """What stands before a ciphertext, and how long it is."""
+
+    key: str
+    check: bytes
+    salt: bytes
+    nonce: bytes
+    length: int
+
+
+class Keys:
+    """A query's keys by id. Parts are written with the key ``writes``, or in plain. Raises ``ConfigError`` if that key
+    is not there, or if the library is not.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], writes: str, *, reads_plain: bool) -> None:
+        if writes != PLAIN and writes not in keys:
+            raise _missing(writes, "encryption_keys")
+        self._keys = dict(keys)
+        self._checks = {name: _derived(key, b"", _OF_CHECK)[:_CHECK_BYTES] for name, key in keys.items()}
+        self._reads_plain = reads_plain
+        self.writes = writes
+
+    def __repr__(self) -> str:
+        return f"Keys({', '.join(self._keys)}; {self.writes} writes)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("keys go into no message: each process reads its own")
+
+    def writing(self, name: str) -> "Keys":
+        """Return these keys with another one to write with. Raises ``ConfigError`` if it is not there."""
+        return self if name == self.writes else Keys(self._keys, name, reads_plain=self._reads_plain)
+
+    def sealing(self) -> Seal:
+        """Return what encrypts the parts of one object. Ask anew for each."""
+        if self.writes == PLAIN:
+            return lambda data, _: data
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        salt, name = os.urandom(_SALT_BYTES), self.writes.encode()
+        gcm = AESGCM(_derived(self._keys[self.writes], salt, _OF_PART))
+        prefix = b"%s%c%s%s%s" % (ENCRYPTED, len(name), name, self._checks[self.writes], salt)
+
+        def seal(data: bytes, place: str) -> bytes:
+            if len(data) > _PART_BYTES_MAX:
+                problem = f"a part of {len(data)} bytes is too large to be encrypted"
+                raise ConfigError(problem, remedy="give the query more key-groups (riffle dispatch)", where=place)
+            nonce = os.urandom(_NONCE_BYTES)
+            header = prefix + nonce
+            return header + gcm.encrypt(nonce, data, header + place.encode())
+
+        return seal
+
+    def opened(self, data: bytes | memoryview | pa.Buffer, place: str, where: str) -> bytes | memoryview | pa.Buffer:
+        """Return a part as it was before it was encrypted, or as it is if it never was.
+
+        Raises ``ConfigError`` naming ``where`` if its key is not there or another one, or if it is in plain and that
+        is not listed; ``CorruptStateError`` if it is not what was encrypted for this place.
+        """
+        view = memoryview(data).cast("B")
+        header = _header(view)
+        if header is not None:
+            return pa.py_buffer(self._decrypted(view, header, place, where))
+        if not self._reads_plain:
+            raise ConfigError(
+                f"a part of the state is not encrypted, and `encryption_keys` do not list `{PLAIN}`",
+                remedy=f"list `{PLAIN}` before the keys: then such parts are read, and all new ones are encrypted. If "
+                "all of them should be encrypted already, find out who wrote this one",
+                where=where,
+            )
+        return data
+
+    def _decrypted(self, view: memoryview, header: _Header, place: str, where: str) -> bytes:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        key = self._keys.get(header.key)
+        if key is None:
+            raise _missing(header.key, where)
+        if header.check != self._checks[header.key]:
+            raise ConfigError(
+                f"key {header.key!r} is not the one that the state was encrypted with",
+                remedy="give the id back the key that it had; a new key gets a new id",
+                where=where,
+            )
+        try:
+            gcm, known = AESGCM(_derived(key, header.salt, _OF_PART)), bytes(view[: header.length])
+            return gcm.decrypt(header.nonce, view[header.length :], known + place.encode())
+        except (InvalidTag, ValueError):
+            raise CorruptStateError(
+                "the bytes are not what was encrypted here: they were altered, or are another part's",
+                remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
+                where=where,
+            ) from None
+
+    def is_current(self, data: bytes | memoryview | pa.Buffer) -> bool:
+        """Tell whether a part is written as parts are now: with the same key, or in plain."""
+        return key_of(data) == self.writes
+
+
+def key_of(data: bytes | memoryview | pa.Buffer) -> str:
+    """Return the id of a part's key, or ``PLAIN``, from its first ``HEADER_BYTES_MAX`` bytes."""
+    header = _header(memoryview(data).cast("B"))
+    return PLAIN if header is None else header.key
+
+
+def keys_of_text(text: str, where: str, unwrap: Callable[[bytes], bytes]) -> Keys:
+    """Return the keys that a text lists, the one to write with last; ``unwrap`` is asked for those that are wrapped.
+
+    Raises ``ConfigError`` for a text that is none; it repeats nothing of it: what looks like an id may be a key.
+    """
+    keys: dict[str, bytes] = {}
+    reads_plain, newest = False, ""
+    lines = [line.strip() for line in _LINES.split(text)]
+    for number, line in enumerate(lines, 1):
+        if not line or line.startswith("#"):
+            continue
+        name, is_key, value = (part.strip() for part in line.partition("="))
+        newest = name if is_key else PLAIN
+        if not is_key and line == PLAIN:
+            reads_plain = True
+            continue
+        if not is_key or not _ID.match(name) or name in keys or name == PLAIN:
+            raise ConfigError(f"line {number} of the keys has no id, or one that is taken", remedy=_WRITE, where=where)
+        keys[name] = _unpacked(value, f"the key in line {number}", where, unwrap)
+    if not newest:
+        raise ConfigError("there are no keys", remedy=_WRITE, where=where)
+    return Keys(keys, newest, reads_plain=reads_plain)
+
+
+def _unpacked(value: str, told: str, where: str, unwrap: Callable[[bytes], bytes]) -> bytes:
+    try:
+        key = base64.b64decode(value.removeprefix(_WRAPPED).strip(), validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(f"{told} is not base64", remedy=_WRITE, where=where) from None
+    key = unwrap(key) if value.startswith(_WRAPPED) else key
+    if len(key) != _KEY_BYTES:
+        raise ConfigError(f"{told} has {len(key)} bytes, not {_KEY_BYTES}", remedy=_WRITE, where=where)
+    return key
+
+
+def text_of(source: str) -> str:
+    """Return what is at a source of keys. Raises ``ConfigError``, which does not repeat what names none."""
+    kind, _, name = source.partition(":")
+    if kind == "env" and name:
+        found = os.environ.get(name)
+        if found is None:
+            raise ConfigError(f"the variable {name} is not set in this process", remedy=_NAME, where="encryption_keys")
+        return found
+    if kind != "file" or not name:
+        raise ConfigError("`encryption_keys` is no source of keys", remedy=_NAME, where="encryption_keys")
+    try:
+        return Path(re.sub("^//", "", name)).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"the keys in {name} cannot be read: {why}", remedy=_NAME, where="encryption_keys") from None
+
+
+def _header(view: memoryview) -> _Header | None:
+    """Return a part's header; ``None`` if it is not encrypted."""
+    if view[: len(ENCRYPTED)] != ENCRYPTED:
+        return None
+    start = len(ENCRYPTED) + 1
+    at = [start, start + (view[start - 1] if len(view) >= start else 0)]
+    for size in (_CHECK_BYTES, _SALT_BYTES, _NONCE_BYTES):
+        at.append(at[-1] + size)
+    key, check, salt, nonce = (bytes(view[one:end]) for one, end in pairwise(at))
+    return _Header(key.decode("ascii", "replace"), check, salt, nonce, at[-1])
+
+
+def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:
+    """Return a key for one use (HKDF-SHA256)."""
+    try:
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    except ImportError as error:
+        raise ConfigError(
+            "`encryption_keys` are set, and the library `cryptography` is not installed",
+            remedy="pip install 'riffle-spark[encryption]' on the driver and on every executor",
+            where="encryption_keys",
+        ) from error
+    return HKDF(hashes.SHA256(), _KEY_BYTES, salt, use).derive(key)
+
+
+def _missing(name: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"key {name!r} is needed and not among `encryption_keys` in this process",
+        remedy="add it, with its id, to what `encryption_keys` names, on the driver and on every executor",
+        where=where,
+    )

@@ -1,0 +1,329 @@
+"""Whole queries whose state is encrypted: driver, slots, upkeep and local files, over keys that change."""
+
+from __future__ import annotations
+
+import base64
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
+from riffle_spark.state.copies import part_files
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
+from riffle_spark.state.objects.encryption import PLAIN, key_of
+from tests.kit.pages import CHECKOUT, blocks
+from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, totals
+
+KEYS = {name: bytes([number]) * 32 for number, name in enumerate("abc", 1)}
+SECRET = 0x5EC2E7_5EC2E7
+
+
+def listing(*names: str, **others: bytes) -> str:
+    """Return a file of these keys, in this order."""
+    known = {**KEYS, **others}
+    lines = (name if name == PLAIN else f"{name} = {base64.b64encode(known[name]).decode()}" for name in names)
+    return "\n".join(lines) + "\n"
+
+
+class Encrypted:
+    """A simulated query with its keys in a file, an oracle, and batches that go on where they ended."""
+
+    def __init__(self, folder: Path, *names: str, **settings: object) -> None:
+        self.file = folder / "keys"
+        self.give(*names)
+        given = {"encryption_keys": f"file:{self.file}", "num_standbys": 1, **settings}
+        self.world = World(folder / "copies", **given)  # type: ignore[arg-type]
+        self.oracle, self.version, self.chance = Oracle(), 0, random.Random(7)
+
+    def give(self, *names: str, **others: bytes) -> None:
+        """Write the file of keys."""
+        self.file.write_text(listing(*names, **others))
+
+    def run(self, batches: int = 6) -> None:
+        """Run some batches; the sinks hold what the oracle says."""
+        for _ in range(batches):
+            rows = drawn_batch(self.chance, self.version)
+            self.oracle.feed(rows)
+            self.world.batch(self.version, rows)
+            self.version += 1
+
+    def start_again(self, **changes: object) -> None:
+        """Stop the query, and start it with other settings."""
+        self.world = World(
+            self.world.local_dir, root=self.world.home.root, **{**self.world.settings.given(), **changes}  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Compare the whole state, read from the objects alone, with the oracle's."""
+        assert self.world.state("totals") == self.oracle.totals
+        assert {key: last for key, (last,) in self.world.state("tails").items()} == self.oracle.tails
+
+    def parts(self) -> Iterator[tuple[str, str, bytes]]:
+        """Yield the store, place and bytes of each part that the newest record lists."""
+        for (store, key_group), entry in self.world.log().manifest.entries.items():
+            if entry.snapshot:
+                name = paths.snapshot(store, key_group, entry.snapshot.id)
+                yield store, paths.base(store, key_group), self.world.memory.get(name) or b""
+            for link in entry.chain:
+                place = paths.part(link.head.version, link.head.attempt, key_group)
+                yield store, place, self.world.memory.get(link.object, link.start, link.length) or b""
+
+    def keys_used(self) -> set[str]:
+        """Return the keys of all parts that the newest record lists."""
+        return {key_of(part) for _, _, part in self.parts()}
+
+    def files(self) -> list[bytes]:
+        """Return all local files but lists of parts."""
+        paths_ = (path for path in self.world.local_dir.rglob("*") if path.is_file())
+        return [path.read_bytes() for path in paths_ if path.suffix in {".part", ""} or path.parent.name == "fetched"]
+
+
+def test_neither_objects_nor_local_files_hold_anything_of_a_row(tmp_path: Path) -> None:
+    """Through restart, lost disks, standbys, merges and snapshots every part is ciphertext: no key of a row and no
+    value lies in any object or file; nor does a key that encrypts them.
+    """
+    query = Encrypted(tmp_path, "a", deliver_after_commit=True)
+    marked = [f"key-{number}".encode() for number in range(12)] + [SECRET.to_bytes(8, "little"), b"riffle.format"]
+    for turn in range(3):
+        query.run(5)
+        query.world.batch(query.version, one(SECRET, key="key-3"))
+        query.oracle.feed(one(SECRET, key="key-3"))
+        query.version += 1
+        query.world.cluster.lose(str(turn + 1), disk=turn == 1)
+        query.world.cluster.add(str(turn + 3))
+        query.world.start()
+    query.run(4)
+    query.check()
+    assert query.keys_used() == {"a"}
+    objects = {name: query.world.memory.get(name) or b"" for name in query.world.memory.list("")}
+    held = [*objects.values(), *query.files()]
+    assert len(query.files()) > 20
+    assert any("/snapshot/" in name for name in objects)
+    assert [mark for mark in marked if any(mark in data for data in held)] == []
+    assert not any(KEYS["a"] in data or base64.b64encode(KEYS["a"]) in data for data in held)
+    assert sum(map(len, query.world.delivered("totals"))) > 0
+
+
+def test_the_formats_page_is_enough_to_read_what_is_encrypted(tmp_path: Path) -> None:
+    """The function that the formats page shows decrypts every part that the log lists, with key and place alone."""
+    (shown,) = (b for b in blocks(CHECKOUT / "docs" / "formats.md") if "def decrypted" in b.code)
+    page: dict[str, Any] = {}
+    exec(shown.code, page)
+    query = Encrypted(tmp_path, "a", "b")
+    query.run(8)
+    parts = list(query.parts())
+    assert len(parts) > 10
+    for store, place, part in parts:
+        names = pa.ipc.open_stream(page["decrypted"](KEYS, part, place)).schema.names
+        assert ("total" if store == "totals" else "last") in names
+
+
+def test_a_new_key_takes_over_and_the_old_one_is_needed_no_more(tmp_path: Path) -> None:
+    """A key that is added last writes from the next start on; once the log lists nothing under the old one that may go,
+    though local files have it still: these come from the store again.
+    """
+    query = Encrypted(tmp_path, "a", operators=[totals()])
+    keys = [f"key-{number}" for number in range(12)]
+
+    def run(batches: int) -> None:
+        for _ in range(batches):
+            rows = pa.concat_tables(one(query.version, key=key) for key in keys)
+            query.oracle.feed(rows)
+            query.world.batch(query.version, rows)
+            query.version += 1
+
+    run(4)
+    query.give("a", "b")
+    query.start_again(operators=[totals()])
+    run(1)
+    assert query.keys_used() == {"a", "b"}
+    run(8)
+    assert query.keys_used() == {"b"}
+    query.give("b")
+    query.start_again(operators=[totals()])
+    run(2)
+    assert query.world.state("totals") == query.oracle.totals
+
+
+def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
+    """With ``plain`` listed first what was in plain is read and what is new is encrypted; listed last it is the other
+    way round, and then the query may start without keys.
+    """
+    query = Encrypted(tmp_path, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
+    setting, rows = f"file:{query.file}", pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
+
+    def batches(count: int) -> None:
+        for _ in range(count):
+            query.oracle.feed(rows)
+            query.world.batch(query.version, rows)
+            query.version += 1
+
+    batches(3)
+    query.start_again(encryption_keys=setting, operators=[totals()])
+    with pytest.raises(ConfigError, match="not encrypted, and `encryption_keys` do not list `plain`"):
+        query.world.batch(query.version, rows)
+    query.give(PLAIN, "a")
+    query.start_again(operators=[totals()])
+    batches(8)
+    assert query.keys_used() == {"a"}
+    query.start_again(encryption_keys=None, operators=[totals()])
+    with pytest.raises(ConfigError, match="is encrypted, and `encryption_keys` is not set"):
+        query.world.batch(query.version, rows)
+    query.give("a", PLAIN)
+    query.start_again(encryption_keys=setting, operators=[totals()])
+    batches(8)
+    assert query.keys_used() == {PLAIN}
+    query.start_again(encryption_keys=None, operators=[totals()])
+    batches(2)
+    assert query.world.state("totals") == query.oracle.totals
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "said"),
+    [
+        (("b",), {}, "key 'a' is needed"),
+        (("a",), {"a": bytes(32)}, "key 'a' is not the one"),
+        ((), {}, "there are no keys"),
+    ],
+)
+@pytest.mark.parametrize("disk", [True, False])
+def test_without_the_right_key_nothing_is_read_or_written(
+    tmp_path: Path, names: tuple[str, ...], others: dict[str, bytes], said: str, *, disk: bool
+) -> None:
+    """A key that is missing or another one fails the batch with its id and the remedy, whether or not copies lie here;
+    no row comes out, and nothing is put; with the right key the query goes on.
+    """
+    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query.run(5)
+    if not disk:
+        for name in ("1", "2"):
+            query.world.cluster.lose(name, disk=True)
+    part_files._files.clear()  # private: what an executor's processes knew ended with them
+    before, rows = query.world.memory.list("delta"), drawn_batch(random.Random(3), 90)
+    query.give(*names, **others)
+
+    def go_on() -> None:
+        query.start_again()
+        query.world.batch(query.version, rows)
+
+    with pytest.raises(ConfigError, match=said) as caught:
+        go_on()
+    assert KEYS["a"].hex() not in str(caught.value)
+    assert query.world.memory.list("delta") == before
+    query.give("a")
+    query.start_again()
+    query.run(3)
+    query.check()
+
+
+def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], those: Sequence[Address]) -> None:
+    """Put each of two snapshots under the other one's name, and list it there."""
+    taken = [entries[address].snapshot for address in those]
+    assert taken[0] is not None
+    assert taken[1] is not None
+    names = [paths.snapshot(*address, one.id) for address, one in zip(those, taken, strict=True) if one]
+    data = [query.world.memory.get(name) or b"" for name in names]
+    query.world.memory.delete(names)
+    for address, mine, name, other in zip(those, taken, names, data[::-1], strict=True):
+        query.world.memory.put_if_absent(name, other)
+        listed = mine._replace(length=len(other), checksum=part_codec.checksum(other)) if mine else None
+        entries[address] = replace(entries[address], snapshot=listed)
+
+
+def appended(log: Log, entries: Mapping[Address, Entry]) -> None:
+    """Append a record that lists these entries."""
+    tail = log.open()
+    assert tail is not None
+    log.append(replace(tail, commit_id="f" * 32, epoch=tail.epoch + 1), Manifest(entries))
+
+
+def flipped(query: Encrypted, place: Callable[[Link], int], mend: Callable[[bytes], int]) -> None:
+    """Flip a bit in the newest link of key-group 0, in the object, and list the checksum that it has then."""
+    log = query.world.log()
+    entries = dict(log.manifest.entries)
+    name = next(name for name, entry in sorted(entries.items()) if entry.chain)
+    link = entries[name].chain[-1]
+    data = bytearray(query.world.memory.get(link.object) or b"")
+    data[place(link)] ^= 1
+    query.world.memory.delete([link.object])
+    query.world.memory.put_if_absent(link.object, bytes(data))
+    mended = link._replace(checksum=mend(bytes(data[link.start : link.start + link.length])))
+    entries[name] = replace(entries[name], chain=(*entries[name].chain[:-1], mended))
+    appended(log, entries)
+
+
+def refusal(query: Encrypted) -> RiffleError:
+    """Return what restoring everything from the objects is refused with."""
+    with pytest.raises(CorruptStateError) as caught:
+        query.check()
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", ["links", "snapshots"])
+def test_what_was_put_in_anothers_place_is_refused(tmp_path: Path, kind: str) -> None:
+    """Parts of two key-groups that were swapped, checksums and all, by somebody who can write the log as well, fail to
+    open, and give no row.
+    """
+    kept = {"snapshot_chain_links": 3} if kind == "snapshots" else {"retained_versions": 30, "snapshot_chain_links": 30}
+    query = Encrypted(tmp_path, "a", num_standbys=0, **kept)
+    query.run(9)
+    entries = dict(query.world.log().manifest.entries)
+    one_of, other = sorted(name for name, entry in entries.items() if name[0] == "totals" and (
+        entry.snapshot if kind == "snapshots" else entry.chain))[:2]  # fmt: skip
+    if kind == "snapshots":
+        with_swapped_snapshots(query, entries, (one_of, other))
+    else:
+        entries[one_of], entries[other] = entries[other], entries[one_of]
+    appended(query.world.log(), entries)
+    assert "another part's" in refusal(query).problem
+
+
+@pytest.mark.parametrize("at", ["ciphertext", "tag", "nonce", "salt"])
+def test_a_flipped_byte_is_refused_whatever_the_checksum_says(tmp_path: Path, at: str) -> None:
+    """Bytes that were altered fail by their checksum, and, where that was mended in the log, by their tag."""
+    query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=30)
+    query.run(3)
+    place = {"ciphertext": 200, "tag": -1, "nonce": 35, "salt": 20}[at]
+
+    def where(link: Link) -> int:
+        return link.start + (place if place >= 0 else link.length + place)
+
+    flipped(query, where, part_codec.checksum)
+    assert "they were altered" in refusal(query).problem
+    flipped(query, where, lambda _: 1)
+    assert re.search("checksum", refusal(query).problem)
+
+
+def test_a_damaged_local_file_comes_from_the_store_again(tmp_path: Path) -> None:
+    """A bit that a disk flips in any local ciphertext is found, and costs a restore: state and output are as ever."""
+    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query.run(6)
+    for path in [*query.world.local_dir.rglob("*.part"), *query.world.local_dir.rglob("sealed/*")]:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(bytes(data))
+    query.run(4)
+    query.check()
+    assert query.keys_used() == {"a"}
+
+
+def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
+    """What executors are told, and what the log says, is the source's name and the key's id."""
+    query = Encrypted(tmp_path, "a", "b")
+    query.run(2)
+    home = query.world.home.to_json()
+    assert ('"key":"b"' in home, str(query.file) in home) == (True, True)
+    assert base64.b64encode(KEYS["b"]).decode() not in home
+    tail = Log(query.world.memory, query.world.home.root).open()
+    assert tail is not None
+    assert {text.get("encryption_key") for text in tail.schemas.values()} == {"b"}
+    assert ROWS.names

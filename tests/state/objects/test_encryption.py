@@ -1,0 +1,146 @@
+"""Keys and what they encrypt: texts, sources, frames, places."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, UnavailableError
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, PLAIN, Keys, key_of, keys_of_text, text_of
+from riffle_spark.state.objects.s3_client import unwrapped_key
+from tests.kit.servers.scripted_server import Answer, scripted_server
+
+ONE, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
+PLACE = "delta/00000000000000000007/1-ab/3"
+
+
+def keys(*lines: str, unwrap: Callable[[bytes], bytes] = bytes) -> Keys:
+    """Return the keys of these lines."""
+    return keys_of_text("\n".join(lines), "file:/keys", unwrap)
+
+
+def refused(lines: list[str]) -> str:
+    """Return what is said of keys that are none."""
+    with pytest.raises(ConfigError) as caught:
+        keys(*lines)
+    return str(caught.value)
+
+
+@given(st.binary(max_size=300), st.text(max_size=20))
+def test_what_was_encrypted_opens_at_its_place_alone(data: bytes, place: str) -> None:
+    """Property: a part opens to its own bytes, at the place it was encrypted for and at no other."""
+    known = keys(f"a = {ONE}")
+    sealed = known.sealing()(data, place)
+    assert bytes(known.opened(sealed, place, "here")) == data
+    assert key_of(sealed[:HEADER_BYTES_MAX]) == "a"
+    with pytest.raises(CorruptStateError, match="another part's"):
+        known.opened(sealed, place + "1", "here")
+
+
+@given(st.data())
+def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) -> None:
+    """Property: a part with a flipped bit, or that was cut short, never opens, and raises one of our errors."""
+    known = keys(f"a = {ONE}")
+    sealed = bytearray(known.sealing()(b"a row of somebody's", PLACE))
+    if data.draw(st.booleans()):
+        sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del sealed[data.draw(st.integers(0, len(sealed) - 1)) :]
+    with pytest.raises((ConfigError, CorruptStateError)):
+        known.opened(bytes(sealed), PLACE, "here")
+
+
+@given(st.binary(max_size=120))
+def test_bytes_of_anybody_are_refused(data: bytes) -> None:
+    """Property: whatever else stands behind the mark of an encrypted part is refused with one of our errors."""
+    with pytest.raises(RiffleError):
+        keys(f"a = {ONE}").opened(b"RFE1" + data, PLACE, "here")
+
+
+def test_equal_parts_are_encrypted_to_other_bytes() -> None:
+    """Two parts of one delta, and those of two, have nothing in common but their header's beginning."""
+    seal = keys(f"a = {ONE}").sealing()
+    some = [seal(b"row", PLACE), seal(b"row", PLACE), keys(f"a = {ONE}").sealing()(b"row", PLACE)]
+    assert len({part[-20:] for part in some}) == 3
+    assert len({part[14:30] for part in some}) == 2  # the salts
+
+
+def test_the_last_key_writes_and_all_read() -> None:
+    """What older keys have written stays readable, new parts get the last one; a missing and a wrong one are named."""
+    before, now = keys(f"a = {ONE}"), keys("# of July", f"a={ONE}", f" b = {OTHER} ", "")
+    old, new = before.sealing()(b"row", PLACE), now.sealing()(b"row", PLACE)
+    assert (key_of(old), key_of(new), now.is_current(old), now.is_current(new)) == ("a", "b", False, True)
+    assert bytes(now.opened(old, PLACE, "")) == b"row"
+    with pytest.raises(ConfigError, match="key 'b' is needed"):
+        before.opened(new, PLACE, "there")
+    with pytest.raises(ConfigError, match="key 'a' is not the one"):
+        keys(f"a = {OTHER}").opened(old, PLACE, "there")
+
+
+def test_plain_parts_are_read_where_they_are_listed() -> None:
+    """Without the line ``plain`` a part that is not encrypted is refused; with it as the last one nothing is."""
+    with pytest.raises(ConfigError, match="not encrypted"):
+        keys(f"a = {ONE}").opened(b"row", PLACE, "there")
+    assert keys(PLAIN, f"a = {ONE}").opened(b"row", PLACE, "there") == b"row"
+    back = keys(f"a = {ONE}", PLAIN)
+    assert (back.writes, back.sealing()(b"row", PLACE), key_of(b"row")) == (PLAIN, b"row", PLAIN)
+    assert key_of(back.writing("a").sealing()(b"row", PLACE)) == "a"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], ["# a"], [ONE], [f"a {ONE}"], [f"= {ONE}"], ["a ="], ["a = x!"], [f"a = {ONE[:20]}"], [f"a b = {ONE}"],
+     [f"a = {ONE}", f"a = {OTHER}"], [f"plain = {ONE}"], [f"{'a' * 65} = {ONE}"]],
+)  # fmt: skip
+def test_texts_that_are_no_keys_are_refused_without_being_repeated(lines: list[str]) -> None:
+    """What is wrong is said by line or id, and nothing of a key is repeated."""
+    assert ONE[:12] not in refused(lines)
+
+
+def test_keys_show_their_ids_alone_and_go_into_no_message() -> None:
+    """Neither their text nor a pickle has anything of them."""
+    assert repr(keys(f"a = {ONE}", f"b = {OTHER}")) == "Keys(a, b; b writes)"
+    with pytest.raises(TypeError, match="no message"):
+        pickle.dumps(keys(f"a = {ONE}"))
+
+
+def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read by its path or URL, a variable by its name; what is not there, or names nothing, is refused, and a
+    key that stands in the setting itself is not repeated.
+    """
+    (tmp_path / "keys").write_text(f"a = {ONE}\n")
+    monkeypatch.setenv("RIFFLE_TEST_KEYS", f"a={ONE},b={OTHER}")
+    assert text_of(f"file:{tmp_path}/keys") == text_of(f"file://{tmp_path}/keys") == f"a = {ONE}\n"
+    assert keys(text_of("env:RIFFLE_TEST_KEYS")).writes == "b"
+    (tmp_path / "odd").write_bytes(b"\xff\xfe\xfa")
+    for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET", "env:", "file:", f"a={ONE}"):
+        with pytest.raises(ConfigError) as caught:
+            text_of(source)
+        assert ONE not in str(caught.value)
+
+
+def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapped key is what KMS answers; its refusal and its silence are errors of ours that repeat nothing of it."""
+    for name, value in (("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_MAX_ATTEMPTS", "1")):
+        monkeypatch.setenv(name, value)
+    answer = json.dumps({"KeyId": "k", "Plaintext": ONE, "EncryptionAlgorithm": "SYMMETRIC_DEFAULT"}).encode()
+    with scripted_server() as kms:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", kms.endpoint)
+        kms.answers[:] = [Answer(200, answer)]
+        wrapped = keys(f"a = kms:{OTHER}", unwrap=lambda key: unwrapped_key(key, "eu-central-1"))
+        assert bytes(keys(f"a = {ONE}").opened(wrapped.sealing()(b"row", PLACE), PLACE, "")) == b"row"
+        assert kms.requests[0][2]["X-Amz-Target"] == "TrentService.Decrypt"
+        kms.answers[:] = [Answer(400, json.dumps({"__type": "AccessDeniedException", "message": OTHER}).encode())]
+        with pytest.raises(ConfigError, match=r"did not unwrap a key \(AccessDeniedException\)") as caught:
+            unwrapped_key(b"wrapped", "eu-central-1")
+        assert OTHER not in str(caught.value)
+        kms.answers[:] = [Answer(400, json.dumps({"__type": "ThrottlingException"}).encode())]
+        with pytest.raises(UnavailableError, match="KMS did not answer"):
+            unwrapped_key(b"wrapped", "eu-central-1")
