@@ -1,9 +1,10 @@
 """Running count and sum per key: ours, with state committed to an S3 server, against what Spark has built in.
 
-./run bench throughput [--json] [--only rows,million,fixed,keys,python] [--against REVISION [--rounds 2]]
+./run bench throughput [--json] [--only rows,million,fixed,keys,encrypted,python] [--against REVISION [--rounds 2]]
 
 `rows` are 100 000 rows a batch, `million` as many, `fixed` 100; `keys` are 100 000 rows on 10 million keys against one
-million, `python` Spark's Python operators. With a revision the same runs on its code too, in turn with ours.
+million, `encrypted` 100 000 rows with encryption against without, `python` Spark's Python operators. With a revision
+the same runs on its code too, in turn with ours.
 """
 
 from __future__ import annotations

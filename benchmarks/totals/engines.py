@@ -1,9 +1,11 @@
-"""Running totals on four engines, each run in a process of its own. Knows what each engine wants written. Does not know
-what is compared.
+"""Running totals on four engines, and ours with encryption, each run in a process of its own. Knows what each engine
+wants written. Does not know what is compared.
 """
 
 from __future__ import annotations
 
+import base64
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -44,6 +46,8 @@ class _Ours:
         self._settings = riffle.Settings(
             root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1", local_dir=str(folder)
         )
+        if spec["engine"] == "encrypted":
+            self._settings = self._settings.but(encryption_keys=f"file:{_keys(folder)}")
 
     def _job(self) -> riffle.StatefulJob:
         compute = riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount"))
@@ -78,6 +82,13 @@ class _Ours:
     def _writer(self, job: riffle.StatefulJob, rows: int) -> DataStreamWriter:
         named_first = self._spec["keys"] if self._spec["filled"] else 0
         return source(self._spark, rows, self._spec["keys"], named_first).writeStream.foreachBatch(job)
+
+
+def _keys(folder: Path) -> Path:
+    """Write one key into a file of a side's folder."""
+    path = folder / "keys"
+    path.write_text(f"bench = {base64.b64encode(os.urandom(32)).decode()}\n")
+    return path
 
 
 def _ran(job: riffle.StatefulJob) -> list[Any]:
@@ -152,6 +163,7 @@ def _theirs(spec: Spec, folder: Path, writer: DataStreamWriter) -> dict[str, Any
 ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
     "ours": ours,
     "before": ours,
+    "encrypted": ours,
     "builtin": builtin,
     "apply_in_pandas": apply_in_pandas,
     "transform_with_state": transform_with_state,

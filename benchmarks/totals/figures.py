@@ -42,6 +42,7 @@ CASES = {
     "fixed": Case(rows=100, batches=30),
     "one_million_keys": Case(rows=100_000, keys=1_000_000, batches=20, filled=1_000_000),
     "ten_million_keys": Case(rows=100_000, keys=10_000_000, batches=20, filled=1_000_000),
+    "encrypted": Case(rows=100_000, batches=30),
     "python": Case(rows=20_000, batches=5),
     "python_fixed": Case(rows=100),
 }
@@ -50,6 +51,7 @@ PARTS: dict[str, tuple[Side, ...]] = {
     "million": (Side("ours", "million"), Side("builtin", "million")),
     "fixed": (Side("ours", "fixed"), Side("builtin", "fixed")),
     "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
+    "encrypted": (Side("ours", "encrypted"), Side("encrypted", "encrypted")),
     "python": (
         Side("apply_in_pandas", "python"),
         Side("transform_with_state", "python"),
@@ -84,6 +86,7 @@ def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     for engine, name in (("ours", ""), ("before", "_before")):
         many, few = Side(engine, "ten_million_keys"), Side(engine, "one_million_keys")
         result |= _over(f"totals_ten_million_ratio{name}", batch_s, many, few)
+    result |= _over("encrypted_ratio", batch_s, Side("encrypted", "encrypted"), Side("ours", "encrypted"))
     result |= _against_python(batch_s)
     if Side("ours", "rows") in found:
         result |= _in_full(found[Side("ours", "rows")], seconds[Side("ours", "rows")])
@@ -107,6 +110,8 @@ def _alone(side: Side, batch_s: float, rows: int) -> dict[str, Any]:
     milliseconds = round(1000 * batch_s)
     if side.case in {"fixed", "python_fixed"}:
         return {f"fixed_ms{engine}": milliseconds}
+    if side.case == "encrypted":
+        return {f"batch_ms_{'encrypted' if side.engine == 'encrypted' else 'plain' + engine}": milliseconds}
     if side.case.endswith("_keys"):
         return {f"totals_batch_ms_{side.case}{engine}": milliseconds}
     case = "_million" if side.case == "million" else ""
@@ -160,6 +165,11 @@ def _memory(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
         side.engine: statistics.median(one["peak_pss_mb"] for one in rounds)
         for side, rounds in found.items()
         if side.case == "rows"
+    }
+    peaks |= {
+        "encrypted" if side.engine == "encrypted" else "plain": statistics.median(one["peak_pss_mb"] for one in rounds)
+        for side, rounds in found.items()
+        if side.case == "encrypted" and side.engine != "before"
     }
     result: dict[str, Any] = {
         f"peak_pss_mb{'' if engine == 'ours' else f'_{engine}'}": round(peak) for engine, peak in peaks.items()

@@ -1,5 +1,5 @@
-"""`riffle dispatch`: another dispatch, or another number of key-groups, for state that exists. Knows options and how to
-find a user's function. Does not know what a switch takes.
+"""`riffle dispatch`: another dispatch, or another number of key-groups, for state that exists, and `riffle keys`. Knows
+options and how to find a user's function. Does not know what a switch takes.
 """
 
 import sys
@@ -16,7 +16,7 @@ from riffle_spark.settings import DISPATCHES
 if TYPE_CHECKING:
     from riffle_spark.offline.switch import PartitionOf
 
-__all__ = ["dispatch_command"]
+__all__ = ["dispatch_command", "keys_command"]
 
 _PARTITION_OF = "From a pyarrow table of key columns to one of topic and partition; needed from key_group."
 
@@ -41,6 +41,23 @@ def dispatch_command(
         encryption_keys=settings.encryption_keys,
     )  # fmt: skip
     show(plan)
+
+
+@click.command("keys")
+@of_a_root
+@click.option("--rewrite", is_flag=True, help="Write all state anew with the newest key; the query must be stopped.")
+def keys_command(root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, rewrite: bool) -> None:
+    """Tell by which keys the parts of a query's state are encrypted."""
+    from riffle_spark.offline.switch import switch_keys
+    from riffle_spark.worker.member_folders import options_of
+
+    settings = settings_in(conf_file, s3_endpoint)
+    show(
+        switch_keys(
+            root, options=options_of(settings), encryption_keys=settings.encryption_keys, rewrite=rewrite,
+            execute=execute,
+        )
+    )  # fmt: skip
 
 
 def named(path: str) -> "PartitionOf":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from riffle_spark.console.dispatch import dispatch_command
+from riffle_spark.console.dispatch import dispatch_command, keys_command
 from riffle_spark.console.options import conf_file_option, of_a_root, settings_in, show
 from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RiffleError
@@ -105,5 +105,5 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
         click.echo(f"warning: {warning}", err=True)
 
 
-for command in (dispatch_command, plan_command, simulate_command):
+for command in (dispatch_command, keys_command, plan_command, simulate_command):
     main.add_command(command)

@@ -1,5 +1,5 @@
-"""Another dispatch for state that exists: `riffle dispatch`. Knows the log, and where keys go in each mode. Does not
-know Spark, or how rows reach a batch.
+"""Another dispatch, or other encryption, of state that exists: `riffle dispatch`, `riffle keys`. Knows the log, and
+where keys go in each mode. Does not know Spark, or how rows reach a batch.
 
 The query is stopped. Between ``partition`` and ``hashed`` the shards stay what they are, and one record says the rest.
 Between keys and partitions, or to another number of key-groups, every store's state is read from the objects and
@@ -24,23 +24,23 @@ import pyarrow as pa
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.offline.recovery import Plan
-from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded
+from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded, state_of
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest, Snapshot
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, key_of
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
+from riffle_spark.state.restore.reader import Reader, in_parallel, missing
+from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, with_key
 from riffle_spark.worker.member_folders import keys_in
 
-__all__ = ["PartitionOf", "switch_dispatch"]
+__all__ = ["PartitionOf", "switch_dispatch", "switch_keys"]
 
 PartitionOf: TypeAlias = Callable[[pa.Table], pa.Table]
 """From a table of key columns to a table of ``topic`` and ``partition``, row for row, always the same for a key."""
@@ -76,6 +76,54 @@ def switch_dispatch(
         f"then start the query with dispatch = {to}, key_groups = {total}"
     )
     return Plan(tuple(steps), execute, tail.version, tail.offsets)
+
+
+def switch_keys(
+    root: str, *, options: StoreOptions | None = None, encryption_keys: str | None = None, rewrite: bool = False,
+    execute: bool = False,
+) -> Plan:  # fmt: skip
+    """Count the parts of the state below ``root`` by the key that they are encrypted with.
+
+    With ``rewrite`` all state is written anew with the newest of ``encryption_keys`` (the setting); the query must be
+    stopped. Without ``execute`` everything is read and checked and nothing is written. Raises ``ConfigError`` for a key
+    that is missing, ``ConflictError`` if the query went on in the meantime.
+    """
+    options = options or StoreOptions()
+    objects = open_store(root, options)
+    log = Log(objects, root)
+    tail = log.open()
+    if tail is None:
+        raise ConfigError(f"{root} holds no state", remedy="correct `root`", where=root)
+    steps = _counted(objects, tail, log.manifest)
+    if not rewrite:
+        return Plan(tuple(steps), True, tail.version, tail.offsets)
+    keys = keys_in(encryption_keys, options.s3_region)
+    if keys is None:
+        raise ConfigError("no keys are named", remedy="set `encryption_keys` in the settings' file", where="--rewrite")
+    switch = _Switch(objects, tail, tail.dispatch, tail.total, execute, keys)
+    manifest = Manifest({address: switch.rewritten(address, entry) for address, entry in log.manifest.entries.items()})
+    if execute:
+        draft, texts = switch.draft(), {name: with_key(text, keys.writes) for name, text in tail.schemas.items()}
+        placed = {"owners": tail.owners, "standbys": tail.standbys, "orders": tail.orders, "weights": tail.weights}
+        _append(log, replace(draft, schemas=texts, **placed), manifest)  # type: ignore[arg-type]
+    steps.append(f"write {len(manifest.entries)} key-groups anew with {keys.writes!r}, and append a record")
+    return Plan(tuple(steps), execute, tail.version, tail.offsets)
+
+
+def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
+    """Return how many parts, and bytes, there are by key: of all state, and of output rows of the last batch."""
+    links = [link for entry in manifest.entries.values() for link in entry.chain] + [link for _, link in tail.outputs]
+    parts = [(link.object, link.start, link.length) for link in links] + [
+        (paths.snapshot(*address, entry.snapshot.id), 0, entry.snapshot.length)
+        for address, entry in manifest.entries.items() if entry.snapshot is not None
+    ]  # fmt: skip
+    found = in_parallel(lambda part: objects.get(part[0], part[1], min(part[2], HEADER_BYTES_MAX)), parts)
+    sizes: dict[str, list[int]] = {}
+    for (name, _, length), data in zip(parts, found, strict=True):
+        if data is None:
+            raise missing(name)
+        sizes.setdefault(key_of(data), []).append(length)
+    return [f"{key}: {len(lengths)} parts, {sum(lengths)} bytes" for key, lengths in sorted(sizes.items())]
 
 
 def _check_wanted(tail: Record, to: str, total: int) -> None:
@@ -166,6 +214,15 @@ class _Switch:
                 }
             except SharedKey as found:
                 raise self._unmergeable(found) from found
+
+    def rewritten(self, address: Address, entry: Entry) -> Entry:
+        """Return a key-group's entry with its state as a new snapshot."""
+        store, key_group = address
+        schema = schema_of_text(store, self.tail.schemas[store])
+        if entry.head == EMPTY_HEAD:
+            return entry
+        rows = state_of(schema, key_group, entry, Reader(self.objects, None, self.keys))
+        return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
         attempt = f"{self.tail.epoch}-{uuid.uuid4().hex}"

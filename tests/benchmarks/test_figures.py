@@ -44,6 +44,13 @@ def test_ratios_are_of_medians_over_all_rounds() -> None:
     assert found["peak_memory_ratio"] == 1.25
 
 
+def test_encryption_is_compared_with_the_same_batches_in_plain() -> None:
+    """What encryption costs is a ratio of median batches, beside both, and the memory of each."""
+    found = _figures(ours__encrypted=[_took(0.4)], encrypted__encrypted=[_took(0.5, pss_mb=1_100.0)])
+    assert (found["encrypted_ratio"], found["batch_ms_plain"], found["batch_ms_encrypted"]) == (1.25, 400, 500)
+    assert (found["peak_pss_mb_plain"], found["peak_pss_mb_encrypted"]) == (1_000, 1_100)
+
+
 def test_each_part_has_figures_of_its_own() -> None:
     """Large batches, small ones and many keys are compared by themselves; a part that did not run has no figures."""
     found = _figures(

@@ -12,7 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
 from riffle_spark.state.copies import part_files
 from riffle_spark.state.formats import part_codec
@@ -152,6 +154,33 @@ def test_a_new_key_takes_over_and_the_old_one_is_needed_no_more(tmp_path: Path) 
     query.start_again(operators=[totals()])
     run(2)
     assert query.world.state("totals") == query.oracle.totals
+
+
+def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None:
+    """``riffle keys`` counts parts by key, and rewrites them only when it is told to; then the old key may go, and the
+    query goes on where it was, timers, owners and all.
+    """
+    query = Encrypted(tmp_path, "a")
+    query.run(6)
+    root, config = query.world.home.root, tmp_path / "riffle.toml"
+    config.write_text(f'encryption_keys = "file:{query.file}"\n')
+    query.give("a", "b")
+
+    def told(*arguments: str) -> str:
+        found = CliRunner().invoke(main, ["keys", "--root", root, "--conf-file", str(config), *arguments])
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    assert re.fullmatch(r"a: \d+ parts, \d+ bytes\n", told())
+    assert "nothing was done" in told("--rewrite")
+    assert query.keys_used() == {"a"}
+    assert "append a record" in told("--rewrite", "--execute")
+    assert re.fullmatch(r"b: \d+ parts, \d+ bytes\n", told())
+    query.give("b")
+    query.start_again()
+    query.check()
+    query.run(3)
+    query.check()
 
 
 def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:

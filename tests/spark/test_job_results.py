@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import sys
 from pathlib import Path
@@ -43,6 +44,22 @@ def test_a_stream_reaches_what_one_groupby_over_all_of_it_gives(spark: SparkSess
     assert_df_equality(ours, theirs, ignore_row_order=True, ignore_nullable=True)
     assert [report.rows for report in job.reports] == [200] * 4
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2, 3]
+
+
+def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSession, tmp_path: Path) -> None:
+    """Encrypted batches give what they would in plain, executors read sealed output with keys of their own, and no
+    object or local file has anything of a row.
+    """
+    (tmp_path / "keys").write_text(f"one = {base64.b64encode(bytes(range(32))).decode()}\n")
+    settings = settings_in(tmp_path, encryption_keys=f"file:{tmp_path}/keys", deliver_after_commit=True)
+    kept = Kept()
+    job = Stateful("totals", key="k", compute=RUNNING, settings=settings).into(kept)
+    for batch in range(2):
+        job(spark.range(40).selectExpr("concat('planted-', id % 5) k", "id v"), batch)
+    assert {key: row["rows"] for key, row in kept.latest("k").items()} == {f"planted-{n}": 16 for n in range(5)}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.read_bytes()[:4] == b"RFE1" for path in files)
+    assert [path for path in files if b"planted" in path.read_bytes()] == []
 
 
 def test_composite_keys_with_nulls_are_each_their_own(spark: SparkSession, tmp_path: Path) -> None:
