@@ -105,5 +105,43 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
         click.echo(f"warning: {warning}", err=True)
 
 
+@main.command()
+@click.argument("root")
+@click.option("--checkpoint", help="The query's checkpointLocation: looked at too, whether it fits.")
+@click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")
+@conf_file_option("Settings of the store (endpoint, region, time-outs).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
+    """Read all that a root's retained records list, and say what is wrong with it. Changes nothing.
+
+    Ends with 1 if something is. Notes harm nothing.
+    """
+    from riffle_spark.offline import verify as verification
+    from riffle_spark.worker.member_folders import options_of
+
+    found = verification.verify(root, checkpoint, options=options_of(settings_in(conf_file, s3_endpoint)))
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "is_whole": found.is_whole}))
+    else:
+        for finding in found.findings:
+            click.echo(str(finding))
+        looked = f"{found.records} records, {found.objects} objects, {found.checked_bytes} bytes of parts checked"
+        click.echo(f"{looked}; newest batch: {found.version}; {'whole' if found.is_whole else 'NOT whole'}")
+    click.get_current_context().exit(0 if found.is_whole else 1)
+
+
+@main.command()
+@click.argument("root")
+@click.option("--kms-key", metavar="ARN", help="The key that objects are encrypted with, where SSE-KMS is used.")
+@click.option("--partition", default="aws", show_default=True, help="Of AWS: aws, aws-cn, aws-us-gov.")
+@click.option("--read-only", is_flag=True, help="For riffle verify and riffle plan alone.")
+def policy(root: str, kms_key: str | None, partition: str, read_only: bool) -> None:
+    """Print the AWS IAM policy with the least that a job on this root needs."""
+    from riffle_spark.offline.rights import iam_policy
+
+    found = iam_policy(root, kms_key=kms_key, partition=partition, read_only=read_only)
+    click.echo(json.dumps(found, indent=2))
+
+
 for command in (dispatch_command, keys_command, plan_command, simulate_command):
     main.add_command(command)

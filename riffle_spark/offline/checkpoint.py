@@ -40,6 +40,11 @@ class Checkpoint:
             return planned[-1]
         return committed[-1] + 1 if committed else 0
 
+    def offsets(self, batch: int) -> str | None:
+        """Return Spark's offset-log entry of a batch, ``None`` if it has none."""
+        files, base = self._files()
+        return self._read(files, f"{base}/offsets/{batch}")
+
     def restore(self, version: int, offsets: str | None, before: str | None = None) -> list[str]:
         """Make ``version`` the last committed batch, with the offset-log entry ``offsets``; return what was done.
 

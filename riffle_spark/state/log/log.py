@@ -19,12 +19,12 @@ from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest, encode
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["FULL_EVERY", "Log"]
+__all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log", "joined"]
 
 FULL_EVERY = 16
 """A record is full at least this often; between, it holds the entries changed since the last full one."""
 _APPEND_TRIES = 5
-_BYTES_MAX = 1 << 29
+RECORD_BYTES_MAX = 1 << 29
 _LATER_MAX = 10_000
 """So many records beyond those known are looked for at most: a log that grows faster has no end to be found."""
 
@@ -98,7 +98,7 @@ class Log:
             try:
                 record = self.read(sequence)
                 full = record if record.full == sequence else self.read(record.full)
-                manifest = _joined(record, full.entries)
+                manifest = joined(record, full.entries)
             except CorruptStateError:
                 continue
             self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
@@ -145,7 +145,7 @@ class Log:
     def _adopt_tail(self, record: Record, data: bytes) -> None:
         full = record if record.full == record.sequence else self.read(record.full)
         self._base, self._full = full.entries, full
-        self.tail, self.manifest, self._digest = record, _joined(record, self._base), digest(data)
+        self.tail, self.manifest, self._digest = record, joined(record, self._base), digest(data)
 
     def read(self, sequence: int) -> Record:
         """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
@@ -163,7 +163,7 @@ class Log:
 
     def _got(self, name: str) -> bytes | None:
         """Return what there is of a record, as far as one can be: whatever was put in its place."""
-        return self._store.get(name, 0, _BYTES_MAX)
+        return self._store.get(name, 0, RECORD_BYTES_MAX)
 
     def after(self, sequence: int) -> Iterator[Record]:
         """Yield the records that follow this one, to the newest. Raises ``CorruptStateError`` at a damaged one, and
@@ -181,7 +181,7 @@ class Log:
         """Return what ``record`` and the full record it changes say together."""
         if record.full == record.sequence:
             return Manifest(record.entries)
-        return _joined(record, self.read(record.full).entries)
+        return joined(record, self.read(record.full).entries)
 
     def listed_in(self, records: Iterable[Record], first: int) -> set[str]:
         """Return the names of all objects that these records list; for scans.
@@ -196,7 +196,7 @@ class Log:
                 continue
             if base is None or base.sequence != record.full:
                 base = record if record.full == record.sequence else self.read(record.full)
-            listed |= _joined(record, base.entries).objects()
+            listed |= joined(record, base.entries).objects()
             listed |= {link.object for _, link in record.outputs}
         return listed
 
@@ -342,7 +342,7 @@ def _no_end(first: int) -> UnavailableError:
     )
 
 
-def _joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
+def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
     """Return what a record and the entries of the full record it changes say together."""
     for address, entry in record.entries.items():
         if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:

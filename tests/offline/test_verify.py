@@ -1,0 +1,327 @@
+"""Every kind of object damaged in every way: ``riffle verify`` names it and changes nothing, the query heals by itself
+or names object and remedy, and the remedy works.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, RiffleError
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.verify import verify
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.log.record import encode
+from tests.kit.simulated.world import World, one
+
+BATCHES = FULL_EVERY + 4
+KEYS = ("a", "b", "c", "d", "e")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two roots of queries alike, each with its checkpoint, that hold snapshots and several full records."""
+    return grown(tmp_path_factory.mktemp("one"), 0), grown(tmp_path_factory.mktemp("other"), 1)
+
+
+def grown(folder: Path, seed: int) -> Path:
+    """Run batches, each of one row: batch v adds v to a key."""
+    world = world_of(folder, seed)
+    checkpoint = folder / "checkpoint"
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": world.query_id}))
+    for version in range(BATCHES):
+        world.batch(version, one(version + 1000 * seed, KEYS[version % len(KEYS)]))
+        (checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
+        (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    return folder
+
+
+def world_of(folder: Path, seed: int = 5) -> World:
+    """Return a query on the root in a folder, whose executors have no copies yet."""
+    return World(folder / "local", root=f"file://{folder}/state", retained_versions=100, seed=seed)
+
+
+@pytest.fixture
+def kept(stock: tuple[Path, Path], tmp_path: Path) -> World:
+    """The first query's root and checkpoint, on machines of which none has a copy."""
+    for name in ("state", "checkpoint"):
+        shutil.copytree(stock[0] / name, tmp_path / name)
+    return world_of(tmp_path)
+
+
+def held_at(version: int, *later: int) -> dict[object, tuple[object, ...]]:
+    """Return the state after a batch, and after batches that add more to every key."""
+    found: dict[object, tuple[int, int]] = {}
+    added = [(KEYS[v % len(KEYS)], v) for v in range(version + 1)] + [(key, value) for value in later for key in KEYS]
+    for key, value in added:
+        count, total = found.get(key, (0, 0))
+        found[key] = (count + 1, total + value)
+    return dict(found)
+
+
+def root_of(world: World) -> Path:
+    """Return the folder that holds a world's objects."""
+    return Path(world.home.root.removeprefix("file://"))
+
+
+def checkpoint_of(world: World) -> str:
+    """Return the checkpoint beside a world's root."""
+    return str(root_of(world).parent / "checkpoint")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder, with what they hold."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def object_of(world: World, kind: str) -> str:
+    """Return the name of an object that the newest record needs, of a kind."""
+    log = world.log()
+    assert log.tail is not None
+    sequence = log.tail.sequence
+    chosen = {"record": sequence, "full record": log.tail.full, "record between": sequence - 2}
+    if kind in chosen:
+        return paths.record(chosen[kind])
+    listed = sorted(log.manifest.objects(), key=lambda name: (name.startswith("delta/"), name))
+    return next(name for name in listed if name.startswith("delta/") == (kind == "delta"))
+
+
+def flipped(data: bytes) -> bytes:
+    """Flip a bit in the last quarter."""
+    at = len(data) * 3 // 4
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+def newer(data: bytes) -> bytes:
+    """Say that it is of a later format."""
+    return data.replace(b'"format":2', b'"format":9', 1) if b"riffle-log" in data[:40] else b"later" + data[5:]
+
+
+WAYS: Mapping[str, Callable[[bytes, bytes], bytes | None]] = {
+    "flipped": lambda data, _: flipped(data),
+    "truncated": lambda data, _: data[: len(data) // 2],
+    "missing": lambda _data, _other: None,
+    "empty": lambda _data, _other: b"",
+    "from another root": lambda _, other: other,
+    "from a newer format": lambda data, _: newer(data),
+}
+KINDS = ("record", "full record", "record between", "delta", "snapshot")
+
+
+def damage(world: World, name: str, way: str, other: Path) -> bytes:
+    """Damage one object's file in a way; return what it held."""
+    path = root_of(world) / name
+    good = path.read_bytes()
+    kind = next(folder for folder in ("log", "delta", "totals", "tails") if name.startswith(folder))
+    others = sorted(found for found in (other / "state" / kind).rglob("*") if found.is_file())
+    same = other / "state" / name
+    bad = WAYS[way](good, (same if same.exists() else others[0]).read_bytes())
+    path.unlink() if bad is None else path.write_bytes(bad)
+    return good
+
+
+def refusal_of(world: World, version: int) -> RiffleError | None:
+    """Start the query; return what its next batch is refused with."""
+    world.start()
+    try:
+        world.batch(version, pa.concat_tables([one(100, key) for key in KEYS]))
+    except RiffleError as error:
+        return error
+    return None
+
+
+def test_a_whole_root_is_whole(kept: World) -> None:
+    """Nothing is found, nothing is put or deleted, and all that it lists was read."""
+    before = files_of(root_of(kept).parent)
+    found = verify(kept.home.root, checkpoint_of(kept))
+    assert found.findings == ()
+    assert found.is_whole
+    assert (found.records, found.version) == (BATCHES + 1, BATCHES - 1)
+    assert found.checked_bytes > 0
+    assert files_of(root_of(kept).parent) == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind: str, way: str) -> None:
+    """It is found by name; the query is right or refused with a remedy; a rollback or the backup mends it."""
+    name = object_of(kept, kind)
+    good = damage(kept, name, way, stock[1])
+    damaged = files_of(root_of(kept).parent)
+    found = verify(kept.home.root, checkpoint_of(kept))
+    assert not found.is_whole
+    told = [str(finding) for finding in found.findings]
+    is_newest_gone = (kind, way) == ("record", "missing")
+    assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in told), told
+    assert all("What to do: " in text for text in told)
+    assert files_of(root_of(kept).parent) == damaged
+    error = refusal_of(kept, BATCHES)
+    if error is None:
+        assert kind == "record between", "only what nobody needs may be damaged unseen"
+        assert kept.state("totals") == held_at(BATCHES - 1, 100)
+        return
+    assert isinstance(error, CorruptStateError | ConflictError), error
+    assert error.remedy
+    assert name in str(error) or isinstance(error, ConflictError), error
+    mended = mend(kept, name, good)
+    assert refusal_of(kept, mended + 1) is None
+    assert kept.state("totals") == held_at(mended, 100)
+
+
+def mend(world: World, name: str, good: bytes) -> int:
+    """Follow the remedy: roll back to the newest batch that a rollback leads to, and that is whole; else take the
+    object from the backup. Return which batch is the newest then.
+    """
+    for target in range(BATCHES - 2, BATCHES - 5, -1):
+        try:
+            rollback(world.home.root, target, checkpoint_of(world), execute=True)
+        except (ConfigError, CorruptStateError):
+            continue
+        if not any(f.level == "state" and f.where.startswith(name) for f in verify(world.home.root).findings):
+            return target
+    path = root_of(world) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(good)
+    tail = world.log().tail
+    assert tail is not None
+    return tail.version
+
+
+def test_a_snapshot_lost_and_its_deltas_kept_and_the_other_way_round(kept: World) -> None:
+    """All snapshots gone, or all deltas: each object is named; with the backup's the query is as it was."""
+    for folder in ("*/key_group=*", "delta/*"):
+        gone = {path: path.read_bytes() for path in root_of(kept).glob(f"{folder}/**/*") if path.is_file()}
+        needed = {name for name in kept.log().manifest.objects() if root_of(kept) / name in gone}
+        assert needed
+        for path in gone:
+            path.unlink()
+        found = verify(kept.home.root)
+        assert {f.where for f in found.findings if f.level == "state"} == needed
+        error = refusal_of(kept, BATCHES)
+        assert isinstance(error, CorruptStateError)
+        assert any(name in error.where for name in needed)
+        for path, data in gone.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    assert refusal_of(kept, BATCHES) is None
+    assert kept.state("totals") == held_at(BATCHES - 1, 100)
+
+
+def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
+    """The state remains: it is adopted by the query of a new checkpoint, and goes on."""
+    shutil.rmtree(checkpoint_of(kept))
+    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    assert "riffle adopt" in finding.remedy
+    for name in ("offsets", "commits"):
+        (Path(checkpoint_of(kept)) / name).mkdir(parents=True)
+    (Path(checkpoint_of(kept)) / "metadata").write_text('{"id": "new"}')
+    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    assert "of query new" in finding.problem
+    kept.query_id = "new"
+    assert isinstance(refusal_of(kept, 0), ConflictError)
+    adopt(kept.home.root, checkpoint_of(kept), execute=True)
+    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
+    assert refusal_of(kept, 0) is None
+    assert kept.state("totals") == held_at(BATCHES - 1, 100)
+
+
+def test_a_root_that_is_gone(kept: World) -> None:
+    """The checkpoint remains: said so, and begun with no state on purpose."""
+    shutil.rmtree(root_of(kept))
+    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    assert "--empty" in finding.remedy
+    error = refusal_of(kept, BATCHES)
+    assert isinstance(error, ConflictError)
+    assert "--empty" in error.remedy
+    adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
+    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
+    assert refusal_of(kept, BATCHES) is None
+    assert kept.state("totals") == held_at(-1, 100)
+
+
+@pytest.mark.parametrize("older", ["state", "checkpoint"])
+def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
+    """State and offsets that are batches apart are told, and a rollback brings them together."""
+    at = BATCHES - 4
+    if older == "state":
+        for sequence in range(at + 2, BATCHES + 1):
+            (root_of(kept) / paths.record(sequence)).unlink()
+    else:
+        for name in ("offsets", "commits"):
+            for batch in range(at + 1, BATCHES):
+                (Path(checkpoint_of(kept)) / name / str(batch)).unlink()
+    found = verify(kept.home.root, checkpoint_of(kept))
+    assert [f.where for f in found.findings if f.level == "state"] == [checkpoint_of(kept)]
+    next_batch = BATCHES if older == "state" else at + 1
+    assert isinstance(refusal_of(kept, next_batch), ConflictError)
+    rollback(kept.home.root, at, checkpoint_of(kept), execute=True)
+    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
+    assert refusal_of(kept, at + 1) is None
+    assert kept.state("totals") == held_at(at, 100)
+
+
+def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> None:
+    """Rows that the log does not tell of, and what is no part at all, are found."""
+    log = kept.log()
+    (store, key_group), entry = next((a, e) for a, e in log.manifest.entries.items() if e.snapshot)
+    assert entry.snapshot is not None
+    name = paths.snapshot(store, key_group, entry.snapshot.id)
+    assert log.tail is not None
+    for data in (part_codec.encode(pa.table({"k": ["a", "b", "c"]})), b"no part at all"):
+        (root_of(kept) / name).write_bytes(data)
+        taken = entry.snapshot._replace(checksum=part_codec.checksum(data), length=len(data))
+        records = {address: replace(entry, snapshot=taken) if address == (store, key_group) else one
+                   for address, one in log.manifest.entries.items()}  # fmt: skip
+        told = replace(log.tail, entries=records, full=log.tail.sequence)
+        (root_of(kept) / paths.record(log.tail.sequence)).write_bytes(encode(told))
+        assert [f.where for f in verify(kept.home.root).findings if f.level == "state"] == [name]
+
+
+def test_the_command_ends_with_1_where_something_is_wrong(kept: World) -> None:
+    """Its lines, and its JSON, name the object."""
+    arguments = ["verify", kept.home.root, "--checkpoint", checkpoint_of(kept)]
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.output.endswith("; whole\n")) == (0, True)
+    name = object_of(kept, "delta")
+    (root_of(kept) / name).unlink()
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    assert done.exit_code == 1
+    assert name in {finding["where"] for finding in json.loads(done.output)["findings"]}
+
+
+WRONG = [
+    ["rollback", "--to", "nonsense"], ["rollback", "--to", "record:999"], ["rollback", "--to", "-7"],
+    ["rollback", "--to", "record:-1"], ["rollback"], ["adopt", "--emtpy"], ["dispatch", "--to", "elsewhere"],
+    ["dispatch", "--to", "partition", "--partition-of", "no.such:thing"],
+    ["dispatch", "--to", "key_group", "--key-groups", "0"],
+    ["rollback", "--to", "3", "--checkpoint", "/nowhere"], ["adopt", "--checkpoint", "/nowhere"],
+    ["rollback", "--to", "3", "--root", "s3://"], ["rollback", "--to", "3", "--root", "file:///nowhere/at/all"],
+    ["adopt", "--root", "file:///nowhere/at/all"], ["verify", "--execute"], ["policy", "--execute"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_wrong_flags_harm_nothing(kept: World, words: list[str]) -> None:
+    """Even with ``--execute``: another exit code than 0, and every file is as it was."""
+    before = files_of(root_of(kept).parent)
+    usual = {"--root": kept.home.root, "--checkpoint": checkpoint_of(kept)}
+    usual = {} if words[0] in ("verify", "policy") else usual
+    if words[0] == "dispatch":
+        del usual["--checkpoint"]
+    given = [word for name, value in usual.items() if name not in words for word in (name, value)]
+    done = CliRunner().invoke(main, [*words, *given, *(["--execute"] if "--execute" not in words else [])])
+    assert done.exit_code != 0, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert files_of(root_of(kept).parent) == before
