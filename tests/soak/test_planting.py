@@ -22,7 +22,7 @@ def test_every_planted_bug_applies() -> None:
 
 
 def test_every_planted_bug_says_what_it_does() -> None:
-    """Each has a name of its own and a first line for a user; at least 60 are planted, 20 of them by who read nothing."""
+    """Each has a name of its own and a first line for a user; at least 60 are planted, 20 by who had read no check."""
     every = plants()
     assert len(every) == len(list(PLANTED.rglob("*.patch"))) >= 60
     assert sum(one.unread for one in every) >= 20
@@ -50,5 +50,5 @@ def test_what_takes_too_long_is_missed() -> None:
 
 def test_a_command_that_fails_by_itself_finds_nothing() -> None:
     """What fails where nothing is planted would find every bug: it is refused, with what it said."""
-    with pytest.raises(SystemExit, match="(?s)nothing is planted.*broken by itself"):
+    with pytest.raises(SystemExit, match=r"(?s)nothing is planted.*broken by itself"):
         list(tried(plants(["in_time_at_watermark"]), ["-c", "raise SystemExit('broken by itself')"], seconds=60.0))

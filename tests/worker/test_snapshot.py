@@ -14,7 +14,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.worker.slot_member import Member, rows_of
+from tests.kit.worker.slot_member import Member, kept_last, rows_of
 
 
 @pytest.fixture
@@ -74,6 +74,20 @@ def test_a_copy_that_is_further_on_is_taken_as_it_is(member: Member) -> None:
     receipt = taken(member, late)
     assert rows(member, receipt) == {"a": 4, "b": 4, "c": 4}
     assert {snapshot.head.version for _, _, snapshot in receipt.taken} == {3}
+
+
+def test_a_snapshot_of_a_single_delta_holds_no_deleted_rows(tmp_path: Path) -> None:
+    """A copy that is one delta as it was sealed, with the mark of a key that went, is put as what it holds."""
+    member = Member(tmp_path, kept_last())
+    member.feed(rows_of(("a", 1, 0), ("b", None, 0)))
+    receipt = taken(member, orders(member))
+    tables = []
+    for store, key_group, snapshot in receipt.taken:
+        data = member.store.inner.get(paths.snapshot(store, key_group, snapshot.id))
+        tables.append(part_codec.decode(data or b"", snapshot.checksum, snapshot.id))
+    assert [table.column_names for table in tables] == [["k", "last"]] * len(receipt.taken)
+    assert [row for table in tables for row in table.to_pylist()] == [{"k": "a", "last": 1}]
+    assert sum(snapshot.rows for _, _, snapshot in receipt.taken) == 1
 
 
 @pytest.mark.parametrize("how", ["gone", "a byte"])

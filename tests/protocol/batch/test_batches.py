@@ -138,6 +138,9 @@ def test_a_store_that_is_left_out_for_a_while_is_kept(world: World) -> None:
     world.operators, world.sinks = operators[:1], {"totals": sinks["totals"]}
     world.start()
     world.batch(1, one(2))
+    tail = world.log().tail
+    assert tail is not None
+    assert sorted(tail.schemas) == ["tails", "totals"], "what its columns are stays known"
     world.operators, world.sinks = operators, sinks
     world.start()
     world.batch(2, one(3))

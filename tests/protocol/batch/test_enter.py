@@ -112,6 +112,7 @@ def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
         assert world.batch(0, rows_of(("a", 1, 0))).decision == "repeat"
         assert world.work.drained == 1
     assert [record.kind for record in _records(world)] == ["claim", "batch", "claim", "claim", "claim"]
+    assert [record.epoch for record in _records(world)] == [1, 1, 2, 3, 4], "each claim has an epoch of its own (I4)"
     with pytest.raises(ConflictError, match="other input"):
         world.batch(0, rows_of(("a", 1, 0)), offsets="other")
 

@@ -104,6 +104,17 @@ def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance
         assert list(missing) == past.every[place:]
 
 
+def test_a_census_tells_of_all_copies_that_there_are() -> None:
+    """What a member had and the next census does not find is gone."""
+    past = Past(random.Random(0))
+    past.batch()
+    head = past.heads[-1]
+    past.copies.counted(Census("1", MEMBER, copies=((*ADDRESS, *head), ("other", 0, *head))))
+    past.copies.counted(Census("1", MEMBER, copies=(("other", 0, *head),)))
+    assert past.copies.of(MEMBER) == {("other", 0): head}
+    assert past.copies.missing(MEMBER, ADDRESS, past.entry) is None
+
+
 @given(ACTS, st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=200)
 def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chance: random.Random) -> None:

@@ -168,6 +168,17 @@ def test_an_unclear_append_that_another_overtook_is_fenced() -> None:
     assert not first.unclear
 
 
+def test_a_number_that_another_took_between_two_tries_is_not_ours_i4() -> None:
+    """The first try of a put was lost, and the second finds another driver's record: that settles nothing for us."""
+    inner = MemoryStore()
+    store = FaultyStore(inner, sleep=lambda _: others.append(second.append(drafted("second", 1), second.manifest)))
+    first, second, others = grown(store, 2), opened(inner), list[Record]()
+    store.script(Fault("request_lost", "put", paths.LOG), Fault("slow", "put", paths.LOG, skip=1))
+    with pytest.raises(FencedError):
+        first.append(drafted("first", 1), first.manifest)
+    assert opened(inner).tail == others[0]
+
+
 def test_the_records_after_one_are_read_to_the_newest() -> None:
     """One get each, and one that finds none."""
     store = MemoryStore()
