@@ -17,27 +17,10 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = [
-    "ATTEMPT",
-    "HASH",
-    "INITIAL",
-    "KEY_GROUP",
-    "LETTER",
-    "RECEIPT",
-    "SLOT",
-    "USUAL_INITIAL",
-    "Home",
-    "LateRule",
-    "Order",
-    "Part",
-    "Receipt",
-    "Watermark",
-    "error_fields",
-    "json_line",
-    "letter_field",
-    "reading",
-    "result_schema",
+    "ATTEMPT", "HASH", "INITIAL", "KEY_GROUP", "LETTER", "RECEIPT", "SLOT", "USUAL_INITIAL", "Home", "LateRule",
+    "Order", "Part", "Receipt", "Watermark", "error_fields", "json_line", "letter_field", "reading", "result_schema",
     "without_letters",
-]
+]  # fmt: skip
 
 INITIAL = "__riffle_initial"
 SLOT = "__riffle_slot"

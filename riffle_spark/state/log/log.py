@@ -61,11 +61,8 @@ class Log:
         foreign = len(sequences) < len(names)
         self._find_newer(sequences)
         if foreign or (not sequences and self._store.list("")):
-            raise ConfigError(
-                f"{self._root} holds objects, but not a riffle log",
-                remedy="set `root` to an empty folder or prefix, or to one that riffle wrote",
-                where=self._root,
-            )
+            remedy = "set `root` to an empty folder or prefix, or to one that riffle wrote"
+            raise ConfigError(f"{self._root} holds objects, but not a riffle log", remedy=remedy, where=self._root)
         self.tail, self.manifest, self._digest = None, Manifest(), ""
         if not sequences:
             return None
@@ -105,11 +102,8 @@ class Log:
             self.manifest, self._base, self._digest = manifest, manifest.entries, digest(raw)
             self._full = full
             return self.tail
-        raise CorruptStateError(
-            "no record of the log can be read",
-            remedy="restore the log's objects from a backup, or use another root and replay the input",
-            where=self._root,
-        )
+        remedy = "restore the log's objects from a backup, or use another root and replay the input"
+        raise CorruptStateError("no record of the log can be read", remedy=remedy, where=self._root)
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
         name = paths.record(sequences[-1])
