@@ -50,11 +50,11 @@ class Log:
         root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
         rollback.
         """
-        names = self._store.list(paths.LOG)
-        sequences = [s for s in map(paths.record_sequence, names) if s is not None]
-        foreign = len(sequences) < len(names)
-        self._find_newer(sequences)
-        if foreign or (not sequences and self._store.list("")):
+        sequences, foreign = self._listed()
+        if not sequences and not foreign and self._store.list(""):
+            sequences, foreign = self._listed()  # another driver may have begun the log between the two
+            foreign = foreign or not sequences
+        if foreign:
             raise ConfigError(
                 f"{self._root} holds objects, but not a riffle log",
                 remedy="set `root` to an empty folder or prefix, or to one that riffle wrote",
@@ -71,6 +71,14 @@ class Log:
         self._check_follows(record)
         self._adopt_tail(record, data)
         return record
+
+    def _listed(self) -> tuple[list[int], bool]:
+        """Return the numbers of the records that there are, and whether there is something else among them."""
+        names = self._store.list(paths.LOG)
+        sequences = [s for s in map(paths.record_sequence, names) if s is not None]
+        foreign = len(sequences) < len(names)
+        self._find_newer(sequences)
+        return sequences, foreign
 
     def _find_newer(self, sequences: list[int]) -> None:
         """Add the records that a LIST which lags does not show yet: those after the newest that it shows."""

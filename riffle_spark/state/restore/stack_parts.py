@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from riffle_spark.errors import CorruptStateError, OutOfDate
-from riffle_spark.state.copies.disk import DamagedCopy
+from riffle_spark.state.copies.disk import DamagedCopy, disk_refused
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, merged_rows
 from riffle_spark.state.copies.run import Run
@@ -96,7 +96,7 @@ class StackParts:
         self._files = PartFiles(self._folder.path)
 
     def found_whole(self, parts: Iterable[StackedPart]) -> None:
-        """Note parts that were found whole when they were fetched, just now. Raises ``DamagedCopy``."""
+        """Note parts that were found whole when they were fetched, just now. Raises ``LocalDiskError``."""
         for part in parts:
             self._files.found_whole(part)
 
@@ -104,7 +104,8 @@ class StackParts:
         """Return a snapshot that was fetched as the lowest part of a stack. One whose rows cannot be read where they
         lie is unpacked, once. ``is_whole``: it was found so on its way.
 
-        Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed.
+        Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed, and
+        ``LocalDiskError`` if the disk does not have them.
         """
         snapshot, name = fetched.snapshot, paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
         of_snapshot = snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch
@@ -114,6 +115,8 @@ class StackParts:
                 self._files.found_whole(part)
             data = self._files.data(part)
         except DamagedCopy as error:
+            if isinstance(error.__cause__, OSError):
+                raise disk_refused(f"a snapshot that was just fetched: {error.problem}", fetched.path) from error
             fetched.path.unlink(missing_ok=True)
             raise part_codec.altered(name) from error
         table = part_codec.opened(data, name)
