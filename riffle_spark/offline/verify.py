@@ -12,9 +12,9 @@ from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import RECORD_BYTES_MAX, joined
+from riffle_spark.state.log.log import RECORD_BYTES_MAX
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
-from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.log.record import Record, decode, digest, joined
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, missing

@@ -164,21 +164,28 @@ class SimWork:
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         executor_of = {place.number: place.executor for place in layout.slots}
-        receipts: list[Receipt] = []
+        attempts: dict[str, list[Attempt]] = {}
         for order in orders:
             text, computation = order.to_json(), self._given[order.store]
             given = routed(order, self._rows, layout.shards, self._initial.get(order.store))
             parts, names = sorted(given.items()), self._cluster.random_bytes
             self._routed[order.store] = sum(part.num_rows for part in given.values())
-            attempts = [
+            attempts[order.store] = [
                 Attempt(Order.from_json(text, slot), computation, slot, executor_of[slot], part, names)
                 for slot, part in parts
             ]
-            answers = [self._perform(attempt) for attempt in attempts]
-            self._attempts[order.store], self._answers[order.store] = attempts, answers
-            told = pa.concat_tables(answers).column(RECEIPT).drop_null().to_pylist()
+        self._attempts = attempts
+        receipts: list[Receipt] = []
+        answers = iter(self.answers([attempt for of_store in attempts.values() for attempt in of_store]))
+        for store, of_store in attempts.items():
+            self._answers[store] = [next(answers) for _ in of_store]
+            told = pa.concat_tables(self._answers[store]).column(RECEIPT).drop_null().to_pylist()
             receipts += [self._cluster.on_its_disk(Receipt.from_json(text)) for text in told]
         return receipts
+
+    def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
+        """Run the attempts, of one batch and all stores, and return the answers that count."""
+        return [self._perform(attempt) for attempt in attempts]
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows were routed, per store."""

@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -233,24 +233,28 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
 
     ``live`` are the owners the driver sees alive; a folder of any other is free, and so is one whose owner's process
     has ended on this machine, which is known here sooner than to the driver. Of several free ones the one used last is
-    taken. ``process`` names the owner's (``abandoned`` reads it), if that is known. Raises ``ConfigError`` on a network
-    file system, ``LocalDiskError`` if the disk refuses.
+    taken; none is where a process that hangs has the lock of all claims. ``process`` names the owner's (``abandoned``
+    reads it), if that is known. Raises ``ConfigError`` on a network file system, ``LocalDiskError`` if the disk
+    refuses.
     """
     try:
         base.mkdir(parents=True, exist_ok=True)
         refuse_network(base)
-        with claims_of(base) as owners:
-            folder = _claimed(base, owners, owner, live)
-            (folder.path / "process").write_text(process)
-            return folder
+        try:
+            with claims_of(base) as owners:
+                folder = _claimed(base, owners, owner, live)
+        except TimeoutError:  # a process that hangs keeps all others from what is free, not from what is theirs
+            folder = _its_own(base.glob("m*/owner"), owner) or _begun(base, owner)
+        (folder.path / "process").write_text(process)
     except OSError as error:
         raise disk_refused(f"no folder for local copies can be made: {error}", base) from error
+    return folder
 
 
 def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:
-    for path in owners:
-        if path.read_text(errors="replace") == owner:
-            return Folder(path.parent, owner)
+    own = _its_own(owners, owner)
+    if own is not None:
+        return own
     for look in range(_LOOKS):
         free = [path for path in owners if is_free(path, live)]
         taken = next((path for path in free if _take(path, owner, live)), None)
@@ -260,6 +264,14 @@ def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[st
             break
         # A dead executor's Python worker is in there and about to notice; its copies are worth the wait.
         time.sleep(_LOOK_SECONDS if look + 1 < _LOOKS else 0)
+    return _begun(base, owner)
+
+
+def _its_own(owners: Iterable[Path], owner: str) -> Folder | None:
+    return next((Folder(path.parent, owner) for path in owners if path.read_text(errors="replace") == owner), None)
+
+
+def _begun(base: Path, owner: str) -> Folder:
     folder = base / f"m{uuid.uuid4().hex[:12]}"
     folder.mkdir()
     (folder / "owner").write_text(owner)

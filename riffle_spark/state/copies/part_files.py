@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
-from riffle_spark.state.copies.disk import DamagedCopy, damaged
+from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run, merged
@@ -109,8 +109,14 @@ class PartFiles:
         return True
 
     def found_whole(self, part: StackedPart) -> None:
-        """Note that this process has just written a part's bytes, and had found them whole. Raises ``DamagedCopy``."""
-        file = self._seen[part.file] = self._looked(part.file)
+        """Note that this process has just written a part's bytes, and had found them whole. Raises ``LocalDiskError``
+        if the disk does not have them.
+        """
+        try:
+            file = self._seen[part.file] = self._looked(part.file)
+            self._check_length(file, part)
+        except DamagedCopy as error:
+            raise disk_refused(f"what was just written is not there: {error.problem}", self._folder) from error
         file.checked[part.start, part.length] = part.checksum
 
     def doubt(self, parts: Iterable[StackedPart]) -> None:
@@ -151,12 +157,15 @@ class PartFiles:
             file = self._seen[part.file] = self._looked(part.file)
         at = part.start, part.length
         if file.checked.get(at) != part.checksum:
-            if part.start + part.length > file.data.size:
-                raise damaged("a file of it is truncated", self._folder / part.file)
+            self._check_length(file, part)
             if part_codec.checksum(memoryview(file.data)[part.start : part.start + part.length]) != part.checksum:
                 raise damaged("its checksum is another", self._folder / part.file)
             file.checked[at] = part.checksum
         return file
+
+    def _check_length(self, file: _File, part: StackedPart) -> None:
+        if part.start + part.length > file.data.size:
+            raise damaged("a file of it is truncated", self._folder / part.file)
 
     def _looked(self, name: str) -> _File:
         path = str(self._folder / name)

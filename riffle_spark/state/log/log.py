@@ -16,10 +16,10 @@ from dataclasses import replace
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
-from riffle_spark.state.log.record import Record, decode, digest, encode
+from riffle_spark.state.log.record import Record, decode, digest, encode, joined
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log", "joined"]
+__all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log"]
 
 FULL_EVERY = 16
 """A record is full at least this often; between, it holds the entries changed since the last full one."""
@@ -56,11 +56,12 @@ class Log:
         root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
         rollback.
         """
-        self._looked, names = self._seconds(), self._store.list(paths.LOG)
-        sequences = [s for s in map(paths.record_sequence, names) if s is not None]
-        foreign = len(sequences) < len(names)
-        self._find_newer(sequences)
-        if foreign or (not sequences and self._store.list("")):
+        self._looked = self._seconds()
+        sequences, foreign = self._listed()
+        if not sequences and not foreign and self._store.list(""):
+            sequences, foreign = self._listed()  # another driver may have begun the log between the two
+            foreign = foreign or not sequences
+        if foreign:
             remedy = "set `root` to an empty folder or prefix, or to one that riffle wrote"
             raise ConfigError(f"{self._root} holds objects, but not a riffle log", remedy=remedy, where=self._root)
         self.tail, self.manifest, self._digest = None, Manifest(), ""
@@ -74,6 +75,14 @@ class Log:
         self._check_follows(record)
         self._adopt_tail(record, data)
         return record
+
+    def _listed(self) -> tuple[list[int], bool]:
+        """Return the numbers of the records that there are, and whether there is something else among them."""
+        names = self._store.list(paths.LOG)
+        sequences = [s for s in map(paths.record_sequence, names) if s is not None]
+        foreign = len(sequences) < len(names)
+        self._find_newer(sequences)
+        return sequences, foreign
 
     def _find_newer(self, sequences: list[int]) -> None:
         """Add the records that a LIST which lags does not show yet: those after the newest that it shows."""
@@ -334,16 +343,3 @@ def _no_end(first: int) -> UnavailableError:
         remedy="none if a later try finds its end; else look which driver writes to it",
         where=paths.record(first),
     )
-
-
-def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
-    """Return what a record and the entries of the full record it changes say together."""
-    for address, entry in record.entries.items():
-        if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:
-            raise CorruptStateError(
-                f"record {record.sequence} does not fit the full record {record.full} it names",
-                remedy="restore both from one backup, or roll back (riffle rollback)",
-                where=paths.record(record.full),
-            )
-    changes = {address: entry.joined(base.get(address, EMPTY)) for address, entry in record.entries.items()}
-    return Manifest(changes if record.full == record.sequence else {**base, **changes})

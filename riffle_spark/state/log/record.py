@@ -15,6 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.entry_rows import (
     check_entries,
     check_link,
@@ -23,9 +24,20 @@ from riffle_spark.state.log.entry_rows import (
     link_from_json,
     link_to_json,
 )  # fmt: skip
-from riffle_spark.state.log.manifest import Address, Entry, Link
+from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 
-__all__ = ["FORMAT", "OLDEST_FORMAT", "Kind", "Record", "RecordedMember", "check_body", "decode", "digest", "encode"]
+__all__ = [
+    "FORMAT",
+    "OLDEST_FORMAT",
+    "Kind",
+    "Record",
+    "RecordedMember",
+    "check_body",
+    "decode",
+    "digest",
+    "encode",
+    "joined",
+]
 
 FORMAT = 2
 """Version of the record format that is written."""
@@ -267,3 +279,16 @@ class RecordedMember:
             cast(str, name), cast(str, executor), cast(str, host), cast(int, slots), cast("str | None", rack), told,
             cast("dict[str, object]", facts),
         )  # fmt: skip
+
+
+def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
+    """Return what a record and the entries of the full record it changes say together."""
+    for address, entry in record.entries.items():
+        if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:
+            raise CorruptStateError(
+                f"record {record.sequence} does not fit the full record {record.full} it names",
+                remedy="restore both from one backup, or roll back (riffle rollback)",
+                where=paths.record(record.full),
+            )
+    changes = {address: entry.joined(base.get(address, EMPTY)) for address, entry in record.entries.items()}
+    return Manifest(changes if record.full == record.sequence else {**base, **changes})

@@ -13,7 +13,7 @@ from itertools import takewhile
 import pyarrow as pa
 
 from riffle_spark.errors import CorruptStateError, OutOfDate
-from riffle_spark.state.copies.disk import DamagedCopy
+from riffle_spark.state.copies.disk import DamagedCopy, disk_refused
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, merged_rows
 from riffle_spark.state.copies.run import Run
@@ -100,7 +100,7 @@ class StackParts:
         self._files = PartFiles(self._folder.path, self._keys)
 
     def found_whole(self, parts: Iterable[StackedPart]) -> None:
-        """Note parts that were found whole when they were fetched, just now. Raises ``DamagedCopy``."""
+        """Note parts that were found whole when they were fetched, just now. Raises ``LocalDiskError``."""
         for part in parts:
             self._files.found_whole(part)
 
@@ -108,7 +108,8 @@ class StackParts:
         """Return a snapshot that was fetched as the lowest part of a stack. One whose rows cannot be read where they
         lie is unpacked, once. ``is_whole``: it was found so on its way.
 
-        Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed.
+        Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed, and
+        ``LocalDiskError`` if the disk does not have them.
         """
         snapshot, name = fetched.snapshot, paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
         of_snapshot = snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch
@@ -118,6 +119,8 @@ class StackParts:
                 self._files.found_whole(part)
             data = self._files.data(part)
         except DamagedCopy as error:
+            if isinstance(error.__cause__, OSError):
+                raise disk_refused(f"a snapshot that was just fetched: {error.problem}", fetched.path) from error
             fetched.path.unlink(missing_ok=True)
             raise part_codec.altered(name) from error
         if self._keys is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
-from riffle_spark.state.copies import disk
+from riffle_spark.state.copies import abandoned, disk
 from riffle_spark.state.copies import folder as folder_module
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
@@ -55,6 +56,21 @@ def test_a_folder_in_use_is_not_taken(tmp_path: Path) -> None:
     with lost.used():
         assert claim(tmp_path, "app/2", ["app/2"]).path != lost.path
     assert claim(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
+
+
+def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While somebody has the lock of all claims and does not go on, executors begin in folders of their own, free ones
+    stay, and each finds its own again.
+    """
+    left = claim(tmp_path, "app/1", ["app/1"])
+    monkeypatch.setattr(abandoned, "_LOOKS", 2)
+    with (tmp_path / ".claims").open("a") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        begun = claim(tmp_path, "app/2", ["app/2"])
+        assert claim(tmp_path, "app/2", ["app/2"]).path == begun.path != left.path
+    assert left.is_of_owner()
 
 
 def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from riffle_spark.errors import LocalDiskError
 from riffle_spark.state.copies.disk import DamagedCopy
-from riffle_spark.state.copies.part_files import scrub
+from riffle_spark.state.copies.part_files import PartFiles, scrub
 from riffle_spark.state.copies.stack import Stack, signature_of
 from tests.kit.state.members import SCHEMA, Place
 
@@ -34,6 +35,22 @@ def rot(file: Path) -> None:
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place) -> None:
+    """A file that lost its end, or itself, between being written and being read is a disk that does not keep what it
+    takes: no copy is to blame, and no object.
+    """
+    file = next(place.folder.path.glob("stacks/*/*.part"))
+    stack = place.folder.stacks(SCHEMA.store).read(int(file.name[:4]))
+    assert stack is not None
+    part = next(part for part in stack.parts if part.file.endswith(file.name))
+    os.truncate(file, part.length - 1)
+    with pytest.raises(LocalDiskError, match="just written"):
+        PartFiles(place.folder.path).found_whole(part)
+    file.unlink()
+    with pytest.raises(LocalDiskError, match="just written"):
+        PartFiles(place.folder.path).found_whole(part)
 
 
 def test_whole_copies_are_left_alone(place: Place) -> None:

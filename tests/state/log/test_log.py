@@ -28,6 +28,19 @@ def test_an_empty_root_is_an_empty_log() -> None:
     assert log.next_is_absent()
 
 
+def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None:
+    """Whoever found no record, and then objects, looks once more before it refuses the root."""
+    inner = MemoryStore()
+
+    def begin(_: float) -> None:
+        grown(inner, 3)
+
+    store = FaultyStore(inner, [Fault("slow", "list", skip=1)], sleep=begin)
+    tail = Log(store, ROOT).open()
+    assert tail is not None
+    assert tail.sequence == 2
+
+
 def test_each_record_names_the_one_before_i3() -> None:
     """I3: record n + 1 holds the digest of n, and numbers have no gap."""
     store = MemoryStore()

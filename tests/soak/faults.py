@@ -1,0 +1,112 @@
+"""What can befall an actor at a step, and which befell which. Knows kinds of steps. Does not know what they do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.soak.stepped_files import DATA
+
+__all__ = ["KINDS", "Aim", "Faults", "impossible"]
+
+KINDS = (
+    "crash", "hang", "pause", "slow", "error before", "error after", "late effect", "refused disk", "flipped byte",
+    "truncated", "clock back", "reboot", "row lost", "receipt lost",
+)  # fmt: skip
+ON_EXECUTORS = ("slot", "merge", "piece", "census")
+_STORE = ("put", "get", "head", "list", "delete")
+_FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A fault that is to meet a step when it comes for the ``nth`` time, or as soon as it may after that."""
+
+    kind: str
+    step: str
+    nth: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.step}@{self.nth}"
+
+    @staticmethod
+    def read(text: str) -> Aim:
+        """Return the aim that was printed."""
+        kind, step, nth = text.split("@")
+        return Aim(kind, step, int(nth))
+
+
+def impossible(kind: str, step: str) -> str | None:
+    """Return why a fault cannot meet a step, ``None`` if it can."""
+    actor, _, label = step.partition(": ")
+    word, _, what = label.partition(" ")
+    if actor in {"conductor", "late put"}:
+        return "the simulation's own"
+    on_store, on_files = word in _STORE, word in _FILES and actor in ON_EXECUTORS
+    reads = what in DATA if word == "read" else word == "get" and what != "everything"
+    reasons = {
+        "slow": (label == "begins", "what is slow is so from where it begins"),
+        "error before": (on_store, "nothing is asked of the store"),
+        "error after": (on_store, "nothing is asked of the store"),
+        "late effect": (word == "put", "nothing is put"),
+        "refused disk": (on_files and word != "lock", "no file is used"),
+        "flipped byte": (reads, "no bytes of state are read"),
+        "truncated": (reads, "no bytes of state are read"),
+        "clock back": (actor not in ON_EXECUTORS or actor == "census", "no clock is asked but how long things take"),
+        "reboot": (actor in ON_EXECUTORS, "a driver keeps no files: its reboot is a crash"),
+        "row lost": (label == "rows read", "no rows are on their way"),
+        "receipt lost": (label == "answer read", "no receipt is on its way"),
+    }
+    if kind in reasons:
+        can, why = reasons[kind]
+        return None if can else why
+    return None
+
+
+class Faults:
+    """Draws what befalls steps: so many of a schedule, those that it is aimed at first. Those whose numbers are in
+    ``without`` are left out.
+    """
+
+    def __init__(self, chance: random.Random, aims: Iterable[Aim], without: Iterable[int]) -> None:
+        self._chance = chance
+        self._rate = chance.choice([0.0, 0.002, 0.006, 0.02])
+        self._left = chance.choice([1, 3, 8, 20])
+        self._kinds = chance.sample(KINDS, chance.choice([2, 5, len(KINDS)]))
+        self._aims: dict[str, list[Aim]] = {}
+        for aim in aims:
+            self._aims.setdefault(aim.step, []).append(aim)
+        self._without = frozenset(without)
+        self.met: Counter[tuple[str, str]] = Counter()
+        self.used: set[str] = set()
+        self.numbered: list[tuple[int, str]] = []
+        self.over = False
+
+    def due(self, step: str, nth: int) -> str | None:
+        """Return what befalls this step."""
+        kind = self._aimed(step, nth)
+        if kind is None:
+            if self._chance.random() >= self._rate or not self._left or self.over:
+                return None
+            possible = [kind for kind in self._kinds if impossible(kind, step) is None]
+            if not possible:
+                return None
+            kind = self._chance.choice(possible)
+            self._left -= 1
+        number = len(self.numbered)
+        self.numbered.append((number, f"{kind} at {step}"))
+        if number in self._without or self.over:
+            return None
+        self.met[kind, step] += 1
+        self.used.add(kind)
+        return kind
+
+    def _aimed(self, step: str, nth: int) -> str | None:
+        mine = self._aims.get(step)
+        due = next((aim for aim in mine if aim.nth <= nth), None) if mine and not self.over else None
+        if due is None or mine is None:
+            return None
+        mine.remove(due)
+        return due.kind

@@ -1,0 +1,350 @@
+"""One history of a query under fire: drivers, their upkeep, executors and operators as actors, and what must hold.
+
+``Schedule(seed, folder).run()`` plays one and compares everything with what plain Python computes. The same seed, with
+the same aims, plays the same history.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, RiffleError, UnavailableError
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.protocol.upkeep import retention, upkeep
+from riffle_spark.state.log import log, paths
+from riffle_spark.state.restore import stack_parts
+from tests.kit.simulated.disturbances import Disturbances, drawn_settings
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.placement_invariants import watch_the_cleaner
+from tests.kit.simulated.world import World
+from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
+from tests.soak.faults import ON_EXECUTORS, Aim, Faults
+from tests.soak.jobs import JOBS
+from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
+from tests.soak.stepped_files import SteppedFiles
+from tests.soak.stepped_store import SteppedStore
+
+__all__ = ["Schedule"]
+
+MOST_DRIVERS = 3
+MOST_STARTS = 60
+REST_SECONDS = 5_000.0
+
+
+class _Program(Process):
+    """A driver's process."""
+
+    driver: Driver
+    background: SoakBackground
+
+    def __init__(self, name: str, run_id: str) -> None:
+        super().__init__(name)
+        self.run_id = run_id
+        self.ended = False
+
+
+class Schedule(World):
+    """One random history. ``history`` tells what happened, ``faults`` which fault met which step."""
+
+    def __init__(
+        self, seed: int, local_dir: Path, *, aims: Iterable[Aim] = (), without: Iterable[int] = (),
+        leave_out: Collection[str] = (), job: str = "",
+    ) -> None:  # fmt: skip
+        self.ready = False
+        self.seed = seed
+        aims = list(aims)
+        self.aimed = bool(aims)
+        chance = random.Random(seed)
+        self.kind = job or chance.choice(list(JOBS))
+        self.job = JOBS[self.kind](chance, chance.choice([3, 4, 4, 8]))
+        settings = {"orphan_scan_interval": chance.choice([1, 60, 600]), **drawn_settings(chance), **self.job.settings}
+        super().__init__(
+            local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, snapshot_chain_links=2,
+            **settings,
+        )  # fmt: skip
+        self.chance = chance
+        self.history = [f"seed {seed}, {self.kind}"]
+        self.leave_out = leave_out
+        self.scheduler = Scheduler(chance, self.clock, chance.choice([0.02, 0.1, 0.3, 1.0]))
+        self.scheduler.at_step, self.scheduler.died = self._at_step, self._died
+        self.files = SteppedFiles(local_dir, self.scheduler)
+        self.faults = Faults(chance, aims, without)
+        self.stepped = SteppedStore(self.memory, self.scheduler, self._changed)
+        self.cluster: Any = SoakCluster(self.home, self.stepped, self.scheduler)
+        self.cluster.clock = self.clock
+        for name in ("1", "2"):
+            self.cluster.add(name)
+        self.sinks: Any = {
+            one.store: SoakSink(self.scheduler, partial(self._delivered, one.store)) for one in self.operators
+        }
+        self.log_seen = History(self)
+        self.operator = Disturbances(self, chance, self._say)
+        self.skew_ms = 0
+        self.committed = -1
+        self.disturbed: Counter[str] = Counter()
+        self.last = len(self.job.batches) - 2
+        self.programs: list[_Program] = []
+        self.executors = 2
+        self.ready = True
+
+    def start(self, background: Any = None) -> Driver:  # noqa: ARG002 - each driver has one of its own here
+        """Start a driver: a new process."""
+        if not self.ready:
+            return None  # type: ignore[return-value]  # the base class starts one before there are actors
+        assert self.runs < MOST_STARTS, "the query never came to its end"
+        self.runs += 1
+        name = f"driver {self.runs}"
+        self.run_id = f"run-{self.runs}"
+        program = _Program(name, self.run_id)
+        program.background = SoakBackground(self.scheduler, program)
+        clock = SkewedClock(self.clock, self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000]))
+        ports = DriverPorts(
+            self.stepped, self.cluster, clock, program.background, new_id=lambda: self.chance.randbytes(16).hex(),
+            reached=self._step, upkeep_objects=None,
+        )  # fmt: skip
+        self.driver = program.driver = Driver(self.settings, self.home, ports)
+        self.programs.append(program)
+        self.scheduler.spawn(f"{name} batches", "driver", program, lambda: self._drive(program))
+        self.scheduler.spawn(f"{name} looks", "look", program, lambda: self._look_after(program))
+        self._say(f"{name} starts")
+        return self.driver
+
+    def run(self) -> list[str]:
+        """Play the schedule to its end and compare; return what happened."""
+        with pytest.MonkeyPatch.context() as patch, self.files.watched(patch):
+            watch_the_cleaner(patch)
+            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([2, 9]))  # private: small state
+            patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+            patch.setattr(log, "FULL_EVERY", 4)
+            patch.setattr(retention, "FULL_EVERY", 4)
+            try:
+                self.scheduler.run(self._conduct)
+                self._compare()
+            finally:
+                self.history.append(f"{self.scheduler.count} steps, {self.scheduler.digest:08x}")
+        return self.history
+
+    # --- actors -------------------------------------------------------------------------------------------------------
+
+    def _drive(self, program: _Program) -> None:
+        version = self.committed + 1
+        try:
+            while version <= self.last:
+                self._step("begins")
+                incoming = self.incoming(version, run_id=program.run_id, time_ms=1_000 * version)
+                work = SoakWork(self.cluster, self.job.batches[version], self.operators, self.sinks, {})
+                report = program.driver.process(incoming, self.operators, work)
+                self._step("batch done")
+                self._say(f"{program.name}, batch {version}: {report.decision}")
+                self.committed = max(self.committed, version)
+                version += 1
+            program.ended = True
+        except RiffleError as error:
+            self._check_expected(error)
+            self._say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
+            self._stop(program)
+
+    def _look_after(self, program: _Program) -> None:
+        while True:
+            self.scheduler.sleep(1.5)
+            self._step("begins")
+            try:
+                program.driver.between_batches(self.cluster.executors())
+            except RiffleError as error:
+                self._check_expected(error)
+                self._say(f"{program.name}, a look: {type(error).__name__}")
+
+    def _conduct(self) -> None:
+        """Start what is missing and disturb what is there, until all batches are committed and all is quiet."""
+        self.start()
+        while self.committed < self.last:
+            steps = self.scheduler.count + self.chance.choice([10, 50, 250])
+            self.scheduler.wait(lambda: self.scheduler.count >= steps or self.committed >= self.last, 30.0)  # noqa: B023
+            if not self._driving() or (len(self._driving()) < MOST_DRIVERS and self._often("second driver", 0.04)):
+                self.start()
+            if self._often("executors", 0.1):
+                self._change_executors()
+            if self._often("operator", 0.15):
+                self.operator.operator()
+        self._say("quiet")
+        self.disturbed = Counter(self.scheduler.seen)
+        self.faults.over = True
+        self._let_go()
+        self.scheduler.wait(lambda: not self._zombies(), REST_SECONDS)
+        for program in [one for one in self.programs if one.alive]:
+            self._stop(program)
+        self.last += 1
+        self.scheduler.switches = 0.1
+        self.start()
+        self.scheduler.wait(lambda: self.committed >= self.last or not self._driving(), REST_SECONDS)
+        assert self.committed >= self.last, "the query cannot go on"
+        self.scheduler.wait(lambda: not self.programs[-1].background.busy(), REST_SECONDS)
+
+    def _driving(self) -> list[_Program]:
+        return [one for one in self.programs if one.alive and not one.ended and not self._hangs(one)]
+
+    def _hangs(self, program: _Program) -> bool:
+        return any(
+            one.until >= FOREVER and one.ready is None for one in self.scheduler.actors if one.process is program
+        )
+
+    def _zombies(self) -> list[Actor]:
+        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, "late put")]
+
+    def _let_go(self) -> None:
+        """Let whoever hangs go on."""
+        for actor in self.scheduler.actors:
+            actor.slow = 0.0
+            if actor.ready is None and actor.kind != "conductor":
+                actor.until = 0.0
+
+    def _change_executors(self) -> None:
+        live = [one.id for one in self.cluster.executors()]
+        if len(live) > 1 and self.chance.random() < 0.5:
+            name = self.chance.choice(live)
+            if self.chance.random() < 0.3:
+                self._say(f"executor {name} is not seen any more, but goes on")
+                self.cluster.lose(name, planned=self.chance.random() < 0.2)
+            else:
+                self._end_executor(name)
+        if len(self.cluster.executors()) < 4:
+            self._join()
+
+    def _join(self) -> None:
+        self.executors += 1
+        self._say(f"executor {self.executors} joins")
+        self.cluster.add(str(self.executors), cores=self.chance.choice([1, 2]))
+
+    def _often(self, what: str, share: float) -> bool:
+        return self.chance.random() < share and what not in self.leave_out
+
+    def _say(self, event: str) -> None:
+        self.history.append(f"{self.scheduler.count:6} {event}")
+
+    def _step(self, label: str) -> None:
+        self.scheduler.step(label)
+
+    # --- what befalls actors ------------------------------------------------------------------------------------------
+
+    def _at_step(self, actor: Actor, label: str) -> str | None:
+        step = f"{actor.kind}: {label}"
+        kind = self.faults.due(step, self.scheduler.seen[step])
+        if kind is None:
+            return None
+        self._say(f"#{len(self.faults.numbered) - 1} {kind} at {actor.name}: {label}")
+        if kind == "crash":
+            self._crash(actor)
+        elif kind == "reboot":
+            self._end_executor(actor.process.executor, torn=True)
+        elif kind == "hang":
+            self.scheduler.hang()
+        elif kind == "pause":
+            self.scheduler.sleep(self.chance.choice([1.0, 40.0, 400.0]))
+        elif kind == "slow":
+            actor.slow = self.chance.choice([0.05, 1.0])
+        elif kind == "clock back":
+            self.skew_ms -= self.chance.choice([1_000, 60_000, 3_600_000])
+        return kind
+
+    def _crash(self, actor: Actor) -> None:
+        """End the driver; or a task alone, as where Python's worker dies, or the executor with all its tasks."""
+        if isinstance(actor.process, _Program):
+            self._stop(actor.process)
+        elif self.chance.random() < 0.5:
+            self.files.forget_process(f"{self.home.application}/{actor.process.executor}")
+            self.scheduler.kill(actor)
+        else:
+            self._end_executor(actor.process.executor)
+
+    def _stop(self, process: Process) -> None:
+        """End a process: all of its actors at once."""
+        process.alive = False
+        mine = self.scheduler.mine()
+        for actor in [one for one in self.scheduler.actors if one.process is process and one is not mine]:
+            self.scheduler.kill(actor)
+        if mine is not None and mine.process is process:
+            self.scheduler.kill(mine)
+
+    def _end_executor(self, name: str, *, torn: bool = False) -> None:
+        """Let an executor die, with its disk, without it, or with what a machine that reboots has left of it."""
+        live = {one.id for one in self.cluster.executors()}
+        process, disk = self.cluster.processes[name], not torn and self.chance.random() < 0.2
+        owner = f"{self.home.application}/{name}"
+        mine = self.scheduler.mine()
+        for actor in [one for one in self.scheduler.actors if one.process is process and one is not mine]:
+            self.scheduler.kill(actor)
+        process.alive = False
+        folders = self.files.forget_process(owner)
+        self._say(f"executor {name} dies, its disk {'too' if disk else 'is torn' if torn else 'stays'}")
+        with self.scheduler.quiet():
+            if name in live:
+                self.cluster.lose(name, disk=disk, planned=self.chance.random() < 0.2)
+            if torn:
+                self._say(f"{self.files.reboot(folders)} files are torn")
+        if not self.cluster.executors():
+            self._join()
+        if mine is not None and mine.process is process:
+            self.scheduler.kill(mine)
+
+    def _died(self, actor: Actor) -> None:
+        self.files.tear(actor)
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def _changed(self, name: str) -> None:
+        """Look at the log whenever a record was put, and at what is listed whenever something was deleted."""
+        if name and paths.record_sequence(name) is None:
+            return
+        self._holds(self.log_seen.look)
+
+    def _holds(self, check: Callable[[], object]) -> None:
+        with self.scheduler.quiet():
+            failure: BaseException | None = None
+            try:
+                check()
+            except Exception as error:  # noqa: BLE001 - a product that is broken breaks checks in any way
+                failure = error
+        if failure is not None:
+            self.scheduler.broke(failure)
+
+    def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
+        if store in self.job.outputs[delivery.batch_id]:
+            wanted = sorted(self.job.outputs[delivery.batch_id][store], key=repr)
+            found = sorted(rows.to_pylist(), key=repr)
+            self._holds(lambda: _same(found, wanted, f"the sink of {store}, batch {delivery.batch_id}"))
+
+    def _check_expected(self, error: RiffleError) -> None:
+        """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
+        used = self.faults.used
+        fine = isinstance(error, (UnavailableError, FencedError))
+        fine = fine or (isinstance(error, CorruptStateError) and bool(used & {"flipped byte", "truncated"}))
+        fine = fine or (type(error) is ConflictError and (self.runs > 1 or bool(used & {"row lost", "receipt lost"})))
+        if not fine:
+            self.scheduler.broke(error)
+
+    def _compare(self) -> None:
+        """Compare state, sinks and what is stored with what they should be."""
+        self.log_seen.look()
+        contents = dict(enumerate(self.job.contents))
+        self.log_seen.check_copies(contents)
+        for store, state in contents[self.last].items():
+            _same(self.state(store), dict(state), f"the state of {store}")
+        for store in self.job.contents[0]:
+            for version, outputs in enumerate(self.job.outputs):
+                got = self.sinks[store].by_id.get(f"query/0/{version}")
+                found = sorted([] if got is None else got.to_pylist(), key=repr)
+                _same(found, sorted(outputs[store], key=repr), f"the sink of {store}, batch {version}")
+            assert len(self.sinks[store].by_id) <= len(self.job.batches), "a delivery under an id of its own"
+
+
+def _same(found: object, wanted: object, what: str) -> None:
+    assert found == wanted, f"{what} is {found}, not {wanted}"

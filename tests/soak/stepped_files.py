@@ -1,0 +1,260 @@
+"""Local files of which each operation is a step. Knows Python's audit events, which all of them raise before they are
+done; so what the product does with files is found, not listed.
+
+Here, too, is what a disk does: it refuses, flips bits, forgets the end of a file, and after a crash has files that are
+torn.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from riffle_spark.state.copies import abandoned, folder, part_files, stack
+from riffle_spark.state.restore import prefetch, reader
+from riffle_spark.worker import census, member_folders, run_computation, slot
+from tests.soak.scheduler import Actor, Scheduler
+
+__all__ = ["DATA", "SteppedFiles"]
+
+DATA = ("list", "part", "sealed", "fetched", "incoming")
+"""Files that have bytes of state; the others say whose a folder is, or are locks."""
+_OPERATIONS = {
+    "os.remove": "remove", "os.rmdir": "remove", "shutil.rmtree": "remove all of", "os.rename": "move",
+    "os.mkdir": "make", "os.listdir": "look into", "os.scandir": "look into",
+}  # fmt: skip
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_UNSYNCED_SECONDS = 60.0
+_REFUSALS = (errno.ENOSPC, errno.EROFS, errno.EIO)
+
+
+class SteppedFiles:
+    """The files below one folder, for the length of ``watched``. Only actors' operations are steps."""
+
+    def __init__(self, base: Path, scheduler: Scheduler) -> None:
+        self.base = base
+        self._prefix = f"{base}/"
+        self._scheduler = scheduler
+        self._chance = scheduler.chance
+        self._written: dict[str, float] = {}
+
+    @contextmanager
+    def watched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Make the operations of actors steps, and clocks, names and pools of threads those of the simulation."""
+        clock = _SimulatedTime(self._scheduler)
+        for module in (folder, abandoned, census, slot, run_computation):
+            patch.setattr(module, "time", clock)
+        for module in (folder, abandoned, stack):
+            patch.setattr(module, "uuid", _DrawnNames(self._scheduler))
+        for pools in (reader, prefetch):
+            patch.setattr(pools, "ThreadPoolExecutor", InlinePool)
+        patch.setattr(folder, "os", _SimulatedTouch(self._scheduler))
+        _watch(self)
+        try:
+            yield
+        finally:
+            _watch(None)
+
+    def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Hear of an operation before it is done."""
+        actor = self._scheduler.mine()
+        if actor is None:
+            return
+        if event == "fcntl.flock":
+            self._lock(actor, *arguments[:2])
+            return
+        path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, os.PathLike)) else ""
+        if not path.startswith(self._prefix):
+            return
+        operation, writes = _OPERATIONS.get(event, "read"), event != "open"
+        if event == "open":
+            mode, flags = arguments[1:3]
+            writes = bool(flags & _WRITES) if mode is None else bool(set(mode) & set("wax+"))
+            operation = "write" if writes else "read"
+        befalls = self._scheduler.step(f"{operation} {_kind_of(path[len(self._prefix) :])}")
+        if befalls == "refused disk":
+            code = self._chance.choice(_REFUSALS)
+            raise OSError(code, os.strerror(code), path)
+        if befalls == "truncated" or (befalls == "flipped byte" and path not in actor.written):
+            self.damage(Path(path), befalls)
+        if event == "open" and writes:
+            actor.wrote = path
+            actor.written.add(path)
+            self._written[path] = self._scheduler.now
+
+    def _lock(self, actor: Actor, file: int, operation: int) -> None:
+        """Have whoever would wait for a lock wait for its turn instead."""
+        if operation & fcntl.LOCK_NB or operation & fcntl.LOCK_UN:
+            return
+        self._scheduler.step("lock a folder")
+
+        def is_free() -> bool:
+            actor.quiet += 1
+            try:
+                fcntl.flock(file, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            finally:
+                actor.quiet -= 1
+            return True
+
+        self._scheduler.wait(is_free)
+
+    def damage(self, path: Path, how: str) -> None:
+        """Flip one bit of a file, or forget its end."""
+        with self._scheduler.quiet(), suppress(FileNotFoundError, IsADirectoryError):
+            data = bytearray(path.read_bytes())
+            if data:
+                at = self._chance.randrange(len(data))
+                data[at] ^= 1 << self._chance.randrange(8)
+                path.write_bytes(data if how == "flipped byte" else data[:at])
+                # A change within a tick of the clock has the signature of the file before it.
+                os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
+
+    def tear(self, actor: Actor) -> None:
+        """Leave some of what an actor that is killed was writing."""
+        if actor.wrote is not None and self._chance.random() < 0.5:
+            with suppress(OSError):
+                os.truncate(actor.wrote, self._chance.randrange(Path(actor.wrote).stat().st_size + 1))
+
+    def reboot(self, folders: list[Path]) -> int:
+        """Have a machine forget some of what it had not written out: ends of files, pages or all of it. Return how
+        many files were torn.
+        """
+        torn = 0
+        since = self._scheduler.now - _UNSYNCED_SECONDS
+        for name, at in sorted(self._written.items()):
+            path = Path(name)
+            if at < since or not any(path.is_relative_to(one) for one in folders) or self._chance.random() < 0.5:
+                continue
+            with self._scheduler.quiet(), suppress(OSError):
+                size = path.stat().st_size
+                how = self._chance.choice(["empty", "zeros", "short"])
+                data = b"" if how == "empty" else path.read_bytes()[: self._chance.randrange(size + 1)]
+                path.write_bytes(data.ljust(size, b"\0") if how == "zeros" else data)
+                os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
+                torn += 1
+        return torn
+
+    def forget_process(self, owner: str) -> list[Path]:
+        """Forget what a process that ended had kept in memory of its folders; return these."""
+        mine = [key for key in member_folders._folders if key[1] == owner]  # private: what goes with a process
+        paths = [member_folders._folders.pop(key).path for key in mine]  # private: the same
+        for kept in (part_files._files, stack._kept, part_files._next):  # private: the same
+            for name in [name for name in kept if any(name.startswith(str(path)) for path in paths)]:
+                kept.pop(name, None)
+        return paths
+
+
+def _kind_of(name: str) -> str:
+    parts = [part for part in name.split("/") if part]
+    inside = parts[2:]
+    if not inside:
+        return "claims" if parts[-1:] == [".claims"] else "folders"
+    if inside[0] == "stacks":
+        return "stacks" if len(inside) < 3 else ("list" if name.endswith(stack.LIST) else "part")
+    if inside[0] in {"sealed", "fetched", "incoming"}:
+        return inside[0] if len(inside) > 1 else f"{inside[0]} files"
+    return inside[0]
+
+
+_watching: SteppedFiles | None = None
+_hooked = False
+_HEARD = {"open", "fcntl.flock", *_OPERATIONS}
+
+
+def _watch(files: SteppedFiles | None) -> None:
+    global _hooked, _watching  # noqa: PLW0603 - a hook can be added, once, and is never taken away
+    _watching = files
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_hook)
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching is not None and event in _HEARD:
+        _watching.heard(event, arguments)
+
+
+class InlinePool:
+    """Stands in for a pool of threads: what is submitted is done at once, by whoever submits it."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> InlinePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Any, *arguments: Any) -> Future[Any]:
+        """Do it."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments))
+        except Exception as error:  # noqa: BLE001 - as a pool does
+            done.set_exception(error)
+        return done
+
+    def map(self, work: Any, items: Any) -> list[Any]:
+        """Do it for each item."""
+        return [work(item) for item in items]
+
+    def shutdown(self, *, cancel_futures: bool = False) -> None:
+        """Do nothing: nobody is at work."""
+
+
+class _DrawnNames:
+    """Stands in for ``uuid``."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._chance = scheduler.chance
+
+    def uuid4(self) -> UUID:
+        """Draw a name."""
+        return UUID(bytes=self._chance.randbytes(16))
+
+
+class _SimulatedTime:
+    """Stands in for ``time``."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def sleep(self, seconds: float) -> None:
+        """Let others go on."""
+        self._scheduler.sleep(max(seconds, 0.001))
+
+    def time(self) -> float:
+        """Return the simulation's time."""
+        return self._scheduler.now
+
+    perf_counter = monotonic = time
+
+
+class _SimulatedTouch:
+    """Stands in for ``os`` where files are touched: with the simulation's time."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def utime(self, file: int) -> None:
+        """Touch a file."""
+        if self._scheduler.mine() is not None:
+            self._scheduler.step("touch owner")
+        at = int(self._scheduler.now * 1000) * 1_000_000
+        os.utime(file, ns=(at, at))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
