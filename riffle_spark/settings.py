@@ -64,6 +64,10 @@ class Settings:
     s3_region: str | None = setting(
         None, optional(text.of("text")),
         "the region of the bucket; not set: what AWS's environment and files say", example="eu-central-1")
+    s3_kms_key: str | None = setting(
+        None, optional(text.of("key id or ARN")),
+        "encrypt what is put with this key (SSE-KMS), `aws/s3` for the account's own; not set: as the bucket says",
+        example="arn:aws:kms:eu-central-1:111122223333:key/1234abcd")
     s3_connect_timeout: float = setting(5.0, seconds(0.1), "how long a new connection to the server may take")
     s3_read_timeout: float = setting(20.0, seconds(0.1), "how long the server may be silent within a call")
     s3_max_attempts: int = setting(4, whole(1, 20), "how often one call is sent in all")

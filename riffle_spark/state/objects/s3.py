@@ -21,6 +21,7 @@ from riffle_spark.state.objects import s3_client, store
 __all__ = ["Body", "BrokenOff", "S3Store"]
 
 Answer = Mapping[str, object]
+_OWN_KEY = "aws/s3"
 _DELETE_AT_ONCE = 1000
 _PAUSE_SECONDS = 0.05
 _NO_CREDENTIALS = (
@@ -50,12 +51,22 @@ class S3Store:
         at = f", {self.options.s3_endpoint!r}" if self.options.s3_endpoint else ""
         return f"S3Store({self.bucket!r}, {self.prefix.rstrip('/')!r}{at})"
 
+    @property
+    def _encryption(self) -> dict[str, object]:
+        """What a put says of the key that the server is to encrypt with."""
+        key = self.options.s3_kms_key
+        if key is None:
+            return {}
+        named = {} if key == _OWN_KEY else {"SSEKMSKeyId": key}
+        return {"ServerSideEncryption": "aws:kms", "BucketKeyEnabled": True, **named}
+
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success."""
         key = self.prefix + store.check_name(name)
         for attempt in range(self.options.s3_max_attempts):
             _pause(attempt)
-            answer = self._call("put_object", {"Key": key, "Body": data, "IfNoneMatch": "*"}, (409, 412))
+            told = {"Key": key, "Body": data, "IfNoneMatch": "*", **self._encryption}
+            answer = self._call("put_object", told, (409, 412))
             if _status(answer) != 409:
                 return _status(answer) != 412
         raise s3_client.unavailable(

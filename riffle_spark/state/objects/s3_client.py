@@ -65,7 +65,10 @@ _REFUSALS = {
     "RequestTimeTooSkewed": _CLOCK,
 }
 """Problem and remedy by code. The message that comes with these may quote what was sent, so it is left out."""
-_RIGHTS = "s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject below the prefix"
+_RIGHTS = (
+    "s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject below the prefix (riffle policy ROOT "
+    "prints them)"
+)
 
 
 class _Sending(threading.local):

@@ -137,6 +137,8 @@ class StoreOptions:
     """Base URL of an S3-compatible server; buckets then go in the path. ``None``: AWS, or as its tools are told."""
     s3_region: str | None = Settings.s3_region
     """``None``: what AWS's own environment variables and files say."""
+    s3_kms_key: str | None = Settings.s3_kms_key
+    """The key that the server is to encrypt what is put with, ``aws/s3`` for the account's own."""
     s3_connect_timeout_seconds: float = Settings.s3_connect_timeout
     s3_read_timeout_seconds: float = Settings.s3_read_timeout
     s3_max_attempts: int = Settings.s3_max_attempts

@@ -1,18 +1,31 @@
-"""A proxy before a real S3 server that drops ``If-None-Match``: then a put overwrites, as on servers that ignore it."""
+"""Proxies before a real S3 server: one drops ``If-None-Match``, so that a put overwrites, as on servers that ignore it;
+one denies every call that is not allowed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+_DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>not in the policy</Message></Error>"
+Allows = Callable[[str, str, bytes], bool]
+"""Whether a call may pass, by its method, path with query, and body."""
 
 
 @contextlib.contextmanager
 def careless_proxy(endpoint: str) -> Iterator[str]:
-    """Run the proxy on a free loopback port, in a thread; yield its endpoint. It ends with the block."""
+    """Run the careless one on a free loopback port, in a thread; yield its endpoint. It ends with the block."""
+    with proxy(endpoint, lambda *_: True, frozenset({"if-none-match"})) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def proxy(endpoint: str, allows: Allows, drops: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Run a proxy that lets pass what is allowed, without some headers."""
     behind = urlsplit(endpoint).netloc
 
     class Handler(BaseHTTPRequestHandler):
@@ -20,16 +33,23 @@ def careless_proxy(endpoint: str) -> Iterator[str]:
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "if-none-match"}
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in drops}
+            if not allows(self.command, self.path, body):
+                self.answer(403, [], b"" if self.command == "HEAD" else _DENIED)
+                return
             with contextlib.closing(http.client.HTTPConnection(behind, timeout=30)) as server:
                 server.request(self.command, self.path, body, headers)
                 answer = server.getresponse()
                 data = answer.read()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
+            self.answer(answer.status, answer.getheaders(), data)
+
+        def answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers:
                 if name.lower() not in {"content-length", "transfer-encoding", "connection", "server", "date"}:
                     self.send_header(name, value)
-            self.send_header("Content-Length", answer.getheader("Content-Length") or str(len(data)))
+            length = next((value for name, value in headers if name.lower() == "content-length"), str(len(data)))
+            self.send_header("Content-Length", length)
             self.end_headers()
             self.wfile.write(data)
 

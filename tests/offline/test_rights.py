@@ -1,0 +1,137 @@
+"""The least that a job may do: a policy that a command prints, and a job that runs where every other call is denied."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.rights import iam_policy
+from riffle_spark.offline.verify import verify
+from riffle_spark.state.objects.open import open_store
+from tests.kit.servers.careless_proxy import proxy
+from tests.kit.servers.object_server import ObjectServer
+from tests.kit.simulated.world import World, one
+
+pytestmark = pytest.mark.usefixtures("aws_environment")
+Statement = Mapping[str, object]
+_ACTIONS = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject"}
+
+
+class Guard:
+    """Decides by a policy, as IAM does, what passes; keeps what was used of it and what was denied."""
+
+    def __init__(self, policy: Mapping[str, object]) -> None:
+        self._statements = cast("Sequence[Statement]", policy["Statement"])
+        self.used: set[str] = set()
+        self.denied: list[str] = []
+
+    def __call__(self, method: str, path: str, body: bytes) -> bool:
+        """Tell whether all that a call asks for is allowed."""
+        asked = list(wanted(method, path, body))
+        denied = [f"{action} {arn}" for action, arn, prefix in asked if not self._allows(action, arn, prefix)]
+        self.used |= {action for action, _, _ in asked} if not denied else set()
+        self.denied += denied
+        return bool(asked) and not denied
+
+    def _allows(self, action: str, arn: str, prefix: str | None) -> bool:
+        for stated in self._statements:
+            fits = action in cast("list[str]", stated["Action"])
+            fits = fits and any(like(arn, pattern) for pattern in cast("list[str]", stated["Resource"]))
+            conditions = cast("Mapping[str, Mapping[str, list[str]]]", stated.get("Condition", {}))
+            patterns = conditions.get("StringLikeIfExists", {}).get("s3:prefix", ["*"])
+            if fits and (prefix is None or any(like(prefix, pattern) for pattern in patterns)):
+                return True
+        return False
+
+
+def like(text: str, pattern: str) -> bool:
+    """Tell whether a text is like a pattern with stars."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text) is not None
+
+
+def wanted(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str | None]]:
+    """Yield what a request to S3 needs: action, resource and the prefix that it lists."""
+    url = urlsplit(path)
+    bucket, _, key = unquote(url.path).lstrip("/").partition("/")
+    query, arn = parse_qs(url.query, keep_blank_values=True), f"arn:aws:s3:::{bucket}"
+    if method == "POST" and "delete" in query:
+        for found in re.findall(rb"<Key>([^<]*)</Key>", body):
+            yield "s3:DeleteObject", f"{arn}/{found.decode()}", None
+    elif method == "GET" and not key:
+        yield "s3:ListBucket", arn, query.get("prefix", [""])[0]
+    elif method in _ACTIONS and key and not query:
+        yield _ACTIONS[method], f"{arn}/{key}", None
+        yield from [("s3:ListBucket", arn, None)] if method != "PUT" else []  # to be told that there is none
+
+
+@pytest.mark.cluster
+def test_a_job_runs_where_every_other_call_is_denied(
+    object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches, snapshots, deletes, a scan, a restart elsewhere, a rollback: all rights are used, and none is missing.
+
+    Elsewhere in the bucket nothing can be done, and who may only read cannot write.
+    """
+    root = object_server.new_root()
+    printed = json.loads(CliRunner().invoke(main, ["policy", root]).output)
+    guard = Guard(printed)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id": "query"}')
+    with proxy(object_server.endpoint, guard) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", f"us-east-{uuid.uuid4().hex[:4]}")
+        world = World(tmp_path / "local", root=root, snapshot_chain_links=2)
+        for version in range(36):
+            world.batch(version, one(version, f"key-{version % 3}"))
+        world.cluster.lose("1", disk=True)
+        world.start()
+        world.batch(36, one(36, "key-0"))
+        rollback(root, 35, str(checkpoint), execute=True)
+        world.start()
+        world.batch(36, one(36, "key-1"))
+        assert verify(root).is_whole
+        assert guard.used == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
+        assert guard.denied == []
+        for call in (lambda other: other.list(""), lambda other: other.put_if_absent("log/1", b"x")):
+            with pytest.raises(ConfigError, match="denied"):
+                call(open_store(f"{root}-elsewhere"))
+        reading = Guard(iam_policy(root, read_only=True))
+    with proxy(object_server.endpoint, reading) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", f"us-east-{uuid.uuid4().hex[:4]}")
+        assert verify(root).is_whole
+        with pytest.raises(ConfigError, match="denied"):
+            open_store(root).put_if_absent("log/1", b"x")
+
+
+def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
+    """Bucket, prefix, the key of SSE-KMS and AWS's other parts."""
+    text = CliRunner().invoke(main, ["policy", "s3://bkt/p/q", "--kms-key", "arn:aws:kms:x:1:key/k"]).output
+    listing, objects, key = json.loads(text)["Statement"]
+    assert listing["Resource"] == ["arn:aws:s3:::bkt"]
+    assert listing["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["p/q/*"]}}
+    assert objects["Resource"] == ["arn:aws:s3:::bkt/p/q/*"]
+    assert key["Action"] == ["kms:GenerateDataKey", "kms:Decrypt"]
+    whole = json.dumps(iam_policy("s3://bkt", partition="aws-cn"))
+    assert '"arn:aws-cn:s3:::bkt/*"' in whole
+    assert "kms" not in whole
+
+
+@pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*", "s3://bkt/${aws:username}", "s3://bkt/..", "nonsense"])
+def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
+    """A pattern in it would be a right to more."""
+    assert CliRunner().invoke(main, ["policy", root]).exit_code == 1
+    with pytest.raises(ConfigError):
+        iam_policy(root)

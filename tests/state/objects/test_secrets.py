@@ -1,0 +1,137 @@
+"""Keys of others: what a put says of the server's own encryption, and what neither errors, logs nor reports repeat."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from riffle_spark.errors import ConfigError, RiffleError
+from riffle_spark.settings import Settings, from_sources, read_toml
+from riffle_spark.state.log.paths import check_store_name
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.worker.member_folders import options_of
+from tests.kit.servers.scripted_server import Answer, ScriptedServer
+from tests.kit.simulated.world import World, rows_of
+
+PLANTED = "AKIAPLANTEDPLANTED00"
+ARN = "arn:aws:kms:eu-central-1:1:key/k"
+
+
+@pytest.mark.parametrize(("key", "named"), [(ARN, ARN), ("aws/s3", None)])
+def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, key: str, named: str | None) -> None:
+    """With SSE-KMS set; the account's own key has no name. Other calls say nothing of it."""
+    options = options_of(Settings(s3_endpoint=scripted.endpoint, s3_kms_key=key))
+    scripted.answers[:] = [Answer(200)]
+    store = open_store("s3://riffle/root", replace(options, s3_max_attempts=1))
+    assert store.put_if_absent("log/1", b"abc")
+    assert store.get("log/1") == b""
+    put, got = (headers for _, _, headers in scripted.requests)
+    assert put["x-amz-server-side-encryption"] == "aws:kms"
+    assert put.get("x-amz-server-side-encryption-aws-kms-key-id") == named
+    assert not any("encryption" in name.lower() for name in got)
+
+
+def test_without_a_key_puts_say_nothing_of_encryption(scripted: ScriptedServer) -> None:
+    """The bucket's own default holds."""
+    assert scripted.store(Answer(200)).put_if_absent("log/1", b"abc")
+    assert not any("encryption" in name.lower() for name in scripted.requests[0][2])
+
+
+WRONG: dict[str, Callable[[Path], object]] = {
+    "user and password in a root": lambda _: open_store(f"s3://user:{PLANTED}@bucket/a"),
+    "user and password in a file root": lambda _: open_store(f"file://user:{PLANTED}@host/a"),
+    "user and password in an endpoint": lambda _: open_store(
+        "s3://bucket/a", StoreOptions(s3_endpoint=f"http://user:{PLANTED}@127.0.0.1:1")
+    ).list(""),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_secret_in_a_url_is_not_repeated(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither by the error nor by its traceback's texts, nor in a log."""
+    with caplog.at_level(logging.DEBUG), pytest.raises(RiffleError) as caught:
+        WRONG[what](tmp_path)
+    causes = [caught.value, caught.value.__cause__, caught.value.__context__]
+    assert PLANTED not in "".join(str(each) for each in causes)
+    assert PLANTED not in "".join(traceback.format_exception_only(caught.value))
+    assert PLANTED not in caplog.text
+
+
+def test_a_setting_that_somebody_mistook_for_a_place_of_credentials_is_not_repeated(tmp_path: Path) -> None:
+    """A file or a Spark configuration with access keys is refused by the names alone."""
+    path = tmp_path / "riffle.toml"
+    path.write_text(f's3_secret_access_key = "{PLANTED}"\n')
+    with pytest.raises(ConfigError, match="s3_secret_access_key") as caught:
+        read_toml(path)
+    assert PLANTED not in str(caught.value)
+    with pytest.raises(ConfigError, match="s3_secret_access_key") as caught:
+        from_sources(None, {"spark.riffle.s3_secret_access_key": PLANTED})
+    assert PLANTED not in str(caught.value)
+
+
+def test_keys_and_values_of_users_are_in_no_log_and_no_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever becomes of batches: reports, records' plain texts, warnings and logs at every level."""
+    with caplog.at_level(logging.DEBUG):
+        world = World(tmp_path, snapshot_chain_links=2)
+        reports = [world.batch(v, rows_of((PLANTED, 424_242_424_242, v))) for v in range(6)]
+        world.cluster.lose("1", disk=True)
+        world.start()
+        reports.append(world.batch(6, rows_of((PLANTED, 424_242_424_242, 6))))
+    shown = "".join([caplog.text, *map(repr, reports)])
+    assert PLANTED not in shown
+    assert "424242424242" not in shown
+    tail = world.log().tail
+    assert tail is not None
+    assert PLANTED not in repr(tail)
+
+
+NAMES = st.one_of(
+    st.text(max_size=40),
+    st.lists(
+        st.sampled_from(["..", ".", "", "a", "/", "\0", "é", "x" * 300, "~", "-rf", "\n", "\u202e", "log"]), max_size=6
+    ).map("/".join),
+)
+
+
+@given(NAMES)
+@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """A name is refused, or its object lies below the root: for puts, gets, looks, deletes and lists."""
+    above = tmp_path_factory.getbasetemp() / "names"
+    store = DirectoryStore(above / "root")
+    (above / "beside").mkdir(parents=True, exist_ok=True)
+    (above / "beside" / "file").write_text("not ours")
+    for call in (
+        lambda: store.put_if_absent(name, b"x"), lambda: store.get(name), lambda: store.exists(name),
+        lambda: store.list(name), lambda: store.delete([name]),
+    ):  # fmt: skip
+        try:
+            found = call()
+        except RiffleError:
+            continue
+        assert found != b"not ours"
+        assert not isinstance(found, list) or all(not each.startswith((".", "/")) for each in found)
+    assert {path.name for path in above.iterdir()} <= {"root", "beside"}
+    assert [path.name for path in (above / "beside").iterdir()] == ["file"]
+
+
+@given(NAMES)
+@settings(deadline=None, max_examples=300)
+def test_a_stores_name_is_one_part_of_a_path(name: str) -> None:
+    """Whatever is not is refused: names of objects and of local folders are made of it."""
+    try:
+        check_store_name(name)
+    except ConfigError:
+        return
+    assert Path(name).name == name
+    assert name.isascii()
+    assert not name.startswith(".")
+    assert len(name) <= 64
