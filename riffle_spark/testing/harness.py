@@ -31,6 +31,7 @@ from riffle_spark.protocol.operator import Operator, operator_of, with_dead_lett
 from riffle_spark.protocol.ports import Delivery, IncomingBatch, WatermarkSource
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.follow import restored
@@ -40,6 +41,7 @@ from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Vari
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 from riffle_spark.worker.dead_letters import taken_apart
+from riffle_spark.worker.member_folders import home_with_keys, keys_of
 
 __all__ = ["Contents", "Harness", "Key"]
 
@@ -109,7 +111,7 @@ class Harness:
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
         self._folder = Path(tempfile.mkdtemp(prefix="riffle-harness-"))
         self._store = MemoryStore(_random_id())
-        home = home_of(f"memory://{self._store.name}", self._folder / "copies")
+        home = home_with_keys(home_of(f"memory://{self._store.name}", self._folder / "copies"), self._settings)
         self.root = home.root
         self._cluster = SimCluster(home, self._store)
         for number in range(executors):
@@ -251,7 +253,7 @@ class Harness:
         return self._contents().dues()
 
     def _contents(self) -> "Contents":
-        return Contents(self._operator, self._store, self.root, self._folder)
+        return Contents(self._operator, self._store, self.root, self._folder, keys_of(self._cluster.home))
 
     def _incoming(self) -> IncomingBatch:
         return IncomingBatch(
@@ -282,6 +284,7 @@ class Contents:
     objects: ObjectStore
     root: str
     folder: Path
+    keys: Keys | None = None
 
     def log(self) -> Log:
         """Return the log, opened."""
@@ -297,7 +300,7 @@ class Contents:
         schema = schema_of_text(store, self.operator.schema_after(log.tail.schemas, log.tail.epoch))
         mine = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
         folder = self.folder / f"read-{uuid.uuid4().hex}"
-        tables = restored(schema, mine, Reader(self.objects, None), folder).values()
+        tables = restored(schema, mine, Reader(self.objects, None, self.keys), folder).values()
         return pa.concat_tables([schema.part_schema().empty_table(), *tables])
 
     def columns(self) -> dict[Key, dict[str, object]]:

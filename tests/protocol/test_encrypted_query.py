@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -343,6 +344,23 @@ def test_a_damaged_local_file_comes_from_the_store_again(tmp_path: Path) -> None
     query.run(4)
     query.check()
     assert query.keys_used() == {"a"}
+
+
+def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process keeps of decrypted parts is no more than its bound and the newest one, and state is as ever."""
+    most = 20_000
+    monkeypatch.setattr(part_files, "_HELD_BYTES_MOST", most)  # private: a bound that a small state reaches
+    monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: what this process has open
+    monkeypatch.setattr(part_files, "_held", part_files._Held())  # private: the same
+    query = Encrypted(tmp_path, "a", num_standbys=0)
+    kept = []
+    for _ in range(6):
+        query.run(1)
+        kept.append(sum(len(file.opened) for file in part_files._files.values()))  # private: as above
+    query.check()
+    longest = max(len(part) for _, _, part in query.parts())
+    assert part_files._held._bytes <= max(most, longest)  # private: as above
+    assert max(kept) * 600 <= most + longest
 
 
 def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Keys:
     """
 
     def __init__(self, keys: Mapping[str, bytes], writes: str, *, reads_plain: bool) -> None:
-        if writes != PLAIN and writes not in keys:
+        if writes not in keys and not (writes == PLAIN and reads_plain):
             raise _missing(writes, "encryption_keys")
         self._keys = dict(keys)
         self._checks = {name: _derived(key, b"", _OF_CHECK)[:_CHECK_BYTES] for name, key in keys.items()}

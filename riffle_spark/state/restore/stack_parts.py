@@ -22,7 +22,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
-from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.encryption import PLAIN, Keys, key_of
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, WantedSnapshot, kept_parts, span_bytes
@@ -123,8 +123,8 @@ class StackParts:
                 raise disk_refused(f"a snapshot that was just fetched: {error.problem}", fetched.path) from error
             fetched.path.unlink(missing_ok=True)
             raise part_codec.altered(name) from error
-        if self._keys is not None:
-            data = self._keys.opened(data, paths.base(fetched.store, fetched.key_group), name)
+        if self._keys is not None and key_of(data) != PLAIN:
+            return part  # nothing was ever encrypted that cannot be read as it is
         table = part_codec.opened(data, name)
         if part_codec.HASH in table.column_names:
             return part

@@ -116,9 +116,9 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
     key that stands in the setting itself is not repeated.
     """
     (tmp_path / "keys").write_text(f"a = {ONE}\n")
-    monkeypatch.setenv("RIFFLE_TEST_KEYS", f"a={ONE},b={OTHER}")
+    monkeypatch.setenv("KEYS_OF_THIS_TEST", f"a={ONE},b={OTHER}")
     assert text_of(f"file:{tmp_path}/keys") == text_of(f"file://{tmp_path}/keys") == f"a = {ONE}\n"
-    assert keys(text_of("env:RIFFLE_TEST_KEYS")).writes == "b"
+    assert keys(text_of("env:KEYS_OF_THIS_TEST")).writes == "b"
     (tmp_path / "odd").write_bytes(b"\xff\xfe\xfa")
     for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET", "env:", "file:", f"a={ONE}"):
         with pytest.raises(ConfigError) as caught:
