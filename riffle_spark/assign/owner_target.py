@@ -147,7 +147,7 @@ class _ZoneCosts:
 
     def __init__(self, board: Board, rows: AlikeTasks, zones: Zones, settings: AssignSettings) -> None:
         self._board, self._rows, self.zones, self._settings = board, rows, zones, settings
-        self.scale = 2 * len(board.tasks) + 1
+        self.scale = 3 * len(board.tasks) + 1
         self.stay = settings.rack_aware_assignment_non_overlap_cost * self.scale
         self._part = settings.rack_aware_assignment_traffic_cost * self.scale // STANDBY_PARTS
         self._standbys = 0 if settings.rack_aware_assignment_tags else settings.num_standbys
@@ -198,7 +198,8 @@ def _classes(
     zone_of = costs.zones.of
     for t, free in enumerate(free_sets):
         stays = costs.of(t)
-        extra = 2 if free is None else costs.stay + 2
+        # Of moves that cost the same, those of tasks that were just taken over come last: else these move twice.
+        extra = 2 if free is None else costs.stay + 2 + (board.homes[t] == NOBODY)
         moved = tuple(None if cost is None else cost + extra for cost in stays)
         direct = {m: stays[zone_of[m]] or 0 for m in free or () if zone_of[m] >= 0}
         for m in _warm_members(board, t):
