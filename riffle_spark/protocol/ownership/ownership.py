@@ -20,7 +20,7 @@ from riffle_spark.protocol.ownership.members import Homes, LostMember, MemberCha
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.shunned import Shunned
-from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
+from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out, without_effect
 from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
 from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, task, view_of
 from riffle_spark.protocol.ownership.weights import Weights, memory_by_member
@@ -91,6 +91,8 @@ class Ownership:
 
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
+        if idle := [n for n in without_effect(settings) if getattr(settings, n) != getattr(self._settings, n)]:
+            self.warn(f"with dispatch = hashed these settings have no effect: {', '.join(idle)}")
         self._settings = settings
         self._arrivals.obey(settings)
         self._layout = None
