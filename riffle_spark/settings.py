@@ -189,6 +189,12 @@ class Settings:
     local_disk_flood: float = setting(
         0.95, share, "on a disk that is fuller nothing is kept but what its member owns: standbys and warm-ups go at "
         "once", live=True)
+    local_memory_limit: float = setting(
+        0.9, share, "nothing new is placed on a member whose Python workers take more of the memory that they have or "
+        "could have", live=True)
+    local_memory_high: float = setting(
+        0.95, share, "a member whose Python workers take more of it gives up what it owns by degrees, as on a full "
+        "disk", live=True)
     state_cleanup_delay: float = setting(
         600.0, seconds(0), "how long copies stay that the assignment needs no more", live=True)
     folder_cleanup_delay: float = setting(

@@ -249,7 +249,8 @@ class Receipt:
     says. ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number
     of the partition, rows) where the order asked to count. ``received`` are key-groups and how many rows each got,
     ``busy`` those whose own time in the user's code was measured, in microseconds: a column each. ``disk`` is the share
-    of the member's disk that is in use, and the disk's bytes.
+    of the member's disk that is in use, and the disk's bytes; ``memory`` what the Python worker took in the end, and
+    what was left besides, in bytes.
     """
 
     store: str
@@ -283,6 +284,7 @@ class Receipt:
     busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     input_bytes: int = 0
     disk: tuple[float, int] = (0.0, 0)
+    memory: tuple[int, int] = (0, 0)
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_mb: float = 0.0
@@ -304,7 +306,7 @@ class Receipt:
             body["parts"] = tuple(Part(**part) for part in body["parts"])
             body["output"] = Part(**body["output"]) if body["output"] else None
             body["error"] = tuple(body["error"]) if body["error"] else None
-            body.update({name: tuple(body[name]) for name in ("missing", "disk")})
+            body.update({name: tuple(body[name]) for name in ("missing", "disk", "memory")})
             body.update({name: tuple(map(tuple, body[name])) for name in ("read", "received", "busy")})
             return cls(**body)
 

@@ -111,7 +111,8 @@ class UpkeepReceipt:
     that may not be begun, ``failed_snapshots`` those that could not be taken; of drops and snapshots it did not come to
     the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to its work; else ``errors`` say what kept it from
     its folder, or it is ``overdue``: it did not end in its time, and what became of it is not known. ``disk`` is the
-    share of the disk that is in use in the end, and the disk's bytes; none where it was not looked at.
+    share of the disk that is in use in the end, and the disk's bytes; none where it was not looked at; ``memory`` as in
+    a slot's receipt.
     """
 
     executor: str
@@ -134,6 +135,7 @@ class UpkeepReceipt:
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     disk: tuple[float, int] = (0.0, 0)
+    memory: tuple[int, int] = (0, 0)
     errors: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -148,7 +150,7 @@ class UpkeepReceipt:
             for name in ("copies", "gone", "damaged", "unfinished", "failed", "failed_snapshots"):
                 body[name] = tuple(map(tuple, body[name]))
             taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
-            body.update({name: tuple(body[name]) for name in ("errors", "disk")})
+            body.update({name: tuple(body[name]) for name in ("errors", "disk", "memory")})
             return cls(**{**body, "taken": tuple(taken)})
 
 
@@ -192,7 +194,7 @@ class Census:
     attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
 
     ``rack`` and ``tags`` are what the executor's environment or its metadata service says, before any setting.
-    ``disk`` is the share of its disk that is in use, and the disk's bytes.
+    ``disk`` is the share of its disk that is in use, and the disk's bytes; ``memory`` as in a slot's receipt.
     """
 
     executor: str
@@ -202,6 +204,7 @@ class Census:
     rack: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     disk: tuple[float, int] = (0.0, 0)
+    memory: tuple[int, int] = (0, 0)
     folders_removed: int = 0
     error: str | None = None
 
@@ -214,5 +217,5 @@ class Census:
         """Return the census that ``to_json`` wrote."""
         with reading("a census"):
             body = json.loads(text)
-            body.update({name: tuple(body[name]) for name in ("sealed", "disk")})
+            body.update({name: tuple(body[name]) for name in ("sealed", "disk", "memory")})
             return cls(**{**body, "copies": tuple(map(tuple, body["copies"]))})

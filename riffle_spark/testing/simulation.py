@@ -118,7 +118,7 @@ class SimCluster:
     ``store`` is what their slots read and write, ``random_bytes`` names their attempts. Executors in ``stalled`` do no
     upkeep, those in ``silent`` answer no census. Pieces of those in ``frozen`` never end: ``clock`` goes on to their
     deadline, and all answers are lost. ``disks`` says how full an executor's disk is, and of how many bytes, instead of
-    the disk that all share.
+    the disk that all share; ``memories`` what its Python takes and has left, in bytes: else nothing tells.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
@@ -131,6 +131,7 @@ class SimCluster:
         self.silent: set[str] = set()
         self.frozen: set[str] = set()
         self.disks: dict[str, Callable[[], tuple[float, int]]] = {}
+        self.memories: dict[str, Callable[[], tuple[int, int]]] = {}
         self.clock = ManualClock()
 
     def add(self, name: str, cores: int = 1) -> None:
@@ -159,7 +160,9 @@ class SimCluster:
         return [self.on_its_disk(Census.from_json(answer)) for answer in found]
 
     def on_its_disk(self, told: Told) -> Told:
-        """Return what an executor told, of its own disk."""
+        """Return what an executor told, of its own disk and memory."""
+        memory = self.memories[told.executor]() if told.executor in self.memories else (0, 0)
+        told = replace(told, memory=memory)
         return replace(told, disk=self.disks[told.executor]()) if told.executor in self.disks else told
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:

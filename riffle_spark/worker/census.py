@@ -14,6 +14,7 @@ from riffle_spark.state.copies.disk import use_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.restore.copy_progress import head_of
 from riffle_spark.worker.member_folders import folder_of
+from riffle_spark.worker.memory_use import memory_use
 
 __all__ = ["rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]
 
@@ -45,7 +46,7 @@ def take_census(order: CensusOrder, executor: str) -> Census:
             removed = remove_folders(folder.path.parent, order.home.live, used_before)
     except Exception as trouble:  # noqa: BLE001 - a census is asked of every executor; one that cannot answer says why
         return Census(executor, rack=rack, tags=tags, error=str(trouble))
-    return Census(executor, folder.member, copies, sealed, rack, tags, disk, removed)
+    return Census(executor, folder.member, copies, sealed, rack, tags, disk, memory_use(), removed)
 
 
 def _rack(*, ec2_metadata: bool) -> str | None:

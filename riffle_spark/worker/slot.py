@@ -37,6 +37,7 @@ from riffle_spark.worker.dead_letters import with_letters
 from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, received, touch, with_stored
 from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, store_of
+from riffle_spark.worker.memory_use import memory_use
 from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["run_slot"]
@@ -119,7 +120,7 @@ class _Attempt:
             rows=count, keys=len(touched.keys), output_rows=output.num_rows - computed.dead.rows,
             dead_rows=computed.dead.rows, dead_told=computed.dead.told, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
-            expired=computed.expired, busy=computed.busy, disk=disk.use_of(self.folder.path),
+            expired=computed.expired, busy=computed.busy, disk=disk.use_of(self.folder.path), memory=memory_use(),
         )  # fmt: skip
         return output
 

@@ -23,6 +23,7 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, store_of
+from riffle_spark.worker.memory_use import memory_use
 
 __all__ = ["run_upkeep", "take_snapshot"]
 
@@ -81,7 +82,7 @@ class _Piece:
             folder.forget_deltas()
             if self._budget.allows():
                 self._scrub(folder)
-            self.facts["disk"] = use_of(folder.path)
+            self.facts.update(disk=use_of(folder.path), memory=memory_use())
 
     def _drop(self, folder: Folder) -> None:
         incoming, stacks = IncomingSnapshots(folder.path), cache(folder.stacks)

@@ -35,6 +35,7 @@ TEXT_BY_NAME = st.dictionaries(NAMES, NAMES, max_size=3)
 SENT = st.dictionaries(NAMES, NUMBERS, max_size=3)
 HEADS = st.builds(Head, NUMBERS, NAMES)
 DISKS = st.tuples(SHARES, NUMBERS)
+MEMORY = st.tuples(NUMBERS, NUMBERS)
 COLUMNS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(lambda rows: tuple(zip(*rows, strict=True)) or ((), ()))
 SNAPSHOTS = st.builds(Snapshot, NAMES, HEADS, NUMBERS, NUMBERS, NUMBERS)
 LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
@@ -78,7 +79,7 @@ RECEIPTS = st.builds(
     parts=st.lists(PARTS, max_size=3).map(tuple), output=st.none() | PARTS, sealed_bytes=NUMBERS,
     missing=st.lists(NUMBERS, max_size=3).map(tuple),
     read=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple), requests=SENT,
-    seconds=st.dictionaries(NAMES, SHARES, max_size=3), peak_memory_mb=SHARES, disk=DISKS,
+    seconds=st.dictionaries(NAMES, SHARES, max_size=3), peak_memory_mb=SHARES, disk=DISKS, memory=MEMORY,
     received=COLUMNS, busy=COLUMNS, input_bytes=NUMBERS,
     error=st.none() | st.tuples(NAMES, NAMES, NAMES, NAMES),
 )  # fmt: skip
@@ -88,10 +89,10 @@ UPKEEP_RECEIPTS = st.builds(
     taken=st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
     failed=ADDRESSES, failed_snapshots=ADDRESSES, ran=st.booleans(), overdue=st.booleans(), drops_left=NUMBERS,
     snapshots_left=NUMBERS, snapshot_bytes=NUMBERS, delta_bytes=NUMBERS, restores=NUMBERS, folds=NUMBERS,
-    requests=SENT, seconds=SHARES, errors=TEXTS, disk=DISKS,
+    requests=SENT, seconds=SHARES, errors=TEXTS, disk=DISKS, memory=MEMORY,
 )  # fmt: skip
 CENSUSES = st.builds(
-    Census, NAMES, NAMES, COPIES, TEXTS, st.none() | NAMES, TEXT_BY_NAME, DISKS, NUMBERS, st.none() | NAMES
+    Census, NAMES, NAMES, COPIES, TEXTS, st.none() | NAMES, TEXT_BY_NAME, DISKS, MEMORY, NUMBERS, st.none() | NAMES
 )
 
 

@@ -71,11 +71,20 @@ class Members:
         self._heirs: dict[str, str] = {}
         self.disks: dict[str, tuple[float, int]] = {}
         """Of the members whose disks were measured: the share that is in use, and the disk's bytes."""
+        self.memories: dict[str, tuple[int, int]] = {}
+        """Of the members whose memory was measured: the bytes that Python workers take, and those left besides."""
 
-    def measured(self, member: str, disk: tuple[float, int]) -> None:
-        """Take how full a live member's disk is; one of no bytes was not looked at."""
+    def measured(self, member: str, disk: tuple[float, int], memory: tuple[int, int] = (0, 0)) -> None:
+        """Take how full a live member's disk and memory are; one of no bytes was not looked at."""
         if disk[1] and member in self.live:
             self.disks[member] = disk
+        if memory[0] and member in self.live:
+            self.memories[member] = memory
+
+    @property
+    def memory_shares(self) -> dict[str, float]:
+        """How much of the memory that a member's Python workers take or could have they take."""
+        return {member: taken / (taken + left) for member, (taken, left) in self.memories.items()}
 
     def of_executor(self, executor: str) -> LiveMember | None:
         """Return the member that an executor holds."""
@@ -113,6 +122,7 @@ class Members:
         for living in gone:
             del self.live[living.id]
             self.disks.pop(living.id, None)
+            self.memories.pop(living.id, None)
             if living.counted:
                 self.lost[living.id] = LostMember(living, now, living.executor.id in planned)
         return MemberChanges(left=tuple(living.id for living in gone))
@@ -134,7 +144,7 @@ class Members:
             self.live[census.member] = LiveMember(
                 census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
             )
-            self.measured(census.member, census.disk)
+            self.measured(census.member, census.disk, census.memory)
             (joined if before is None else returned).append(census.member)
         return MemberChanges(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
 
@@ -159,6 +169,7 @@ class Members:
         self.live.clear()
         self.lost.clear()
         self.disks.clear()
+        self.memories.clear()
         self._heirs.clear()
 
 

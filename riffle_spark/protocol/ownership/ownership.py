@@ -20,10 +20,10 @@ from riffle_spark.protocol.ownership.members import Homes, LostMember, MemberCha
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.shunned import Shunned
-from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out
+from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out, without_effect
 from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
 from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, task, view_of
-from riffle_spark.protocol.ownership.weights import Weights
+from riffle_spark.protocol.ownership.weights import Weights, memory_by_member
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
 from riffle_spark.protocol.shards import Shards
@@ -91,6 +91,8 @@ class Ownership:
 
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
+        if idle := [n for n in without_effect(settings) if getattr(settings, n) != getattr(self._settings, n)]:
+            self.warn(f"with dispatch = hashed these settings have no effect: {', '.join(idle)}")
         self._settings = settings
         self._arrivals.obey(settings)
         self._layout = None
@@ -158,7 +160,7 @@ class Ownership:
             self.members, self.copies, manifest, stores, key_groups, now, self.present,
             pins={key_group: member for key_group, member in orders.pins.items() if member in live},
             drained=orders.drained & set(live), homes=self._homes.owners, weights=self.weights.latched,
-            partitions=self._partitions or (), flooded=self.shunned.flooded,
+            partitions=self._partitions or (), flooded=self.shunned.flooded, memory=self.weights.memory,
         )  # fmt: skip
 
     def _is_triggered(self, situation: Situation) -> bool:
@@ -170,7 +172,7 @@ class Ownership:
         kept = {(task(r.key_group), r.member): r.lag_records for r in self.readiness if r.role == "standby"}
         slow = {} if self.points else self._patience.fall_behind(kept)
         fired.append(self.shunned.fall_behind(slow, situation))
-        fired.append(self.shunned.disks_changed(situation, settings))
+        fired.append(self.shunned.marks_changed(situation, settings))
         settled = not present.warmups and not present.needs_probe
         level = self._measured.is_unlevel(self.owners, self._slots, settings.balance_band, settled=not present.warmups)
         fired += [level, self._reads_across(settled=settled)]
@@ -180,11 +182,11 @@ class Ownership:
         """Look at the triggers that need no batch."""
         fired = [self._asked_for(), self._tasks_changed(situation)]
         if self._settings.dispatch != "hashed":
-            settings = self._settings
+            settings, target = self._settings, self.present.target  # a standby that shall own warms up as well
             fired.append(self._waited_long_enough(situation.now))
-            warming = [r.lag_records for r in self.readiness if r.role == "warmup" or self._shall_own(r)]
+            warming = [r for r in self.readiness if r.role == "warmup" or target.get(task(r.key_group)) == r.member]
             patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
-            fired.append(self.probes.due(self.present, warming, patience, situation.now))
+            fired.append(self.probes.due(self.present, [r.lag_records for r in warming], patience, situation.now))
         return any(fired)
 
     @property
@@ -211,10 +213,6 @@ class Ownership:
     def looked_at(self, now: float) -> frozenset[MemberId]:
         """Return the members with full disks that nothing else tells of: they are to be looked at."""
         return self.shunned.looked_at(self.owners.values(), now)
-
-    def _shall_own(self, copy: readiness.Readiness) -> bool:
-        """Tell whether an owner waits for this standby: it warms up as a warm-up does."""
-        return self.present.target.get(task(copy.key_group)) == copy.member
 
     def _asked_for(self) -> bool:
         return self._operations.orders != self._obeyed
@@ -254,6 +252,7 @@ class Ownership:
         if self._settings.dispatch == "hashed" and self.shards is not None:
             most = self._obeyed.slots
             return hashed_assignment(self.members.live, self.shards, self.present, situation.drained, most)
+        self.shunned.marks_changed(situation, self._settings)  # a new driver knows them from censuses
         shunned = self.shunned.of(situation)
         view = view_of(replace(situation, traffic=self._measured.traffic, shunned=shunned), self._settings)
         return assign(view, assign_settings(self._settings, situation.drained))
@@ -270,13 +269,12 @@ class Ownership:
         self._operations.saw(readiness.member_states(situation, awaited))
 
     def member_states(self) -> tuple[readiness.MemberState, ...]:
-        """Return the members as the last assignment saw them, with the load and the lag of the last batch."""
+        """Return the members as the last assignment saw them, with load, lag, disk and memory as of the last batch."""
         measured, load = dict(self.weights.measured), dict[MemberId, float]()
         for t, owner in self.present.owners.items():
             load[owner] = load.get(owner, 0.0) + measured.get(t.key_group, 0.0)
-        return tuple(
-            replace(self.lags.told(state), load=round(load.get(state.id, 0.0), 1)) for state in self._operations.members
-        )
+        told = (readiness.with_room(self.lags.told(state), self.members) for state in self._operations.members)
+        return tuple(replace(state, load=round(load.get(state.id, 0.0), 1)) for state in told)
 
     def number_of(self, asked: int | tuple[str, int]) -> int:
         """Return the number of a key-group: a (topic, partition) may stand for it, where dispatch is by partition."""
@@ -301,13 +299,14 @@ class Ownership:
         """Assign anew before the next run."""
         self._layout = None
 
-    def answered(self, receipts: Iterable[Receipt], now: float) -> None:
-        """Note in which folders slots ran, which copies they did not find there, and whose disks refused."""
+    def answered(self, receipts: Sequence[Receipt], now: float) -> None:
+        """Note in which folders slots ran, what they did not find there, what room is left, and whose disks refused."""
+        memory = memory_by_member(receipts)
         for receipt in receipts:
             if is_refused(receipt):
                 self._arrivals.refused(receipt.executor, str(error_of(receipt)), now)
             self.works_in(receipt.executor, receipt.member)
-            self.members.measured(receipt.member, receipt.disk)
+            self.members.measured(receipt.member, receipt.disk, memory.get(receipt.member, (0, 0)))
             for key_group in receipt.missing:
                 self.copies.gone(receipt.member, (receipt.store, key_group))
 

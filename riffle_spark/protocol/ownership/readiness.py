@@ -20,6 +20,7 @@ __all__ = [
     "place_of",
     "readiness_of",
     "standing_by",
+    "with_room",
 ]
 
 _BATCHES_OF_A_TREND = 10
@@ -49,8 +50,9 @@ class MemberState:
 
     ``owned``, ``standbys`` and ``warmups`` count key-groups. ``load`` is its measured work, rows a batch as a fading
     mean. ``lag_records`` and ``lag_bytes`` are what its standbys and warm-ups lack together, ``lag_trend`` by how many
-    records that has grown (or, below zero, shrunk) over the last ten batches. ``disk_used_share`` is
-    ``None`` where nobody has told.
+    records that has grown (or, below zero, shrunk) over the last ten batches. ``disk_used_share``,
+    ``memory_bytes`` (what its Python workers take) and ``memory_used_share`` (of that and what is left) are ``None``
+    where nobody has told.
     """
 
     id: MemberId
@@ -68,6 +70,8 @@ class MemberState:
     lag_bytes: int = 0
     lag_trend: int = 0
     disk_used_share: float | None = None
+    memory_bytes: int | None = None
+    memory_used_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +205,16 @@ def member_states(situation: Situation, awaited: Mapping[MemberId, LiveMember]) 
         counts = (owned.get(name, 0), kept.get(name, 0), warming.get(name, 0))
         states.append(
             MemberState(name, living.executor.id, living.executor.host, living.executor.cores, living.rack, living.tags,
-                        state, *counts,  # type: ignore[arg-type]
-                        disk_used_share=situation.members.disks.get(name, (None, 0))[0])
+                        state, *counts)  # type: ignore[arg-type]
         )  # fmt: skip
     return tuple(states)
+
+
+def with_room(state: MemberState, members: Members) -> MemberState:
+    """Return a member's state with how full its disk and memory are, as was told last."""
+    disk, memory = members.disks.get(state.id, (None, 0)), members.memories.get(state.id, (None, 0))
+    share = members.memory_shares.get(state.id)
+    return replace(state, disk_used_share=disk[0], memory_bytes=memory[0], memory_used_share=share)
 
 
 def _counted(groups: Iterable[Iterable[MemberId]]) -> dict[MemberId, int]:

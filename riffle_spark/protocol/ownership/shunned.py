@@ -1,9 +1,9 @@
-"""Who should have no copy of which key-group: members with full disks, standbys that never catch up. Knows disks and
-lags. Does not know who decides.
+"""Who should have no copy of which key-group: members with full disks or memory, standbys that never catch up. Knows
+disks, memory and lags. Does not know who decides.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from riffle_spark.assign.model import MemberId, TaskId
 from riffle_spark.protocol.ownership.view import Situation, task
@@ -12,19 +12,20 @@ from riffle_spark.settings import Settings
 __all__ = ["Shunned"]
 
 _LIMIT, _HIGH, _FLOOD = 1, 2, 3
-"""How many marks a disk is beyond."""
+"""How many marks a disk is beyond, or a memory: that has no third one."""
 _BELOW = 0.01
-"""A disk counts as below a mark again once it is so far below it."""
+"""A disk or memory counts as below a mark again once it is so far below it."""
 _LOOK_SECONDS = 10.0
 _Copy: TypeAlias = tuple[TaskId, MemberId]
+_Kind: TypeAlias = Literal["disk", "memory"]
 
 
 class Shunned:
-    """Members that should have no copy of a task: their disk is too full, or their standby never catches up."""
+    """Members that should have no copy of a task: disk or memory is too full, or their standby never catches up."""
 
     def __init__(self) -> None:
-        self._marks: dict[MemberId, int] = {}
-        self._leaving: dict[MemberId, frozenset[TaskId]] = {}
+        self._marks: dict[tuple[_Kind, MemberId], int] = {}
+        self._leaving: dict[tuple[_Kind, MemberId], frozenset[TaskId]] = {}
         self._slow: dict[_Copy, None] = {}
         self._looked = float("-inf")
         self._warnings: list[str] = []
@@ -41,42 +42,51 @@ class Shunned:
     @property
     def emptied(self) -> frozenset[MemberId]:
         """The members whose disk is beyond the high mark."""
-        return frozenset(member for member, mark in self._marks.items() if mark >= _HIGH)
+        return frozenset(m for (kind, m), mark in self._marks.items() if kind == "disk" and mark >= _HIGH)
 
     @property
     def flooded(self) -> frozenset[MemberId]:
         """The members whose disk is beyond the highest mark."""
-        return frozenset(member for member, mark in self._marks.items() if mark >= _FLOOD)
+        return frozenset(member for (_, member), mark in self._marks.items() if mark >= _FLOOD)
+
+    @property
+    def _full(self) -> frozenset[MemberId]:
+        return frozenset(member for _, member in self._marks)
 
     def looked_at(self, working: Iterable[MemberId], now: float) -> frozenset[MemberId]:
-        """Return the members with full disks to look at now: those that ``working`` ones, who tell with each batch, are
-        not among. Now and then is enough.
+        """Return the full members to look at now: those that ``working`` ones, who tell with each batch, are not among.
+        Now and then is enough.
         """
-        idle = frozenset(self._marks) - frozenset(working)
+        idle = self._full - frozenset(working)
         if not idle or now - self._looked < _LOOK_SECONDS:
             return frozenset()
         self._looked = now
         return idle
 
-    def disks_changed(self, situation: Situation, settings: Settings) -> bool:
-        """Look at the members' disks; tell whether another assignment is due. A member beyond the high mark is to give
-        up some copies, and some more once these are gone, until it is below.
+    def marks_changed(self, situation: Situation, settings: Settings) -> bool:
+        """Look at the members' disks and memory; tell whether another assignment is due. A member beyond a high mark is
+        to give up some copies, and some more once these are gone, until it is below.
         """
-        disks, marks = situation.members.disks, self._marks
-        if not disks and not marks:
-            return False
-        limits = (settings.local_disk_limit, settings.local_disk_high, settings.local_disk_flood)
-        now = {member: _mark(used, limits, marks.get(member, 0)) for member, (used, _) in sorted(disks.items())}
-        self._marks = {member: mark for member, mark in now.items() if mark}
+        members, marks = situation.members, self._marks
+        disks = {member: used for member, (used, _) in members.disks.items()}
+        of_disk = (settings.local_disk_limit, settings.local_disk_high, settings.local_disk_flood)
+        of_memory = (settings.local_memory_limit, settings.local_memory_high)
+        each: tuple[tuple[_Kind, Mapping[MemberId, float], tuple[float, ...]], ...]
+        each = (("disk", disks, of_disk), ("memory", members.memory_shares, of_memory))
+        now = {(k, m): _mark(used[m], limits, marks.get((k, m), 0)) for k, used, limits in each for m in sorted(used)}
+        self._marks = {full: mark for full, mark in now.items() if mark}
         changed = self._marks != marks
-        self._leaving = {member: leaving for member, leaving in self._leaving.items() if member in self.emptied}
-        for member in sorted(self.emptied):
-            held = situation.held(member)
-            if not self._leaving.get(member, frozenset()) & held:
-                self._leaving[member] = _next_to_go(situation, member, held, settings.max_warmup_replicas)
+        emptied = [full for full, mark in self._marks.items() if mark >= _HIGH]
+        self._leaving = {full: leaving for full, leaving in self._leaving.items() if full in emptied}
+        for kind, member in emptied:
+            held = situation.held(member) if kind == "disk" else situation.owned(member)
+            if not self._leaving.get((kind, member), frozenset()) & held:
+                self._leaving[kind, member] = _next_to_go(situation, kind, member, held, settings.max_warmup_replicas)
                 changed = changed or bool(held)
-            if self._marks[member] > marks.get(member, 0):
-                self._warnings.append(_full(situation, member, limits[self._marks[member] - 1]))
+            mark = self._marks[kind, member]
+            if mark > marks.get((kind, member), 0):
+                limit = (of_disk if kind == "disk" else of_memory)[mark - 1]
+                self._warnings.append(_full(situation, member, limit) if kind == "disk" else _short(situation, member))
         return changed
 
     def fall_behind(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
@@ -108,10 +118,11 @@ class Shunned:
 
     def _shunned(self, t: TaskId, held: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
         others, owner = self._others(t, situation), situation.present.owners.get(t)
-        names = {member for member, leaving in self._leaving.items() if t in leaving}
+        names, full = {member for (_, member), leaving in self._leaving.items() if t in leaving}, self._full
         names |= {member for member in self.flooded if owner != member}
-        if len(self._marks) < len(held):
-            names |= {member for member in self._marks if t not in held.get(member, ())}
+        if len(full) < len(held):
+            short = {member for kind, member in self._marks if kind == "memory" and member != owner}
+            names |= {member for member in full if t not in held.get(member, ())} | short
         if others:
             slow = {member for _, member in self._slow}
             names |= {m for m in slow if (t, m) in self._slow or t not in held.get(m, ())}
@@ -119,21 +130,26 @@ class Shunned:
 
     def _others(self, t: TaskId, situation: Situation) -> list[MemberId]:
         """Return the members that could take a standby of a task and do better than those that fall behind."""
-        avoided = {*self._marks, *(member for _, member in self._slow), *situation.drained}
+        avoided = {*self._full, *(member for _, member in self._slow), *situation.drained}
         avoided |= {situation.present.owners.get(t, ""), *situation.present.standbys.get(t, ())}
         return sorted(situation.members.live.keys() - avoided)
 
 
 def _mark(used: float, limits: tuple[float, ...], before: int) -> int:
-    """Return how many marks a disk is beyond: of those that it was beyond it has to come some way below."""
+    """Return how many marks a disk or memory is beyond: of those that it was beyond it has to come some way below."""
     return sum(used > limit - (_BELOW if number < before else 0.0) for number, limit in enumerate(limits))
 
 
-def _next_to_go(situation: Situation, member: MemberId, held: set[TaskId], most: int) -> frozenset[TaskId]:
+def _next_to_go(
+    situation: Situation, kind: _Kind, member: MemberId, held: set[TaskId], most: int
+) -> frozenset[TaskId]:  # fmt: skip
     """Return the copies that leave a member next: what it does not own first, then the largest."""
-    owners = situation.present.owners
-    order = sorted(held, key=lambda t: (owners.get(t) == member, -situation.bytes(t.key_group), t))
-    return frozenset(order[:most])
+    owners, memory = situation.present.owners, situation.memory
+
+    def size(t: TaskId) -> float:
+        return situation.bytes(t.key_group) if kind == "disk" else memory.get(t.key_group, 0.0)
+
+    return frozenset(sorted(held, key=lambda t: (owners.get(t) == member, -size(t), t))[:most])
 
 
 def _full(situation: Situation, member: MemberId, limit: float) -> str:
@@ -142,4 +158,13 @@ def _full(situation: Situation, member: MemberId, limit: float) -> str:
         f"the disk of member {member} (executor {at.id} on {at.host}) is {used:.0%} full, beyond {limit:.0%}: copies "
         "leave it by and by, and none comes\n  What to do: free space, or give `local_dir` a larger disk; with room "
         "again it gets key-groups again"
+    )
+
+
+def _short(situation: Situation, member: MemberId) -> str:
+    (taken, left), at = situation.members.memories[member], situation.members.live[member].executor
+    return (
+        f"the Python workers of member {member} (executor {at.id} on {at.host}) take {taken / 1e6:.0f} MB, and "
+        f"{left / 1e6:.0f} MB are left: key-groups leave it by and by, and none comes\n  What to do: raise "
+        "spark.executor.memoryOverhead, or have fewer rows in a batch; with room again it gets key-groups again"
     )

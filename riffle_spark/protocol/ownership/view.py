@@ -44,6 +44,7 @@ class Situation:
     are the members that lost tasks belong to, ``traffic`` what a task reads by rack, ``weights`` its measured work.
     ``partitions`` are the (topic, partition) that key-groups stand for, where dispatch is by partition.
     ``shunned`` are members that should have no copy of a task; on ``flooded`` ones copies count only for what they own.
+    ``memory`` are the bytes of memory that a key-group takes.
     """
 
     members: Members
@@ -61,6 +62,7 @@ class Situation:
     partitions: Sequence[tuple[str, int]] = ()
     shunned: Mapping[model.TaskId, tuple[model.MemberId, ...]] = field(default_factory=dict)
     flooded: frozenset[model.MemberId] = frozenset()
+    memory: Mapping[int, float] = field(default_factory=dict)
 
     def entries(self, key_group: int) -> list[Entry]:
         """Return the entries of a key-group's durable stores."""
@@ -70,10 +72,14 @@ class Situation:
         """Return how large the whole state of a key-group is."""
         return sum(lag_without_copy(entry).bytes for entry in self.entries(key_group))
 
+    def owned(self, member: model.MemberId) -> set[model.TaskId]:
+        """Return the tasks that a member owns."""
+        return {t for t, owner in self.present.owners.items() if owner == member}
+
     def held(self, member: model.MemberId) -> set[model.TaskId]:
         """Return the tasks of which a member has a copy, or should have."""
         kept = {task(kg) for store, kg in self.copies.of(member) if store in self.stores and kg in self.key_groups}
-        kept |= {t for t, owner in self.present.owners.items() if owner == member}
+        kept |= self.owned(member)
         for copies in (self.present.standbys, self.present.warmups):
             kept |= {t for t, members in copies.items() if member in members}
         return kept
@@ -91,12 +97,12 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     live = frozenset(members.live)
     awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
-    room = _room(situation, settings)
+    room, needs = _room(situation, settings)
     return model.View(
         members=tuple(
             replace(living.member(), memory_bytes=room.get(name)) for name, living in sorted(members.live.items())
         ),
-        tasks=_tasks(situation, measured=bool(room)),
+        tasks=_tasks(situation, needs),
         owners={t: owner for t, owner in present.owners.items() if owner in live},
         standbys=_living(present.standbys, live - situation.flooded),
         warmups=_living(present.warmups, live - situation.flooded),
@@ -111,18 +117,31 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     )
 
 
-def _room(situation: Situation, settings: Settings) -> dict[model.MemberId, int]:
-    """Return how many bytes of copies fit on each member's disk below the mark; none where all would fit on each. What
-    is there already fits, also where it counts as the largest.
+def _room(situation: Situation, settings: Settings) -> tuple[dict[model.MemberId, int], dict[int, int]]:
+    """Return the bytes of copies that fit on each member, and those of each key-group: on disks where not all would fit
+    on each; else in memory where that may be short; else none. What is there already fits, also where it counts as the
+    largest.
     """
-    limit = settings.local_disk_limit
-    free = {name: int(size * (limit - used)) for name, (used, size) in situation.members.disks.items() if used < limit}
+    limit, members = settings.local_disk_limit, situation.members
+    free = {name: int(size * (limit - used)) for name, (used, size) in members.disks.items() if used < limit}
     needs = {kg: _COPY_TIMES * situation.bytes(kg) for kg in situation.key_groups} if free else {}
-    if not needs or min(free.values()) >= sum(needs.values()):
-        return {}
-    held = {name: [needs[t.key_group] for t in situation.held(name) if t.key_group in needs] for name in free}
-    most = max(needs.values())
-    return {name: max(free[name] + sum(held[name]), len(held[name]) * most) for name in free}
+    if needs and min(free.values()) < sum(needs.values()):
+        return _with_held(free, {name: situation.held(name) for name in free}, needs), needs
+    limit, shares = settings.local_memory_limit, members.memory_shares
+    roomy = {name: members.memories[name] for name, share in shares.items() if share < limit}
+    left = {name: int(limit * (taken + rest)) - taken for name, (taken, rest) in roomy.items()}
+    needs = {kg: round(took) for kg, took in situation.memory.items() if kg in situation.key_groups}
+    if not left or min(left.values()) * len(shares) > sum(needs.values()):
+        return {}, {}  # Each could take twice its share.
+    return _with_held(left, {name: situation.owned(name) for name in left}, needs), needs
+
+
+def _with_held(
+    room: Mapping[model.MemberId, int], held: Mapping[model.MemberId, set[model.TaskId]], needs: Mapping[int, int]
+) -> dict[model.MemberId, int]:
+    most = max(needs.values(), default=0)
+    each = {name: [needs[t.key_group] for t in tasks if t.key_group in needs] for name, tasks in held.items()}
+    return {name: max(room[name] + sum(each[name]), len(each[name]) * most) for name in room}
 
 
 def _pointers(
@@ -135,7 +154,7 @@ def _pointers(
     return _living(without, live)
 
 
-def _tasks(situation: Situation, *, measured: bool) -> tuple[model.Task, ...]:
+def _tasks(situation: Situation, needs: Mapping[int, int]) -> tuple[model.Task, ...]:
     """Return the tasks. What a standby reads comes from the store, which is in no rack: its traffic is what it will
     read as the owner that it may become.
     """
@@ -148,7 +167,7 @@ def _tasks(situation: Situation, *, measured: bool) -> tuple[model.Task, ...]:
             kind=kind,
             size=sum(lag_without_copy(entry).records for entry in situation.entries(key_group)),
             weight=situation.weights.get(key_group),
-            memory_bytes=_COPY_TIMES * situation.bytes(key_group) if measured else 0,
+            memory_bytes=needs.get(key_group, 0),
             owner_traffic=situation.traffic.get(key_group, model.NO_TRAFFIC),
             topic=stands_for[key_group][0] if key_group in stands_for else None,
             partition=stands_for[key_group][1] if key_group in stands_for else None,

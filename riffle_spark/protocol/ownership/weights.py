@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from riffle_spark.assign.model import Traffic
+from riffle_spark.assign.model import MemberId, Traffic
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.state.log.manifest import Manifest
 
-__all__ = ["Weights"]
+__all__ = ["Weights", "memory_by_member"]
 
 _FEW_ROWS = 50.0
 """So many rows of the whole input stand beside what was seen of a key-group: few rows tell little of their racks."""
@@ -43,6 +43,8 @@ class Weights:
         self.latched: dict[int, int] = {}
         self._counted: dict[int, float] = {}
         self._times: deque[dict[int, float]] = deque(maxlen=_TIMES)
+        self.memory: dict[int, float] = {}
+        """Bytes of memory by key-group: those of Python workers, shared out by rows."""
         self._rows: dict[int, float] = {}
         self._read: dict[int, dict[int, float]] = {}
         self.racks_of: Mapping[int, tuple[str, ...]] = {}
@@ -73,6 +75,8 @@ class Weights:
                 of_group = read.setdefault(key_group, {})
                 of_group[partition] = of_group.get(partition, 0.0) + count
         self._times.append(times)
+        if held := _memory_by_key_group(receipts):
+            self.memory = _faded(self.memory, held)
         if work:
             self._counted = _faded(self._counted, work)
         if rows:
@@ -179,6 +183,29 @@ class Weights:
             for rack in self.racks_of.get(partition, ()):
                 local[rack] = local.get(rack, 0.0) + count / total
         return local
+
+
+def memory_by_member(receipts: Iterable[Receipt]) -> dict[MemberId, tuple[int, int]]:
+    """Return the bytes that each member's Python workers took, and what was left besides: a worker a slot, whichever
+    stores it served.
+    """
+    taken: dict[MemberId, dict[int, int]] = {}
+    left: dict[MemberId, int] = {}
+    for receipt in receipts:
+        if receipt.memory[0]:
+            by_slot = taken.setdefault(receipt.member, {})
+            by_slot[receipt.slot] = max(by_slot.get(receipt.slot, 0), receipt.memory[0])
+            left[receipt.member] = min(left.get(receipt.member, receipt.memory[1]), receipt.memory[1])
+    return {member: (sum(by_slot.values()), left[member]) for member, by_slot in taken.items()}
+
+
+def _memory_by_key_group(receipts: Iterable[Receipt]) -> dict[int, float]:
+    took: dict[int, float] = {}
+    for receipt in receipts:
+        rows = sum(receipt.received[1])
+        for key_group, count in zip(*receipt.received, strict=True) if receipt.memory[0] else ():
+            took[key_group] = max(took.get(key_group, 0.0), receipt.memory[0] * count / max(rows, 1))
+    return took
 
 
 def _faded(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:

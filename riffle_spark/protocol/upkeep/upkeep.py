@@ -267,7 +267,8 @@ class Upkeep:
         ownership.works_in(receipt.executor, receipt.member)
         living = ownership.members.live.get(receipt.member)
         if living is not None and living.executor.id == receipt.executor:
-            ownership.members.measured(receipt.member, receipt.disk)
+            idle = receipt.member not in ownership.present.owners.values()  # else its slots tell what they take
+            ownership.members.measured(receipt.member, receipt.disk, receipt.memory if idle else (0, 0))
             for store, key_group, version, attempt in receipt.copies:
                 ownership.copies.at(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.gone:

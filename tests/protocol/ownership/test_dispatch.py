@@ -115,3 +115,13 @@ def test_hashed_owners_stay_over_a_restart(tmp_path: Path) -> None:
     played.batches(1)
     assert owners(played.world) == before
     assert played.world.driver.ownership.readiness == ()
+
+
+def test_what_hashes_do_not_ask_about_is_said_where_it_is_changed_live(tmp_path: Path) -> None:
+    """Once, in the next report; what does count there is no matter of a warning."""
+    world = World(tmp_path, dispatch="hashed", key_groups=16)
+    world.batch(0, of_partition(one(1), 0), offsets=offsets(0))
+    world.driver.operations.reconfigure(world.driver.settings, {"exclude": "id=x", "retained_for": 7})
+    reports = [world.batch(n, of_partition(one(n), 0), offsets=offsets(0)) for n in (1, 2)]
+    told = [[text for text in report.warnings if "no effect" in text] for report in reports]
+    assert told == [["with dispatch = hashed these settings have no effect: exclude"], []]

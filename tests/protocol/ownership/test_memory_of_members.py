@@ -1,0 +1,117 @@
+"""Members tell what memory their Python takes: who is short of it gets nothing new, and gives up what it owns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.protocol.ownership.weights import memory_by_member
+from tests.kit.simulated.elastic_world import Elastic, warnings
+
+pytestmark = pytest.mark.usefixtures("names_in_order")
+
+
+def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int = 1000) -> None:
+    """Give an executor so many MB of memory: its worker takes some, and some more for each key-group that it owns."""
+
+    def told() -> tuple[int, int]:
+        member = world.ownership.members.of_executor(executor)
+        owned = [m for m in world.ownership.present.owners.values() if member is not None and m == member.id]
+        taken = min(worker + each * len(owned), most)
+        return taken * 10**6, (most - taken) * 10**6
+
+    world.cluster.memories[executor] = told
+
+
+def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path) -> None:
+    """Two key-groups at a time until it is below the mark, warm; nothing comes, and with room its share is back."""
+    world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1)
+    world.feed(4)
+    before = world.owned("1")
+    assert len(before) == 4
+    in_memory(world, "1", 860, 25)
+    owned, reports = [4], []
+    for _ in range(20):
+        world.clock.advance(11)
+        reports.append(world.feed())
+        owned.append(len(world.owned("1")))
+    assert owned[-1] == 2, "0.86 + 2 * 0.025 is below 0.95, and two go at a time"
+    assert world.owned("1") <= before, "above 0.9 nothing comes"
+    assert world.holds("1")[1] == set(), "who could not take over keeps no standby"
+    assert sum(report.restores for report in reports) == 0
+    (told,) = warnings(reports, "take 960 MB, and 40 MB are left")
+    assert world.member("1") in told
+    (state,) = (each for each in world.driver.ownership.member_states() if each.id == world.member("1"))
+    assert (state.memory_bytes, state.memory_used_share) == (910 * 10**6, 0.91)
+    in_memory(world, "1", 100, 25)
+    for _ in range(4):
+        world.clock.advance(11)
+        world.settle()
+    assert len(world.owned("1")) == 4
+    world.check_state()
+
+
+def test_who_gave_up_everything_is_looked_at_and_comes_back(tmp_path: Path) -> None:
+    """It runs no slot that could tell; a short task beside the batches does."""
+    world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12)
+    world.feed(4)
+    in_memory(world, "1", 990, 0)
+    for _ in range(20):
+        world.clock.advance(11)
+        world.feed()
+    assert world.owned("1") == set()
+    in_memory(world, "1", 500, 0)
+    for _ in range(4):
+        world.clock.advance(11)
+        world.settle()
+    assert len(world.owned("1")) == 4
+    world.check_state()
+
+
+def test_a_small_member_gets_no_more_than_what_fits_into_its_memory(tmp_path: Path) -> None:
+    """Rows share out what a worker takes among its key-groups, so each has a size; there is room for one more."""
+    world = Elastic(tmp_path, executors=("2", "3"), key_groups=9)
+    for name, most in (("1", 230), ("2", 5000), ("3", 5000)):
+        in_memory(world, name, 50, 100, most)
+    world.feed(4)
+    world.cluster.add("1")
+    world.settle()
+    assert sorted(len(world.owned(name)) for name in ("2", "3")) == [4, 4]
+    assert len(world.owned("1")) == 1
+    in_memory(world, "1", 50, 100, 5000)
+    world.feed()
+    world.driver.operations.request_rebalance()
+    world.settle()
+    assert len(world.owned("1")) == 3
+    world.check_state()
+
+
+def test_a_new_driver_knows_from_censuses_who_is_full(tmp_path: Path) -> None:
+    """Its first assignment gives neither a full disk nor who is short of memory anything new, though no batch told."""
+    world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12)
+    world.feed(4)
+    before = [world.owned(name) for name in ("1", "2")]
+    world.cluster.disks["1"] = lambda: (0.85, 10**12)
+    in_memory(world, "2", 920, 0)
+    world.cluster.lose("3", disk=True, planned=True)
+    world.cluster.add("4")
+    world.start()
+    world.feed()
+    assert [world.owned(name) for name in ("1", "2")] == before
+    assert len(world.owned("4")) == 4
+    world.check_state()
+
+
+def test_a_worker_that_serves_two_stores_counts_once() -> None:
+    """Each slot has a worker, whichever stores it served; what is left is the least that one of them saw."""
+
+    def told(member: str, store: str, slot: int, memory: tuple[int, int]) -> Receipt:
+        return Receipt(store, slot, "", 0, member, "1", memory=memory)
+
+    receipts = [
+        told("m1", "a", 0, (5, 90)), told("m1", "b", 0, (7, 80)), told("m1", "a", 1, (2, 85)),
+        told("m2", "a", 2, (4, 9)), told("m3", "a", 3, (0, 0)),
+    ]  # fmt: skip
+    assert memory_by_member(receipts) == {"m1": (9, 80), "m2": (4, 9)}
