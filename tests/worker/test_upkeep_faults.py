@@ -195,6 +195,11 @@ def committed(folder: Path) -> tuple[Upkept, UpkeepOrder]:
     return upkept, upkept.order()
 
 
+def begun_bytes(folder: Path) -> int:
+    """Return how many bytes of snapshots are there that are not whole yet."""
+    return sum(path.stat().st_size for path in folder.glob("**/incoming/*/*"))
+
+
 def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
     reader_module.RANGE_BYTES = RANGE
@@ -202,7 +207,9 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     follow_module._AT_ONCE = 1  # private: one after the other
 
     def die(_: float) -> None:
-        time.sleep(0.5)  # what came before is written by another thread
+        give_up = time.monotonic() + 60
+        while begun_bytes(root.parent) < gets * RANGE and time.monotonic() < give_up:
+            time.sleep(0.01)  # what came before is written by another thread
         os._exit(9)
 
     store = FaultyStore(DirectoryStore(root), [Fault("slow", "get", f"{STORE}/", skip=gets)], die)

@@ -141,13 +141,18 @@ class StandaloneCluster(Server):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes and its clients run with: no settings of the machine, few log lines, small heaps."""
-        configuration = self._folder / "spark-conf"
-        configuration.mkdir(parents=True, exist_ok=True)
-        (configuration / "log4j2.properties").write_text(LOGGING)
+        """What its processes and its clients run with: no settings of the machine, few log lines, small heaps.
+
+        The folder of settings is not there: Java leaves an archive of classes aside where the class path begins with a
+        folder that has files.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        logging = self._folder / "log4j2.properties"
+        logging.write_text(LOGGING)
         return {
             "SPARK_HOME": str(spark_home()),
-            "SPARK_CONF_DIR": str(configuration),
+            "SPARK_CONF_DIR": str(self._folder / "no-spark-conf"),
+            "LOG4J_CONFIGURATION_FILE": str(logging),
             "SPARK_LOCAL_IP": MASTER_HOST,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,

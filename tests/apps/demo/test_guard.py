@@ -77,7 +77,7 @@ def test_a_slow_start_is_bounded(tmp_path: Path) -> None:
 
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     """Wait returns what the command returned."""
-    assert Child(Launch("it", ["sh", "-c", "exit 7"], tmp_path / "log")).wait(20) == 7
+    assert Child(Launch("it", ["sh", "-c", "exit 7"], tmp_path / "log")).wait(60) == 7
 
 
 def _started(folder: Path, command: list[str]) -> Child:

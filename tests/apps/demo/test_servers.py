@@ -107,5 +107,5 @@ def _places_of_a_job(cluster: StandaloneCluster, folder: Path) -> list[str]:
 
 
 def _processes_naming(text: str) -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True, timeout=10)
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True, timeout=60)
     return [line for line in listed.stdout.splitlines() if text in line]

@@ -108,8 +108,8 @@ def test_a_task_that_runs_too_long_is_cancelled_and_its_executor_named(spark: Sp
 
 def test_time_without_a_core_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
     """While others hold all cores a job waits for longer than its deadline, and then runs."""
-    worker, deadline = BackgroundThread(), Deadline(spark, 3.0)
-    worker.submit(sleeping(spark, tmp_path / "busy", 5.0, tasks=2))
+    worker, deadline = BackgroundThread(), Deadline(spark, 5.0)
+    worker.submit(sleeping(spark, tmp_path / "busy", 7.0, tasks=2))
     wait_for((tmp_path / "busy").exists, "the cores are taken")
     with deadline.watched():
         assert spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").count() == 2
