@@ -71,6 +71,10 @@ class Settings:
     s3_connect_timeout: float = setting(5.0, seconds(0.1), "how long a new connection to the server may take")
     s3_read_timeout: float = setting(20.0, seconds(0.1), "how long the server may be silent within a call")
     s3_max_attempts: int = setting(4, whole(1, 20), "how often one call is sent in all")
+    s3_patience: float = setting(
+        60.0, seconds(0.0),
+        "how long a call is sent again, also beyond `s3_max_attempts`, while the server does not answer or is busy: an "
+        "outage that ends by then fails no batch")
     s3_max_connections: int = setting(16, whole(1, 1000), "connections kept open, a process")
     local_dir: str | None = setting(
         None, optional(text.of("folder on each executor")),

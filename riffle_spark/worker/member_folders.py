@@ -108,7 +108,8 @@ def options_of(settings: Settings) -> StoreOptions:
     return StoreOptions(
         s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region, s3_kms_key=settings.s3_kms_key,
         s3_connect_timeout_seconds=settings.s3_connect_timeout, s3_read_timeout_seconds=settings.s3_read_timeout,
-        s3_max_attempts=settings.s3_max_attempts, s3_max_connections=settings.s3_max_connections,
+        s3_max_attempts=settings.s3_max_attempts, s3_patience_seconds=settings.s3_patience,
+        s3_max_connections=settings.s3_max_connections,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark.batch_times import Times
-from riffle_spark.errors import Misplaced, RiffleError
+from riffle_spark.errors import ConfigError, Misplaced, RiffleError
 from riffle_spark.messages.slot_orders import ATTEMPT, RECEIPT, Order, Receipt, error_fields, result_schema
 from riffle_spark.process.blocks.block import BlockComputation, Computation, ElementComputation
 from riffle_spark.process.processors.processing import Processing
@@ -40,7 +40,7 @@ from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, 
 from riffle_spark.worker.memory_use import memory_use
 from riffle_spark.worker.seal import SlotResult, seal
 
-__all__ = ["run_slot"]
+__all__ = ["beyond_memory", "run_slot"]
 
 _logger = logging.getLogger("riffle_spark")
 
@@ -61,7 +61,7 @@ def run_slot(
         attempt = _Attempt(order, given, executor, attempt_id)
         with attempt.folder.used():
             output = attempt.run(slot, rows)
-    except (RiffleError, OSError) as raised:
+    except (RiffleError, OSError, MemoryError) as raised:
         error = _in_our_words(raised, attempt.folder.path if attempt else None)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
@@ -243,12 +243,23 @@ class _SlotState:
         return stacks
 
 
-def _in_our_words(error: RiffleError | OSError, folder: Path | None) -> RiffleError:
+def beyond_memory(what: str) -> ConfigError:
+    """Return the error for a batch whose rows, or what is computed on them, a Python worker has no memory for."""
+    remedy = (
+        "have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or give Python workers more memory: "
+        "spark.executor.pyspark.memory, which is what they were refused, or fewer cores an executor"
+    )
+    return ConfigError(f"a slot's rows do not fit into its Python worker: {what}", remedy=remedy, where="memory")
+
+
+def _in_our_words(error: RiffleError | OSError | MemoryError, folder: Path | None) -> RiffleError:
     """Return an error in words of ours; raise what is none of ours. The user's function and the store say in words of
     theirs what the system refuses them, so what comes as it is comes from local files.
     """
     if isinstance(error, RiffleError):
         return error
+    if isinstance(error, MemoryError):
+        return beyond_memory(str(error) or "out of memory")
     if folder is None or not disk.is_refusal(error):
         raise error
     return disk.disk_refused(f"the local disk refused: {error}", folder)

@@ -40,6 +40,8 @@ FAMILIES: Mapping[str, Mapping[str, Kind]] = {
 }
 """What lanes there are, beside each other; in a lane one fault comes after the other."""
 LEAST_COMMITTED = 0.6
+SPARE = 1.03
+"""A producer that is to reach a rate has to aim a little higher: it begins slowly, and a broker is restarted."""
 INTERRUPTED = 130
 
 
@@ -58,7 +60,7 @@ class Chaos:
     def run(self) -> Outcome:
         """Start everything, break it for as long as was asked, and compare."""
         options = self._options
-        with Room(self._folder, options.seed, Size(rate=options.rate)) as room:
+        with Room(self._folder, options.seed, Size(rate=round(SPARE * options.rate))) as room:
             self.say(f"servers run in {self._folder}")
             room.start_producer()
             await_first_batches(room)
@@ -97,7 +99,7 @@ class Chaos:
         rate = sent["events"] / sent["seconds"]
         share = batches / max(runs, calls, 1)
         not_met = [f"{kind} happened {times} times" for kind, times in few.items()]
-        not_met += [f"{rate:.0f} rows/s"] if rate < 0.95 * self._options.rate else []
+        not_met += [f"{rate:.0f} rows/s"] if rate < self._options.rate else []
         not_met += [f"{share:.0%} of batches committed"] if share < LEAST_COMMITTED else []
         not_met += ["the broker holds another number of events"] if sent["held"] != sent["events"] else []
         differing = sum(each["differing"] + each["missing"] for each in by_query.values())

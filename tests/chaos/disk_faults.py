@@ -155,10 +155,10 @@ class Rollback(Fault):
 
     def inject(self) -> bool:
         query = self.chance.choice(QUERIES)
+        if len(self.room.committed_batches(query)) <= ROLLED_BACK[1]:
+            return False
         with self.room.paused_driver():
             done = self.room.committed_batches(query)
-            if len(done) <= ROLLED_BACK[1]:
-                return False
             to = done[-1] - self.chance.randint(*ROLLED_BACK)
             self.told = f"{query} from {done[-1]} to {to}"
             return self._rolled_back(query, to)

@@ -52,8 +52,6 @@ class Size:
 
 
 SETTINGS: Mapping[str, Any] = {
-    # An outage of half a minute is to be outlived by repeating requests: docs/operations.md.
-    "s3_max_attempts": 12,
     "s3_read_timeout": "10 s",
     "key_groups": 32,
     "num_standbys": 1,
@@ -116,7 +114,7 @@ class Room:
             server.wait_until_ready()
         self.broker.create_topic(TOPIC, self.size.partitions)
         self.proxy = StoreProxy(self.store.endpoint, self.seed)
-        self.conf_file.write_text(f'[riffle]\ns3_endpoint = "{self.proxy.endpoint}"\ns3_max_attempts = 12\n')
+        self.conf_file.write_text(f'[riffle]\ns3_endpoint = "{self.proxy.endpoint}"\n')
         self._stack.callback(self.proxy.stop)
         self._stack.callback(self.stop_driver)
         self.start_driver()

@@ -25,6 +25,7 @@ __all__ = ["Lane", "Outcome", "Tally", "lanes_over", "verdicts"]
 CATCH_UP_SECONDS = 300.0
 POLL_SECONDS = 0.5
 FIRST_BATCH_SECONDS = 180.0
+RECOVERY_SECONDS = 45.0
 Say = Callable[[str], None]
 
 
@@ -49,9 +50,23 @@ class Lane(threading.Thread):
     def run(self) -> None:
         """Draw and break, until it is over."""
         for drawn in draw(self._room.seed, self.name, list(self._kinds), self.pauses):
-            if self.over.wait(drawn.pause_seconds):
+            if self._recovered(drawn.pause_seconds):
                 return
             self._one(drawn)
+
+    def _recovered(self, pause_seconds: float) -> bool:
+        """Wait until a batch of each query has been committed since, bounded: on a slow machine faults come slower.
+        Tell whether all is over.
+        """
+        before, give_up = self._progress(), time.monotonic() + RECOVERY_SECONDS
+        while not self.over.wait(pause_seconds) and time.monotonic() < give_up:
+            if all(now > then for now, then in zip(self._progress(), before, strict=True)):
+                break
+            pause_seconds = POLL_SECONDS
+        return self.over.is_set()
+
+    def _progress(self) -> list[int]:
+        return [(self._room.committed_batches(query) or [-1])[-1] for query in QUERIES]
 
     def _one(self, drawn: Drawn) -> None:
         kind, chance = self._kinds[drawn.kind], random.Random(drawn.seed)

@@ -116,7 +116,12 @@ def test_an_unreachable_endpoint_is_named_after_bounded_retries(
     """Nobody listens: the batch fails within seconds with the endpoint in the error."""
     endpoint = f"http://127.0.0.1:{free_port()}"
     settings = settings_in(
-        tmp_path, root="s3://riffle/unreached", s3_endpoint=endpoint, s3_connect_timeout=0.5, s3_max_attempts=2
+        tmp_path,
+        root="s3://riffle/unreached",
+        s3_endpoint=endpoint,
+        s3_connect_timeout=0.5,
+        s3_max_attempts=2,
+        s3_patience=0,
     )
     began = time.monotonic()
     with pytest.raises(UnavailableError) as caught:

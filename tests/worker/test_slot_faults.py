@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import resource
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from riffle_spark.keygroups import key_hashes
-from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, SLOT, Receipt
+from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, RECEIPT, SLOT, Receipt
 from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.testing import routed
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.refusing_disks import on_a_disk_of_its_own, unmount_below
-from tests.kit.worker.slot_member import OUTPUT, STATE, TOTAL, Member, rows_of
+from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, rows_of
 
 ROUTING = pa.schema([(SLOT, pa.int32()), (KEY_GROUP, pa.int32()), (HASH, pa.int64())])
 
@@ -193,3 +197,34 @@ def in_another_process(work: Callable[..., None], *given: object) -> int | None:
     process.start()
     process.join(60)
     return process.exitcode
+
+
+def test_rows_beyond_a_workers_memory_are_refused_with_what_to_change(tmp_path: Path) -> None:
+    """A process that gets no more memory answers so, with the settings; it is neither killed nor is anything sealed."""
+    context = multiprocessing.get_context("spawn")
+    asking, answering = context.Pipe(duplex=False)
+    process = context.Process(target=_refused_memory, args=(tmp_path, answering))
+    process.start()
+    answering.close()
+    kind, problem, remedy = asking.recv()
+    process.join(60)
+    assert (process.exitcode, kind) == (0, "ConfigError")
+    assert "do not fit into its Python worker" in problem
+    assert "maxOffsetsPerTrigger" in remedy
+    assert "spark.executor.pyspark.memory" in remedy
+
+
+def _refused_memory(folder: Path, answering: Connection) -> None:
+    """Run a slot over many rows in a process that may have little more memory than it has."""
+    member = Member(folder, aggregate(rows=count(), total=sum_("v")))
+    member.feed(rows_of(("a", 1, 1)))
+    count_of_rows = 2_000_000
+    keys = pa.array(np.arange(count_of_rows)).cast(pa.string())
+    numbers = pa.array(np.ones(count_of_rows, np.int64))
+    rows = routed(member.order(), pa.table([keys, numbers, numbers], schema=ROWS))[0]
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + (32 << 20), resource.RLIM_INFINITY))
+    table = member.run(member.order(), rows)
+    receipt = Receipt.from_json(table.column(RECEIPT).drop_null().to_pylist()[0])
+    assert receipt.error is not None
+    answering.send(receipt.error[:3])

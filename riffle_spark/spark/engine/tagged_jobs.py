@@ -8,6 +8,7 @@ more than a few seconds a run is Spark's to go on with: to do all of it again ta
 name the dead in the same batch again, so in the next run no stage waits long.
 """
 
+import re
 import threading
 import time
 import uuid
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from riffle_spark.errors import Misplaced
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.worker.slot import beyond_memory
 
 __all__ = ["Deadline", "Losses", "TaggedJobs"]
 
@@ -37,6 +39,8 @@ _SHORT_WAITS_MS = {
     "spark.locality.wait.process": 1000, "spark.locality.wait.node": 0, "spark.locality.wait.rack": 0,
 }  # fmt: skip
 """As long as a piece of upkeep may keep the one core of an executor that lives."""
+_NO_MEMORY = re.compile(r"(?:Arrow)?MemoryError\b[^\n]*")
+"""As Python says it at the end of a traceback, where a process may not have more memory."""
 _hurrying = threading.Lock()
 _before: list[dict[str, str | None]] = []
 """How each query in a hurry found Spark's waits: the last sets them as they were for the first."""
@@ -177,11 +181,11 @@ class Losses:
         """
         self._left -= 1
         if self._left < 1 or not inventory.has_executors(self._spark):
-            with self._hurried():
+            with self._hurried(), _memory_named():
                 yield
             return
         watch = _Watch(self._spark, frozenset(executors))
-        with self._hurried(), watch.watched():
+        with self._hurried(), _memory_named(), watch.watched():
             try:
                 yield
             except Exception as error:
@@ -203,6 +207,18 @@ class Losses:
         finally:
             with _hurrying:
                 handles.configured(self._spark, _before.pop())
+
+
+@contextmanager
+def _memory_named() -> Iterator[None]:
+    """Have a task that got no memory for its rows before it began say so in our words: Spark's own reader raises it."""
+    try:
+        yield
+    except Exception as error:
+        found = _NO_MEMORY.search(str(error))
+        if found is None:
+            raise
+        raise beyond_memory(found[0]) from error
 
 
 class _Watch:

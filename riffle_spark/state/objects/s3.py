@@ -6,6 +6,7 @@ under way and this one must be sent again. botocore itself repeats a request aft
 reads the object to know.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -24,6 +25,8 @@ Answer = Mapping[str, object]
 _OWN_KEY = "aws/s3"
 _DELETE_AT_ONCE = 1000
 _PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 5.0
+_DOUBLINGS = 10
 _NO_CREDENTIALS = (
     boto_errors.NoCredentialsError,
     boto_errors.PartialCredentialsError,
@@ -63,15 +66,13 @@ class S3Store:
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success."""
         key = self.prefix + store.check_name(name)
-        for attempt in range(self.options.s3_max_attempts):
-            _pause(attempt)
+        for attempt in self._tries():
+            times = attempt
             told = {"Key": key, "Body": data, "IfNoneMatch": "*", **self._encryption}
             answer = self._call("put_object", told, (409, 412))
             if _status(answer) != 409:
                 return _status(answer) != 412
-        raise s3_client.unavailable(
-            self._named("put_object", self.options.s3_max_attempts), "409 other puts of it are under way"
-        )
+        raise s3_client.unavailable(self._named("put_object", times), "409 other puts of it are under way")
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``. A body that breaks off is asked for again."""
@@ -79,8 +80,8 @@ class S3Store:
         if length == 0:
             return b"" if self.exists(name) else None
         trouble = ""
-        for attempt in range(self.options.s3_max_attempts):
-            _pause(attempt)
+        for attempt in self._tries():
+            times = attempt
             body = self._body(name, start, length)
             if not isinstance(body, Body):
                 return body
@@ -88,7 +89,7 @@ class S3Store:
                 return body.read()
             except BrokenOff as error:
                 trouble = str(error)
-        raise s3_client.unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+        raise s3_client.unavailable(self._named("get_object", times), trouble)
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``. A body that breaks off is asked for again from there."""
@@ -96,8 +97,8 @@ class S3Store:
         if length == 0:
             return 0 if self.exists(name) else None
         done, trouble = 0, ""
-        for attempt in range(self.options.s3_max_attempts):
-            _pause(attempt)
+        for attempt in self._tries():
+            times = attempt
             body = self._body(name, start + done, length - done)
             if not isinstance(body, Body):
                 return None if body is None else done
@@ -109,7 +110,7 @@ class S3Store:
                 trouble = str(error)
             else:
                 return done
-        raise s3_client.unavailable(self._named("get_object", self.options.s3_max_attempts), trouble)
+        raise s3_client.unavailable(self._named("get_object", times), trouble)
 
     def _body(self, name: str, start: int, length: int | None) -> "Body | bytes | None":
         """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
@@ -144,8 +145,8 @@ class S3Store:
 
     def _delete(self, keys: Sequence[str]) -> None:
         code = ""
-        for attempt in range(self.options.s3_max_attempts):
-            _pause(attempt)
+        for attempt in self._tries():
+            times = attempt
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             answer = self._call("delete_objects", {"Delete": wanted})
             failed = cast("list[dict[str, str]]", answer.get("Errors", []))
@@ -158,12 +159,40 @@ class S3Store:
                     status = 403 if code == "AccessDenied" else 400
                     raise s3_client.refused(self._named("delete_objects"), code, status, entry.get("Message", ""))
             keys = [entry["Key"] for entry in failed]
-        raise s3_client.unavailable(self._named("delete_objects", self.options.s3_max_attempts), code)
+        raise s3_client.unavailable(self._named("delete_objects", times), code)
 
     def _call(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...] = ()) -> Answer:
-        """Send one request, which botocore may repeat; return the answer if it is a success or ``expected``."""
-        client = s3_client.client_of(self.options)
+        """Send one request, repeated where that may help; return the answer if it is a success or ``expected``."""
         s3_client.SENDING.requests, s3_client.SENDING.sent = self.requests, 0
+        began = time.monotonic()
+        while True:
+            before = s3_client.SENDING.sent
+            try:
+                return self._sent(operation, parameters, expected)
+            except UnavailableError:
+                # botocore repeats by itself, but not once the quota of repeats is spent that all calls of a process
+                # share: in an outage the first calls would have all of it, and the others one try each.
+                sent = s3_client.SENDING.sent
+                if sent == before or (sent >= self.options.s3_max_attempts and not self._is_patient(began)):
+                    raise
+            time.sleep(min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2 ** min(sent, _DOUBLINGS)))
+
+    def _is_patient(self, began: float) -> bool:
+        return time.monotonic() - began < self.options.s3_patience_seconds
+
+    def _tries(self) -> Iterator[int]:
+        """Yield the numbers of tries from 1 on, each after a pause: as many as a call has, and more while that takes no
+        longer than patience lasts.
+        """
+        began = time.monotonic()
+        for attempt in itertools.count():
+            if attempt >= self.options.s3_max_attempts and not self._is_patient(began):
+                return
+            _pause(attempt)
+            yield attempt + 1
+
+    def _sent(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...]) -> Answer:
+        client = s3_client.client_of(self.options)
         try:
             return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **parameters))
         except boto_errors.ClientError as error:
@@ -175,9 +204,10 @@ class S3Store:
             problem = self._failure(operation, error)
             if isinstance(problem, UnavailableError):
                 raise problem from error
-        # The client goes too, so that corrected credentials are found; the cause does not, lest it repeats wrong ones.
-        s3_client.forget_client(self.options)
-        raise problem from None
+        if not isinstance(problem, UnavailableError):
+            # The client goes too, so that corrected credentials are found.
+            s3_client.forget_client(self.options)
+        raise problem from None  # The cause does not come with it, lest it repeats wrong ones.
 
     def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
         fields = error.response["Error"]
@@ -209,7 +239,7 @@ def _status(answer: Answer) -> int:
 def _pause(attempt: int) -> None:
     """Wait before another try: not before the first, then twice as long each time, a second at most."""
     if attempt:
-        time.sleep(min(1.0, _PAUSE_SECONDS * 2**attempt))
+        time.sleep(min(1.0, _PAUSE_SECONDS * 2 ** min(attempt, _DOUBLINGS)))
 
 
 class BrokenOff(Exception):

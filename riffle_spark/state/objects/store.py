@@ -143,5 +143,7 @@ class StoreOptions:
     s3_read_timeout_seconds: float = Settings.s3_read_timeout
     s3_max_attempts: int = Settings.s3_max_attempts
     """How often one call is sent in all, the first time included."""
+    s3_patience_seconds: float = Settings.s3_patience
+    """How long one call is sent again in any case, where that may help."""
     s3_max_connections: int = Settings.s3_max_connections
     """Connections kept open, a process; more threads than that wait for each other."""

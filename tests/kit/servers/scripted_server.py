@@ -40,12 +40,17 @@ class ScriptedServer:
     """The client's port of each request: one a connection."""
     endpoint: str = ""
 
-    def store(self, *answers: Answer, attempts: int = 2) -> ObjectStore:
+    def store(self, *answers: Answer, attempts: int = 2, patience_seconds: float = 0.0) -> ObjectStore:
         """Return a store that will be given these answers."""
         self.answers[:] = answers
         return open_store(
             "s3://riffle/root",
-            StoreOptions(s3_endpoint=self.endpoint, s3_max_attempts=attempts, s3_read_timeout_seconds=0.3),
+            StoreOptions(
+                s3_endpoint=self.endpoint,
+                s3_max_attempts=attempts,
+                s3_read_timeout_seconds=0.3,
+                s3_patience_seconds=patience_seconds,
+            ),
         )
 
     def next(self) -> Answer:

@@ -33,7 +33,11 @@ class TestNoAnswer:
             unused.bind(("127.0.0.1", 0))
             endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
             error = error_of(
-                lambda: CALLS[call](open_store("s3://riffle/a", StoreOptions(s3_endpoint=endpoint, s3_max_attempts=1)))
+                lambda: CALLS[call](
+                    open_store(
+                        "s3://riffle/a", StoreOptions(s3_endpoint=endpoint, s3_max_attempts=1, s3_patience_seconds=0)
+                    )
+                )
             )
         assert isinstance(error, UnavailableError)
         assert endpoint in error.where
@@ -143,7 +147,9 @@ class TestRealRefusals:
     def test_a_certificate_that_nobody_signed_is_refused(self, tmp_path: Path) -> None:
         """TLS is verified, and the error says how to trust an authority of one's own."""
         with running_server(tmp_path / "server.log", "https") as endpoint:
-            options = StoreOptions(s3_endpoint=endpoint, s3_region="us-east-1", s3_max_attempts=1)
+            options = StoreOptions(
+                s3_endpoint=endpoint, s3_region="us-east-1", s3_max_attempts=1, s3_patience_seconds=0
+            )
             error = error_of(lambda: open_store("s3://riffle/a", options).list(""))
         assert isinstance(error, ConfigError)
         assert "AWS_CA_BUNDLE" in error.remedy
@@ -161,7 +167,9 @@ class TestRealRefusals:
             boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(
                 Bucket="bk1"
             )
-            store = open_store("s3://bk1/a", StoreOptions(s3_endpoint=endpoint, s3_max_attempts=2))
+            store = open_store(
+                "s3://bk1/a", StoreOptions(s3_endpoint=endpoint, s3_max_attempts=2, s3_patience_seconds=0)
+            )
             assert store.put_if_absent("log/1", b"abc")
         error = error_of(lambda: store.put_if_absent("log/2", b"abc"))
         assert isinstance(error, UnavailableError)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import PIECE_BYTES
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
@@ -62,6 +63,39 @@ class TestSentAgain:
         store = scripted.store(Answer(500), attempts=3)
         assert "3 attempts" in error_of(lambda: store.list("")).problem
         assert store.requests["list"] == len(scripted.requests) == 3
+
+    def test_calls_before_it_take_no_attempts_from_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In a long outage every call has all of its attempts, whatever a quota of botocore's says."""
+        pauses: list[float] = []
+        monkeypatch.setattr("time.sleep", pauses.append)
+        store = open_store(
+            "s3://riffle/root", StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_max_attempts=8, s3_patience_seconds=0)
+        )
+        told = [error_of(lambda: store.get("log/1")).problem for _ in range(7)]
+        assert store.requests["get"] == 7 * 8
+        assert all("8 attempts" in one for one in told)
+        assert 5 <= max(pauses) <= 20, "the last ones wait for seconds"
+
+    @pytest.mark.parametrize("trouble", [refusal(503, "SlowDown"), Answer(200, b"ab", broken=True)])
+    def test_patience_outlasts_attempts(
+        self, scripted: ScriptedServer, trouble: Answer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An outage that ends within `s3_patience` is not seen, however many requests meet it."""
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        store = scripted.store(*[trouble] * 7, Answer(200, b"abc"), patience_seconds=60)
+        assert store.get("log/1") == b"abc"
+        assert store.requests["get"] == len(scripted.requests) == 8
+
+    def test_patience_ends(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A longer outage is told with all the requests that met it."""
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        store = scripted.store(Answer(200, b"abc"), patience_seconds=1)
+        assert store.get("log/1") == b"abc", "and now there is a client"
+        scripted.requests.clear()
+        scripted.answers[:] = [Answer(500)]
+        told = error_of(lambda: store.get("log/1")).problem
+        assert len(scripted.requests) > 2
+        assert f"{len(scripted.requests)} attempts" in told
 
     def test_one_attempt_is_not_repeated(self, scripted: ScriptedServer) -> None:
         """With a single attempt the first failure is the last."""

@@ -1,0 +1,30 @@
+"""Two minutes of chaos on real processes, as ``./run chaos`` has them for as long as one likes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.kit.folders import CHECKOUT
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+SECONDS = 1200
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_nothing_is_lost_and_nothing_doubled_while_real_processes_break() -> None:
+    """Three queries with a broker, a store and a driver that are broken at random end up with exactly what was sent,
+    and none of them has failed by itself.
+    """
+    command = [sys.executable, "-m", "tests.chaos", "--seed", "1", "--minutes", "2", "--least", "0", "--rate", "2000"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    print(done.stderr[-5000:])
+    told = json.loads(done.stdout)
+    assert (told["lost"], told["doubled"], told["wrong"], told["failures"]) == (0, 0, 0, []), told
+    assert done.returncode == 0, told
+    assert sum(told["faults"].values()) >= 3
+    assert told["rows"] > 100_000
