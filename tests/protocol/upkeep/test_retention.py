@@ -113,6 +113,15 @@ class Model:
         self.present -= set(gone)
 
 
+def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
+    """Which full record one of before names is not known before it was read: it may be as old as one can be."""
+    tail = replace(PLAIN, sequence=40, full=32)
+    tracker = Retention(2, 0)
+    tracker.start(0, tail, Manifest(), 0)
+    free = tracker.take_free(35)
+    assert free == [paths.record(sequence) for sequence in range(35 - FULL_EVERY)]
+
+
 @given(
     st.lists(st.sampled_from(["commit"] * 6 + ["sweep", "sweep", "start", "scan", "wait"]), max_size=60),
     st.randoms(use_true_random=False), st.integers(2, 5), st.sampled_from([0, 0, 60]),

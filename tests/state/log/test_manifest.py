@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,11 +43,11 @@ def test_what_leads_from_a_head_is_the_rest_of_the_chain(versions: list[int], da
 @given(VERSIONS, st.data())
 def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data: st.DataObject) -> None:
     """The head stays, and what leads from the snapshot's head to it stays: restoring gives the same state."""
-    before = entry(*versions)
+    before = replace(entry(*versions), timer_ms=7)
     place = data.draw(st.integers(0, len(versions) - 1))
     after = before.replaced(snapshot_at(before.chain[place]))
     assert after is not None
-    assert after.head == before.head
+    assert (after.head, after.timer_ms) == (before.head, 7)
     assert after.chain == before.after(before.chain[place].head)
     assert after.after(EMPTY_HEAD) is None
 
