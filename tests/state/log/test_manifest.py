@@ -52,6 +52,17 @@ def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data:
     assert after.after(EMPTY_HEAD) is None
 
 
+def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
+    """Of an entry before that is a snapshot alone, too, whose successor may have another one."""
+    before = Entry(snapshot_at(link(4)))
+    longer = before.extended(link(5), timer_ms=7).extended(link(6), timer_ms=8)
+    taken = longer.replaced(snapshot_at(link(5), 1))
+    assert taken is not None
+    for now in (before, longer, taken):
+        assert now.since(before).joined(before) == now
+    assert longer.since(before).cut == before.head
+
+
 @given(VERSIONS)
 def test_a_snapshot_whose_head_is_no_link_is_refused(versions: list[int]) -> None:
     """Of another attempt, of a version not in the chain, or of the snapshot that is there already: refused."""
