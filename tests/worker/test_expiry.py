@@ -154,6 +154,15 @@ def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
         assert timers_of(member) == model.timers()
 
 
+def test_what_is_due_goes_beside_rows_of_other_key_groups(tmp_path: Path) -> None:
+    """A slot that gets rows looks at its other key-groups, too."""
+    member = Member(tmp_path, Sessions(), time_mode="EventTime", watermark_ms=0)
+    member.feed(rows_of(*((f"k{n}", 1, 5) for n in range(6))))
+    member.changes = {**member.changes, "watermark_ms": 9}
+    late = member.feed(rows_of(("k0", 1, 50)))
+    assert sorted(row["k"] for row in late) == [f"k{n}" for n in range(1, 6)]
+
+
 @dataclass(frozen=True)
 class Known:
     """Lets a key's first row pass until its time is over, and says nothing then."""

@@ -43,6 +43,16 @@ def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path)
         manifest_at(replace(upkept.home, log_id="begun again"), 1)
 
 
+def test_what_a_record_says_is_not_taken_for_what_the_next_one_says(tmp_path: Path) -> None:
+    """The last one that was read is kept, for those who ask for that one."""
+    upkept = Upkept(tmp_path)
+    for version in range(2):
+        upkept.place.seal(version, {1: {"k": version}})
+        upkept.log()
+    told = [manifest_at(upkept.home, sequence).entries for sequence in (1, 2, 1)]
+    assert [entry.head.version for entries in told for entry in entries.values()] == [0, 1, 0]
+
+
 def test_a_root_is_reached_with_the_options_of_its_query() -> None:
     """Equal options share a store and its connections, others do not."""
     home = home_of(f"memory://{uuid.uuid4().hex}", Path("unused"))

@@ -110,6 +110,8 @@ def test_declared_order_decides_what_is_last(tmp_path: Path) -> None:
     shuffled = rows_of(("a", 1, 30), ("a", 2, 10), ("a", 3, 30), ("a", 4, 20))
     assert Member(tmp_path / "by", kept_last(), order_by=("at",)).feed(shuffled) == [{"k": "a", "last": 3}]
     assert Member(tmp_path / "as", kept_last()).feed(shuffled) == [{"k": "a", "last": 4}]
+    again = rows_of(("a", 1, 30), ("a", 3, 30), ("a", 2, 30))
+    assert Member(tmp_path / "both", kept_last(), order_by=("at", "v")).feed(again) == [{"k": "a", "last": 3}]
 
 
 def test_only_the_needed_columns_reach_a_slot(tmp_path: Path) -> None:

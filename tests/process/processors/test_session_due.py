@@ -43,6 +43,17 @@ def test_timers_are_listed_in_order_of_time() -> None:
     assert store.timers(0) == [10, 15, 30]
 
 
+def test_what_is_due_next_may_be_what_was_there_before() -> None:
+    """A batch that registers a later timer leaves the earlier one its key-group's first."""
+    store = Store(indexed=True)
+    store.batch("a")
+    store.session.timers.register(10)
+    store.commit()
+    store.batch("a")
+    store.session.timers.register(20)
+    assert store.session.next_due_ms() == 10
+
+
 def test_timers_are_due_at_their_time_and_not_before() -> None:
     """As in Spark: at or before the time; in order of time, then of key; once."""
     store = Store(indexed=True)

@@ -19,6 +19,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.objects.store import sent_since
+from riffle_spark.testing import ManualClock
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import Crash
@@ -37,6 +38,14 @@ WILLS = st.builds(
     Will, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_KEY_GROUP,
     st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_KEY_GROUP, OTHERS,
 )  # fmt: skip
+
+
+class BehindClock(ManualClock):
+    """A clock that another driver's was three hours ahead of."""
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch, as this machine believes."""
+        return super().wall_ms() - 3 * 3_600_000
 
 
 @given(WILLS)
@@ -128,7 +137,7 @@ def test_what_ends_is_gone_from_the_next_record(tmp_path: Path) -> None:
 
 def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> None:
     """Once, within the look after it was asked; a look that finds nothing new sends nothing. Members stand in it."""
-    world = running(tmp_path)
+    world = running(tmp_path, retained_for=3600)
     world.rest(3)
     sent = dict(world.memory.requests)
     assert world.rest(3) == [False] * 3
@@ -253,6 +262,20 @@ def test_a_wait_ends_when_it_would_have(tmp_path: Path) -> None:
     world.settle()
     assert {len(world.owned(executor)) for executor in ("2", "3")} == {3}
     assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
+    assert not world.ownership.members.lost
+
+
+def test_no_wait_began_in_the_future(tmp_path: Path) -> None:
+    """A new driver whose clock is hours behind waits for the delay, and not for these hours."""
+    world = running(tmp_path, scheduled_rebalance_max_delay=DELAY)
+    world.cluster.lose("1")
+    world.feed()
+    world.clock = BehindClock()
+    world.start()
+    world.feed()
+    assert len(world.ownership.members.lost) == 1
+    world.clock.advance(DELAY)
+    world.feed()
     assert not world.ownership.members.lost
 
 

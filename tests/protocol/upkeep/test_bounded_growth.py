@@ -246,6 +246,15 @@ def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
     world.check_state()
 
 
+def test_what_snapshots_took_off_is_remembered_no_longer_than_it_is_retained(tmp_path: Path) -> None:
+    """A copy that is further behind than any retained record has to fetch the whole state: the links are gone."""
+    world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, key_groups=1)
+    for version in range(40):
+        world.batch(version, one(1))
+    trails = world.driver.ownership.copies._trails  # private: nothing else tells of them
+    assert sum(len(trail.links) for trail in trails.values()) <= 20
+
+
 @pytest.mark.usefixtures("names_in_order")
 def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp_path: Path) -> None:
     """Spark may run a slot where nobody was counted yet; if that executor goes again, nothing of it is kept."""

@@ -113,6 +113,33 @@ class Model:
         self.present -= set(gone)
 
 
+def test_a_delta_that_key_groups_share_stays_until_the_last_lets_it_go() -> None:
+    """Also where they shared it before the driver began."""
+    link = Link(Head(1, "1-" + "a" * 32), 0, 1, 0, 1)
+    first, second = ("totals", 0), ("totals", 1)
+    both = Manifest({first: Entry(chain=(link,)), second: Entry(chain=(link,))})
+    tracker = Retention(2, 0)
+    tracker.start(0, replace(PLAIN, sequence=20, full=16), both, 0)
+    taken = Snapshot(paths.snapshot_id(1, "1-" + "b" * 32), link.head, 1, 0, 1)
+    for sequence, address in ((21, first), (22, second)):
+        free = tracker.take_free(sequence)
+        assert link.object not in free, "somebody has it"
+        changes = {address: Entry(taken)}
+        tracker.committed(replace(PLAIN, sequence=sequence, full=16), both, changes, 0)
+        both = both.changed(changes)
+    assert link.object not in tracker.take_free(21)
+    assert link.object in tracker.take_free(22)
+
+
+def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
+    """Which full record one of before names is not known before it was read: it may be as old as one can be."""
+    tail = replace(PLAIN, sequence=40, full=32)
+    tracker = Retention(2, 0)
+    tracker.start(0, tail, Manifest(), 0)
+    free = tracker.take_free(35)
+    assert free == [paths.record(sequence) for sequence in range(35 - FULL_EVERY)]
+
+
 @given(
     st.lists(st.sampled_from(["commit"] * 6 + ["sweep", "sweep", "start", "scan", "wait"]), max_size=60),
     st.randoms(use_true_random=False), st.integers(2, 5), st.sampled_from([0, 0, 60]),

@@ -12,7 +12,7 @@ from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.state.log import log as log_file
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
-from riffle_spark.state.log.manifest import Address, Entry, Manifest
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
@@ -224,3 +224,5 @@ def test_what_records_list_is_told_for_scans() -> None:
     assert everything == {entry(version).chain[0].object for version in range(39)}
     assert log.listed_in(records[39:], 0) == log.manifest.objects()
     assert log.listed_in(records[1:], FULL_EVERY) == log.listed_in(records[FULL_EVERY:], 0)
+    output = Link(Head(39, "1-" + "f" * 32), 0, 1, 0, 1)
+    assert output.object in log.listed_in([replace(records[39], outputs=(("seen", output),))], 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,13 +43,24 @@ def test_what_leads_from_a_head_is_the_rest_of_the_chain(versions: list[int], da
 @given(VERSIONS, st.data())
 def test_a_snapshot_replaces_the_links_up_to_its_head(versions: list[int], data: st.DataObject) -> None:
     """The head stays, and what leads from the snapshot's head to it stays: restoring gives the same state."""
-    before = entry(*versions)
+    before = replace(entry(*versions), timer_ms=7)
     place = data.draw(st.integers(0, len(versions) - 1))
     after = before.replaced(snapshot_at(before.chain[place]))
     assert after is not None
-    assert after.head == before.head
+    assert (after.head, after.timer_ms) == (before.head, 7)
     assert after.chain == before.after(before.chain[place].head)
     assert after.after(EMPTY_HEAD) is None
+
+
+def test_what_an_entry_says_since_another_makes_it_whole_again() -> None:
+    """Of an entry before that is a snapshot alone, too, whose successor may have another one."""
+    before = Entry(snapshot_at(link(4)))
+    longer = before.extended(link(5), timer_ms=7).extended(link(6), timer_ms=8)
+    taken = longer.replaced(snapshot_at(link(5), 1))
+    assert taken is not None
+    for now in (before, longer, taken):
+        assert now.since(before).joined(before) == now
+    assert longer.since(before).cut == before.head
 
 
 @given(VERSIONS)
