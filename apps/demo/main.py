@@ -37,7 +37,7 @@ ADD_AT = 0.05
 KILL_AT = 0.6
 """Shares of the events."""
 POLL_SECONDS = 0.2
-STALL_SECONDS = 120.0
+STALL_SECONDS = 240.0
 INTERRUPTED = 130
 
 

@@ -25,6 +25,13 @@ SMALL = {
     "spark.sql.session.timeZone": "UTC",
 }
 """Every session is as small as it can be."""
+QUICK = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""For a handful of rows compiling takes longer than all else. Sessions on clusters compile, as users' do."""
+
+CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
+"""Spark's usual one starts a dozen small programs a batch (``chmod``, ``readlink``); another one writes the same files
+with a few.
+"""
 
 
 class Kind(NamedTuple):
@@ -81,11 +88,15 @@ def _runs(session: SparkSession) -> bool:
 
 
 def _started(kind: Kind) -> SparkSession:
+    import pyspark
     from pyspark.sql import SparkSession
 
     import riffle_spark
 
     builder = SparkSession.builder.master(kind.master).appName("riffle")
-    for name, value in {**SMALL, **dict(kind.conf)}.items():
+    room = "" if pyspark.__version__.startswith("4.0.") else ".checkpointing"
+    files = {CHECKPOINTS: f"org.apache.spark.sql.execution.streaming{room}.FileSystemBasedCheckpointFileManager"}
+    quick = QUICK if kind.master.startswith("local[") else {}
+    for name, value in {**SMALL, **files, **quick, **dict(kind.conf)}.items():
         builder = builder.config(name, value)
     return riffle_spark.configure(builder, kafka=False).getOrCreate()

@@ -20,6 +20,13 @@ ADAPTIVE = "spark.sql.adaptive.enabled"
 SCHEMA = "k long, v long"
 
 
+@pytest.fixture(autouse=True)
+def compiled(spark: SparkSession) -> None:
+    """Compile, as users' sessions do: what is kept is a compiled plan."""
+    spark.conf.set("spark.sql.codegen.wholeStage", "true")
+    spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
+
+
 @pytest.fixture
 def reused(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     """The batches whose answers came by a plan that was kept."""

@@ -88,7 +88,7 @@ def a_part_lost(spark: SparkSession, folder: Path) -> Iterator[None]:
         losing.join()
 
 
-COMPILED = "spark.sql.codegen.wholeStage"
+COMPILED, COMPILES = "spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"
 ASKED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "all": lambda rows: rows,
     "more than none": lambda rows: rows.where("rows > 0"),
@@ -118,6 +118,7 @@ def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_pa
                     unguarded[name] = found[-1][name]
 
     spark.conf.set(COMPILED, str(compiled).lower())
+    spark.conf.set(COMPILES, "FALLBACK")
     compute = arrow_function(fickle(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
     job = Stateful("totals", "k", compute, settings=settings_in(tmp_path)).into(sink)
     with a_part_lost(spark, tmp_path):
