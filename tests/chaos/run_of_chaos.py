@@ -24,7 +24,7 @@ __all__ = ["Lane", "Outcome", "Tally", "lanes_over", "verdicts"]
 
 CATCH_UP_SECONDS = 300.0
 POLL_SECONDS = 0.5
-FIRST_BATCH_SECONDS = 180.0
+FIRST_BATCH_SECONDS = 400.0
 RECOVERY_SECONDS = 45.0
 Say = Callable[[str], None]
 
