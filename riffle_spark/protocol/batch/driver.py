@@ -15,7 +15,7 @@ from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport,
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, shards_of
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
-from riffle_spark.protocol.batch.vigil import Vigil
+from riffle_spark.protocol.batch.vigil import Standstill, Vigil
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.operations import Operations
@@ -41,7 +41,7 @@ class Driver:
         self._clock = ports.clock
         self._reached = ports.reached
         self._new_id = ports.new_id
-        self._log = Log(ports.objects, home.root)
+        self._log = Log(ports.objects, home.root, Standstill(ports.objects, ports.clock, settings.retained_for))
         self._rounds = Rounds(ports.cluster, ports.background, ports.clock)
         upkeep_objects = ports.upkeep_objects or ports.objects
         self._upkeep = Upkeep(settings, upkeep_objects, ports.background, self._rounds, ports.clock)

@@ -10,26 +10,66 @@ one put. A batch and a look exclude each other: the driver sees to that.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.batch.records import Stamp, will_record
 from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.members import LiveMember, LostMember
 from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
 from riffle_spark.protocol.ownership.ownership import Ownership
-from riffle_spark.protocol.ports import DriverPorts, Executor
+from riffle_spark.protocol.ports import Clock, DriverPorts, Executor
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.settings import Settings
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.store import sent_since
+from riffle_spark.state.objects.store import ObjectStore, sent_since
 
-__all__ = ["LOOK_SECONDS", "Vigil"]
+__all__ = ["LOOK_SECONDS", "Standstill", "Vigil"]
 
 LOOK_SECONDS = 1.0
 """So long after a batch, or after another look, there is none: a batch is expected, which does all there is to do."""
 _RECORD = "record"
+_STANDSTILL_SECONDS = (30.0, 600.0)
+"""At least, since nobody claims, commits as often as a sweep takes, and sweeps, in less; and at most."""
+
+
+class Standstill:
+    """Finds out, for a log, whether its driver stood still for so long that others went on and swept the records after
+    its last one: then the number of its next record is free again, and to put it commits nothing.
+
+    Records are kept for ``kept_seconds`` at least. Both clocks are asked: one stands still with the machine, the other
+    one may be set.
+    """
+
+    def __init__(self, objects: ObjectStore, clock: Clock, kept_seconds: float) -> None:
+        self._objects = objects
+        self._clock = clock
+        least, most = _STANDSTILL_SECONDS
+        self._most = min(max(kept_seconds / 2, least), most)
+        self._since = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return self._clock.seconds(), self._clock.wall_ms() / 1000
+
+    def __call__(self, sequence: int | None) -> None:
+        """Hear that the log was opened (``None``), or that a record was put. Raises ``FencedError``, and
+        ``UnavailableError`` if it cannot be found out now.
+        """
+        now = self._now()
+        long = max(at - before for before, at in zip(self._since, now, strict=True)) > self._most
+        if (
+            sequence is not None
+            and long
+            and any(name > paths.record(sequence) for name in self._objects.list(paths.LOG))
+        ):
+            raise FencedError(
+                f"another driver went on while this one stood still: record {sequence} came too late",
+                remedy="stop this query: a newer driver owns its state",
+                where=paths.record(sequence),
+            )
+        self._since = now
 
 
 class Vigil:

@@ -7,7 +7,7 @@ settled by reading: our own commit id means committed, another's means fenced, a
 Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
@@ -29,9 +29,10 @@ class Log:
     """The log below one root, as one driver sees it.
 
     ``tail`` is the newest record known (``None``: empty), ``manifest`` what it and its full record say together.
-    """
+    ``heard`` hears when the log is opened (``None``) and when a record was put (its number); it may raise."""
 
-    def __init__(self, store: ObjectStore, root: str) -> None:
+    def __init__(self, store: ObjectStore, root: str, heard: Callable[[int | None], None] = lambda _: None) -> None:
+        self._heard = heard
         self._store = store
         self._root = root
         self._digest = ""
@@ -50,6 +51,7 @@ class Log:
         root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
         rollback.
         """
+        self._heard(None)
         sequences, foreign = self._listed()
         if not sequences and not foreign and self._store.list(""):
             sequences, foreign = self._listed()  # another driver may have begun the log between the two
@@ -254,6 +256,11 @@ class Log:
             return self.tail
         record, data, manifest = self._unclear
         self._put(record, data)
+        try:
+            self._heard(record.sequence)
+        except FencedError:
+            self._unclear = None
+            raise
         self._unclear = None
         if record.full == record.sequence:
             self._base, self._full = manifest.entries, record

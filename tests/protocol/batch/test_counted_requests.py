@@ -43,7 +43,13 @@ class Asking(World):
     def __init__(
         self, folder: Path, operator: Operator, executors: tuple[str, ...] = EXECUTORS, **settings: Any
     ) -> None:
-        settings = {"key_groups": KEY_GROUPS, "snapshot_chain_links": 1000, "retained_versions": 1000, **settings}
+        settings = {
+            "key_groups": KEY_GROUPS,
+            "snapshot_chain_links": 1000,
+            "retained_versions": 1000,
+            "retained_for": 3600,
+            **settings,
+        }
         self.root = folder / "root"
         super().__init__(
             folder / "local", root=f"file://{self.root}", executors=executors, operators=[operator], **settings
@@ -114,7 +120,9 @@ def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Opera
 
 
 def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) -> None:
-    """However long nobody looks for anything; the put is told beside the next batch, which asks no more for it."""
+    """However long nobody looks for anything; the put, and the LIST that tells whether another driver went on, are told
+    beside the next batch, which asks no more for it.
+    """
     query = Asking(tmp_path, totals(), num_standbys=1)
     query.feed(SETTLED)
     query.rest(3)
@@ -123,10 +131,10 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
     assert query.asked() == before
     query.driver.operations.pin(0, query.driver.ownership.owners[0])
     query.rest(3)
-    assert query.asked() - before == 1
+    assert query.asked() - before == 2
     report = query.feed()
     assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
-    assert report.upkeep_requests == {"put": 1, "get": len(EXECUTORS) * (len(EXECUTORS) - 1)}
+    assert report.upkeep_requests == {"put": 1, "list": 1, "get": len(EXECUTORS) * (len(EXECUTORS) - 1)}
 
 
 @BOTH_KINDS
