@@ -48,6 +48,42 @@ def test_a_second_driver_fences_the_first_wherever_that_stands_i4(world: World, 
     assert world.state("totals") == {"a": (3, 7)}
 
 
+@pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_driver_that_stood_still_until_its_place_was_swept_commits_nothing_i4(world: World, begun: bool) -> None:
+    """I4: the number of its next record is free again, since another driver went on and swept: it is fenced all the
+    same, and deletes nothing, be it about to commit or to claim an empty log.
+    """
+    history, after = History(world), 8
+    if begun:
+        world.batch(0, one(1))
+        history.look()
+
+    def go_on() -> None:
+        world.at_step = {}
+        world.start()
+        for version in range(int(begun), after):
+            world.batch(version, one(1))
+            history.look()
+        world.clock.advance(60)
+
+    if begun:
+        world.at_step = {"after sink": go_on}
+    else:
+        world.store.script(Fault("slow", "put", paths.record(0)))
+        world.store._sleep = lambda _: go_on()  # private: somebody else is at work while this call takes its time
+    swept = paths.record(2 if begun else 0)
+    with pytest.raises(FencedError, match="another driver"):
+        world.batch(int(begun), one(1))
+    assert swept not in world.memory.list(paths.LOG)
+    world.background.run()
+    history.look()
+    world.start()
+    world.batch(after, one(1))
+    history.look()
+    assert world.state("totals") == {"a": (after + 1, after + 1)}
+
+
 def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world: World) -> None:
     """Fencing stops a run, not the program: a new run claims anew."""
     world.batch(0, one(1))

@@ -41,7 +41,7 @@ class Driver:
         self._clock = ports.clock
         self._reached = ports.reached
         self._new_id = ports.new_id
-        self._log = Log(ports.objects, home.root, ports.clock.seconds)
+        self._log = Log(ports.objects, home.root, lambda: (ports.clock.seconds(), ports.clock.wall_ms() / 1000))
         self._rounds = Rounds(ports.cluster, ports.background, ports.clock)
         upkeep_objects = ports.upkeep_objects or ports.objects
         self._upkeep = Upkeep(settings, upkeep_objects, ports.background, self._rounds, ports.clock)

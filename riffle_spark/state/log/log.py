@@ -12,6 +12,7 @@ record is gone then, too. So who has not looked for ``sure_seconds`` looks for t
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from operator import sub
 
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
@@ -33,10 +34,12 @@ class Log:
     """The log below one root, as one driver sees it.
 
     ``tail`` is the newest record known (``None``: empty), ``manifest`` what it and its full record say together.
-    ``seconds`` is a clock that never goes back.
+    ``seconds`` are clocks: one that never goes back may stand still with its machine, and one of the day may be set.
     """
 
-    def __init__(self, store: ObjectStore, root: str, seconds: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, store: ObjectStore, root: str, seconds: Callable[[], tuple[float, ...]] = lambda: (0.0,)
+    ) -> None:
         self._store = store
         self._root = root
         self._digest = ""
@@ -212,7 +215,7 @@ class Log:
 
     def _is_left_behind(self) -> bool:
         """Tell whether others have gone on for so long that ``tail`` is gone, if nobody has looked for a while."""
-        if self._seconds() - self._looked < self.sure_seconds:
+        if max(map(sub, self._seconds(), self._looked)) < self.sure_seconds:
             return False
         gone = self.tail is not None and not self._store.exists(paths.record(self.tail.sequence))
         return gone or (self.tail is None and len(self._store.list(paths.LOG)) > 1)
