@@ -14,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import UNREADABLE, CorruptStateError
+from riffle_spark.state.formats.arrow_schemas import check_names
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
@@ -119,7 +120,8 @@ def opened(data: bytes | memoryview | pa.Buffer, where: str) -> pa.Table:
         _check_sizes(memoryview(data))
         reader = pa.ipc.open_stream(data, options=_READ)
         found = (reader.schema.metadata or {}).get(_VERSION_KEY)
-        if found in _FORMATS and reader.schema.names is not None:  # names that are text
+        if found in _FORMATS:
+            check_names(reader.schema)
             table = reader.read_all()
             table.validate(full=True)  # no offset leads out of the bytes: a checksum does not say who made them
             return table
