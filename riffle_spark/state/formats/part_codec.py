@@ -99,6 +99,8 @@ def decode(data: bytes | memoryview, expected: int, where: str) -> pa.Table:
         raise altered(where)
     table = opened(data, where)
     added = [name for name in (HASH, DUE_ORDER) if name in table.column_names]
+    if any(table.column_names.count(name) > 1 for name in added):
+        raise altered(where)
     return table.drop_columns(added).replace_schema_metadata(None)
 
 
