@@ -203,7 +203,8 @@ def test_a_processor_costs_a_bounded_number_of_calls_a_key(tmp_path: Path, key_g
     ran = OneSlot(tmp_path, sums(), key_groups).settled(FEW, keys)
     assert len(ran.receipt.parts) == key_groups
     calls = ran.slot.ours
-    assert calls <= 22.2 * keys + 546 * key_groups + 940  # counted: 22, 539, 918
+    # Counted: 22, 552, 918, of them 35 to check the sizes and the names of a part.
+    assert calls <= 22.2 * keys + 560 * key_groups + 940
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
 
-__all__ = ["can_become", "check_storable", "listed", "packed", "unpacked", "widens"]
+__all__ = ["can_become", "check_names", "check_storable", "listed", "packed", "unpacked", "widens"]
 
 _REMEDY = "restore the log's objects from a backup, or roll back to a version that is intact (riffle rollback)"
 _UNITS = ("s", "ms", "us", "ns")
@@ -33,11 +33,38 @@ def packed(schema: pa.Schema) -> str:
 def unpacked(text: str) -> pa.Schema:
     """Return the schema that ``packed`` gave as text. Raises ``CorruptStateError`` for any other."""
     try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+        check_names(schema)
     except (pa.ArrowException, OSError, *UNREADABLE) as error:
         raise CorruptStateError(
             f"the columns of a state cannot be read from their text: {error}", remedy=_REMEDY, where="schemas"
         ) from error
+    return schema
+
+
+def check_names(schema: pa.Schema) -> None:
+    """Raise ``UnicodeDecodeError`` for a name that is no text, also of a field in a field: Arrow reads any bytes."""
+    assert schema.names is not None
+    for kind in schema.types:
+        if kind.num_fields:
+            _check_names_in(kind)
+
+
+def _check_names_in(kind: pa.DataType) -> None:
+    for field in _inner(kind):
+        assert field.name is not None
+        _check_names_in(field.type)
+
+
+def _inner(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a nested type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _inner(kind.storage_type)
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [kind.value_field]
+    return list(kind) if pa.types.is_struct(kind) else []
 
 
 def listed(schema: pa.Schema) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.state.formats.arrow_schemas import check_names
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
@@ -103,6 +104,8 @@ def decode(data: Data, expected: int, where: str, decrypt: Callable[[Data], Data
         raise altered(where)
     table = opened(decrypt(data) if decrypt else data, where)
     added = [name for name in (HASH, DUE_ORDER) if name in table.column_names]
+    if any(table.column_names.count(name) > 1 for name in added):
+        raise altered(where)
     return table.drop_columns(added).replace_schema_metadata(None)
 
 
@@ -130,7 +133,8 @@ def opened(data: Data, where: str) -> pa.Table:
         _check_sizes(memoryview(data))
         reader = pa.ipc.open_stream(data, options=_READ)
         found = (reader.schema.metadata or {}).get(_VERSION_KEY)
-        if found in _FORMATS and reader.schema.names is not None:  # names that are text
+        if found in _FORMATS:
+            check_names(reader.schema)
             table = reader.read_all()
             table.validate(full=True)  # no offset leads out of the bytes: a checksum does not say who made them
             return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.simulate.world_file import world_of
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.arrow_schemas import unpacked
 from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode
 from tests.kit.folders import CHECKOUT
@@ -63,6 +65,19 @@ def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
     assert wrong != data
     with pytest.raises(CorruptStateError, match="not an Arrow stream"):
         part_codec.decode(wrong, part_codec.checksum(wrong), "part")
+
+
+def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
+    """Of columns and of fields in fields, in parts and in records' columns: Arrow itself reads any bytes."""
+    kind = pa.struct([("outer", pa.map_(pa.string(), pa.list_(pa.struct([("inner", pa.int8())]))))])
+    table = pa.table({"column": pa.nulls(2, kind)})
+    data, schema = part_codec.encode(table), table.schema.serialize().to_pybytes()
+    for name in (b"column", b"outer", b"inner"):
+        wrong = name.replace(b"e", b"\xff").replace(b"u", b"\xfe")
+        with pytest.raises(CorruptStateError, match="not an Arrow stream"):
+            part_codec.opened(data.replace(name, wrong), "part")
+        with pytest.raises(CorruptStateError, match="cannot be read"):
+            unpacked(base64.b64encode(schema.replace(name, wrong)).decode())
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "", "log", "a\0b", "é", "x" * 65, "a..b"])
