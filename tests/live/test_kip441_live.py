@@ -139,6 +139,9 @@ def test_scaling_in_with_standbys_that_lag(spark: SparkSession, cluster: Standal
         reports = [query.feed() for _ in range(2)]
         assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}
         assert sum(report.probes_run for report in reports) == 0, "nothing is warm: there is nothing to look for"
+        query.job.request_rebalance()
+        query.feed()
+        assert query.holds() == {I2: ({T1, T2, T4}, {T3}, set()), I3: ({T3}, {T1, T2, T4}, set())}, "nor to hand over"
     reports = [query.feed(), *query.catch_up(), query.feed()]
     assert sum(report.probes_run for report in reports) == 1
     assert restored(reports) == [(0, 0)] * len(reports)

@@ -50,13 +50,14 @@ def heads(member: Member, version: int) -> set[tuple[str, int, int, str]]:
 
 
 def test_a_new_executor_gets_a_folder(tmp_path: Path) -> None:
-    """It holds nothing yet; the disk is told."""
+    """It holds nothing yet; disk and memory are told."""
     home = home_of("memory://census-new", tmp_path)
     found = take_census(CensusOrder(home), "1")
     assert found.error is None
     assert found.member == folder_of(home, "1").member
     assert (found.copies, found.sealed, found.folders_removed) == ((), (), 0)
     assert 0 < found.disk[0] <= 1 < found.disk[1]
+    assert min(found.memory) > 10**6
 
 
 def test_a_census_tells_every_copy_where_it_is_and_what_was_sealed(member: Member) -> None:

@@ -78,6 +78,9 @@ def test_scaling_in_with_standbys_that_lag(tmp_path: Path) -> None:
         report = world.feed()
         assert everybody(world) == {"I2": held({T1, T2, T4}, {T3}), "I3": held({T3}, {T1, T2, T4})}
         assert report.probes_run == 0, "nothing is warm: there is nothing to look for"
+    world.driver.operations.request_rebalance()
+    world.feed()
+    assert everybody(world) == {"I2": held({T1, T2, T4}, {T3}), "I3": held({T3}, {T1, T2, T4})}, "nor to hand over"
     world.cluster.stalled = set()
     world.feed()
     report = world.feed()
