@@ -26,7 +26,9 @@ SMALL = {
 }
 """Every session is as small as it can be."""
 QUICK = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""For a handful of rows compiling takes longer than all else. Sessions on clusters compile, as users' do."""
+"""For a handful of rows compiling takes longer than all else. Sessions on clusters, and on a newer Spark, compile as
+users' do.
+"""
 
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 """Spark's usual one starts a dozen small programs a batch (``chmod``, ``readlink``); another one writes the same files
@@ -94,9 +96,10 @@ def _started(kind: Kind) -> SparkSession:
     import riffle_spark
 
     builder = SparkSession.builder.master(kind.master).appName("riffle")
-    room = "" if pyspark.__version__.startswith("4.0.") else ".checkpointing"
+    is_pinned = pyspark.__version__.startswith("4.0.")
+    room = "" if is_pinned else ".checkpointing"
     files = {CHECKPOINTS: f"org.apache.spark.sql.execution.streaming{room}.FileSystemBasedCheckpointFileManager"}
-    quick = QUICK if kind.master.startswith("local[") else {}
+    quick = QUICK if is_pinned and kind.master.startswith("local[") else {}
     for name, value in {**SMALL, **files, **quick, **dict(kind.conf)}.items():
         builder = builder.config(name, value)
     return riffle_spark.configure(builder, kafka=False).getOrCreate()
