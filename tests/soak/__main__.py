@@ -2,6 +2,7 @@
 
 Each seed plays one schedule. One that fails is printed with its history, and shrunk: faults and actors are left out one
 at a time while it still fails. ``--seed S`` plays that one alone, or ``--schedules`` of them from there on.
+``--planted`` plays them on copies of the checkout that have a bug planted each.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.soak.faults import KINDS, Aim, impossible
+from tests.soak.planting import planted
 from tests.soak.schedule import Schedule
 
 __all__ = ["Soaked", "main", "played"]
@@ -87,6 +89,8 @@ class Soaked:
 def main(arguments: Sequence[str]) -> int:
     """Play schedules; return 1 if one of them fails."""
     asked = _parser().parse_args(arguments)
+    if asked.planted is not None:
+        return planted(asked.planted, 500 if asked.schedules is None else asked.schedules, asked.json)
     soaked = Soaked()
     aims = [Aim.read(text) for text in asked.aim]
     count = asked.schedules if asked.schedules is not None else 1 if asked.seed is not None else 100
@@ -115,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", action="store_true", help="fail where a fault met no step that it could")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first schedule that fails")
     parser.add_argument("--history", action="store_true", help="print what happened in schedules that are well, too")
+    parser.add_argument(
+        "--planted", nargs="*", metavar="NAME", help="plant bugs, one by one: 500 schedules are to find it"
+    )
     parser.add_argument("--no-shrink", action="store_true", help="do not look for a shorter history")
     return parser
 
