@@ -228,7 +228,7 @@ class Schedule(World):
         return self.chance.random() < share and what not in self.leave_out
 
     def _say(self, event: str) -> None:
-        self.history.append(f"{self.scheduler.count:6} {event}")
+        self.history.append(f"{self.scheduler.count:6} " + event.replace(self.home.root, "the root"))
 
     def _step(self, label: str) -> None:
         self.scheduler.step(label)

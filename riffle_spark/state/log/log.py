@@ -235,15 +235,16 @@ class Log:
         self._unclear = (record, data, manifest)
         self.settle()
         if record.kind not in ("batch", "orders"):
-            self._check_refused(paths.record(record.sequence), data)
+            self._check_refused(record, data)
         return record
 
-    def _check_refused(self, name: str, data: bytes) -> None:
+    def _check_refused(self, record: Record, data: bytes) -> None:
         """Put a record that is there once more: the same bytes, so that a store that takes them is harmed by nothing.
 
-        All that keeps two drivers apart is that a store refuses the second put of a name.
+        All that keeps two drivers apart is that a store refuses the second put of a name. One that takes it overwrites,
+        or the record was swept by who went on: then there are later ones.
         """
-        trouble: UnavailableError | None = None
+        name, trouble = paths.record(record.sequence), None
         for _ in range(_APPEND_TRIES):
             try:
                 if not self._store.put_if_absent(name, data):
@@ -251,12 +252,13 @@ class Log:
             except UnavailableError as error:
                 trouble = error
             else:
-                raise ConfigError(
-                    f"the store overwrites objects: {self._store!r} took a second put of a record that is there",
-                    remedy="use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, "
-                    "and no proxy before it that drops the header: else two drivers overwrite each other's state",
-                    where=f"{self._root} ({name})",
-                )
+                if any(later > name for later in self._store.list(paths.LOG)):
+                    self._store.delete([name])
+                    raise self._fenced(record)
+                problem = f"the store overwrites objects: {self._store!r} took a second put of a record that is there"
+                remedy = "use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, and "
+                remedy += "no proxy before it that drops the header: else two drivers overwrite each other's state"
+                raise ConfigError(problem, remedy=remedy, where=f"{self._root} ({name})")
         assert trouble is not None
         raise trouble
 
