@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from riffle_spark.console.dispatch import dispatch_command, keys_command
-from riffle_spark.console.options import conf_file_option, of_a_root, settings_in, show
+from riffle_spark.console.options import conf_file_option, of_a_root, of_a_store, settings_in, show
 from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RiffleError
 
@@ -108,8 +108,7 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
 @main.command()
 @click.argument("root")
 @click.option("--checkpoint", help="The query's checkpointLocation: looked at too, whether it fits.")
-@click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")
-@conf_file_option("Settings of the store (endpoint, region, time-outs).")
+@of_a_store
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """Read all that a root's retained records list, and say what is wrong with it. Changes nothing.
@@ -119,7 +118,9 @@ def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file
     from riffle_spark.offline import verify as verification
     from riffle_spark.worker.member_folders import options_of
 
-    found = verification.verify(root, checkpoint, options=options_of(settings_in(conf_file, s3_endpoint)))
+    settings = settings_in(conf_file, s3_endpoint)
+    keys = settings.encryption_keys
+    found = verification.verify(root, checkpoint, options=options_of(settings), encryption_keys=keys)
     if as_json:
         click.echo(json.dumps({**asdict(found), "is_whole": found.is_whole}))
     else:

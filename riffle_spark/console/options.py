@@ -11,21 +11,22 @@ from riffle_spark.settings import Settings, from_sources
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
 
-__all__ = ["conf_file_option", "of_a_root", "settings_in", "show"]
+__all__ = ["conf_file_option", "of_a_root", "of_a_store", "settings_in", "show"]
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 def of_a_root(command: _Command) -> _Command:
     """Add ``--root``, ``--s3-endpoint``, ``--conf-file`` and ``--execute``."""
-    for option in (
-        click.option("--execute", is_flag=True, help="Do it; without this the plan is only shown."),
-        conf_file_option("Settings of the store (endpoint, region, time-outs)."),
-        click.option("--s3-endpoint", help="Base URL of an S3-compatible server."),
-        click.option("--root", required=True, help="Where the state is: s3://bucket/prefix or file:///path."),
-    ):
-        command = option(command)
-    return command
+    command = click.option("--execute", is_flag=True, help="Do it; without this the plan is only shown.")(command)
+    root = click.option("--root", required=True, help="Where the state is: s3://bucket/prefix or file:///path.")
+    return root(of_a_store(command))
+
+
+def of_a_store(command: _Command) -> _Command:
+    """Add ``--s3-endpoint`` and ``--conf-file``."""
+    command = conf_file_option("Settings of the store (endpoint, region, time-outs).")(command)
+    return click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")(command)
 
 
 def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:

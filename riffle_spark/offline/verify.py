@@ -15,10 +15,12 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import RECORD_BYTES_MAX
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, missing
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
+from riffle_spark.worker.member_folders import keys_in
 
 __all__ = ["Finding", "Verified", "verify"]
 
@@ -69,6 +71,7 @@ class _Looked:
 
     objects: ObjectStore
     names: Sequence[str]
+    keys: Keys | None
     findings: list[Finding] = field(default_factory=list)
     records: dict[int, Record] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
@@ -81,15 +84,19 @@ class _Looked:
         self.say(level, where or error.where, error.problem, error.remedy)
 
 
-def verify(root: str, checkpoint: str | None = None, *, options: StoreOptions | None = None) -> Verified:
+def verify(
+    root: str, checkpoint: str | None = None, *, options: StoreOptions | None = None, encryption_keys: str | None = None
+) -> Verified:
     """Read all that the retained records of a root list, and check it; say what is wrong, and what to do about it.
 
     ``checkpoint`` is looked at too, whether it fits. Sends GETs and LISTs alone. Beside a query that runs, what its
     retention deletes meanwhile may be among the findings of older batches. Raises ``UnavailableError`` where the store
-    does not answer, ``ConfigError`` where it cannot be read.
+    does not answer, ``ConfigError`` where it cannot be read, also for want of a key: ``encryption_keys`` are as in the
+    settings.
     """
-    objects = open_store(root, options or StoreOptions())
-    looked = _Looked(objects, objects.list(""))
+    options = options or StoreOptions()
+    objects = open_store(root, options)
+    looked = _Looked(objects, objects.list(""), keys_in(encryption_keys, options.s3_region))
     _read_log(looked, root)
     tail = looked.records[max(looked.records)] if looked.records else None
     if tail is not None:
@@ -206,7 +213,8 @@ def _check_links(
             looked.say_error(levels[part], data)
         else:
             schema = schemas.get(part.store) if part.key_group is not None else None
-            _check_rows(looked, levels[part], data, link.rows, where, schema)
+            place = paths.part(link.head.version, link.head.attempt, part.key_group)
+            _check_rows(looked, levels[part], data, link.rows, where, place, schema)
 
 
 def _worst(levels: Iterable[_Level]) -> _Level:
@@ -223,16 +231,17 @@ def _check_snapshot(
     elif part_codec.checksum(data) != snapshot.checksum:
         looked.say_error(level, part_codec.altered(name))
     else:
-        _check_rows(looked, level, data, snapshot.rows, name, schemas.get(address[0]))
+        _check_rows(looked, level, data, snapshot.rows, name, paths.base(*address), schemas.get(address[0]))
     looked.checked_bytes += len(data or b"")
     return name
 
 
 def _check_rows(
-    looked: _Looked, level: _Level, data: bytes | memoryview, rows: int, where: str, schema: StoreSchema | None
-) -> None:
+    looked: _Looked, level: _Level, data: part_codec.Data, rows: int, where: str, place: str,
+    schema: StoreSchema | None,
+) -> None:  # fmt: skip
     try:
-        table = part_codec.opened(data, where)
+        table = part_codec.opened(looked.keys.opened(data, place, where) if looked.keys else data, where)
         if table.num_rows != rows:
             looked.say(level, where, f"it has {table.num_rows} rows, the log says {rows}", _RESTORE)
         elif schema is not None and not schema.history.changes:

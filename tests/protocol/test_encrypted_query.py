@@ -184,6 +184,38 @@ def test_quiet_state_is_written_anew_with_the_newest_key(tmp_path: Path) -> None
     query.check()
 
 
+def test_a_root_is_verified_with_its_keys(tmp_path: Path) -> None:
+    """``riffle verify`` reads parts as the query does: with the keys of its settings all is whole, a part in another's
+    place is not, and without the keys, or with others, it says what it lacks.
+    """
+    query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=3)
+    query.run(9)
+    config = tmp_path / "riffle.toml"
+    config.write_text(f'encryption_keys = "file:{query.file}"\n')
+
+    def told() -> tuple[int, str]:
+        found = CliRunner().invoke(main, ["verify", query.world.home.root, "--conf-file", str(config)])
+        return found.exit_code, found.output
+
+    code, said = told()
+    assert (code, said.splitlines()[-1].rpartition("; ")[2]) == (0, "whole"), said
+    query.give("b")
+    code, said = told()
+    assert code == 1
+    assert "key 'a' is needed" in said
+    query.give("a")
+    entries = dict(query.world.log().manifest.entries)
+    with_swapped_snapshots(query, entries, [name for name, entry in sorted(entries.items()) if entry.snapshot][:2])
+    appended(query.world.log(), entries)
+    code, said = told()
+    assert code == 1
+    assert "are another part's" in said
+    config.write_text("")
+    code, said = told()
+    assert code == 1
+    assert "`encryption_keys` is not set" in said
+
+
 def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
     """With ``plain`` listed first what was in plain is read and what is new is encrypted; listed last it is the other
     way round, and then the query may start without keys.

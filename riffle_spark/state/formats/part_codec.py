@@ -18,8 +18,8 @@ from riffle_spark.state.formats.arrow_schemas import check_names
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
-    "DELETED", "ENCRYPTED", "HASH", "VARIABLE", "Checksum", "altered", "checksum", "decode", "encode", "fitted",
-    "opened",
+    "DELETED", "ENCRYPTED", "HASH", "VARIABLE", "Checksum", "Data", "altered", "checksum", "decode", "encode",
+    "fitted", "opened",
 ]  # fmt: skip
 
 _UNSORTED, _BY_HASH, _BY_VARIABLE = b"1", b"2", b"3"

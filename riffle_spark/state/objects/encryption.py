@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.formats.part_codec import ENCRYPTED
+from riffle_spark.state.formats.part_codec import ENCRYPTED, Data
 
 __all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
 
@@ -96,7 +96,7 @@ class Keys:
 
         return seal
 
-    def opened(self, data: bytes | memoryview | pa.Buffer, place: str, where: str) -> bytes | memoryview | pa.Buffer:
+    def opened(self, data: Data, place: str, where: str) -> Data:
         """Return a part as it was before it was encrypted, or as it is if it never was.
 
         Raises ``ConfigError`` naming ``where`` if its key is not there or another one, or if it is in plain and that
@@ -138,12 +138,12 @@ class Keys:
                 where=where,
             ) from None
 
-    def is_current(self, data: bytes | memoryview | pa.Buffer) -> bool:
+    def is_current(self, data: Data) -> bool:
         """Tell whether a part is written as parts are now: with the same key, or in plain."""
         return key_of(data) == self.writes
 
 
-def key_of(data: bytes | memoryview | pa.Buffer) -> str:
+def key_of(data: Data) -> str:
     """Return the id of a part's key, or ``PLAIN``, from its first ``HEADER_BYTES_MAX`` bytes."""
     header = _header(memoryview(data).cast("B"))
     return PLAIN if header is None else header.key
