@@ -17,7 +17,6 @@ Errors carry fields; the sentence is made in ``__str__``. Each says what to do, 
 from typing import Final
 
 __all__ = [
-    "UNREADABLE",
     "ConfigError",
     "ConflictError",
     "CorruptStateError",

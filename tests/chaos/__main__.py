@@ -6,22 +6,18 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
-from riffle_spark.errors import RiffleError
 from tests.chaos.disk_faults import CLOCK_FAULTS, DISK_FAULTS, OPERATOR_FAULTS
 from tests.chaos.drawing import fewer_than
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.faults import PROCESS_FAULTS, STORE_FAULTS, Kind
-from tests.chaos.room import Room, Size
+from tests.chaos.room import Room, Size, run_in_folder
 from tests.chaos.run_of_chaos import (
     Lane,
     Outcome,
@@ -42,7 +38,6 @@ FAMILIES: Mapping[str, Mapping[str, Kind]] = {
 LEAST_COMMITTED = 0.6
 SPARE = 1.03
 """A producer that is to reach a rate has to aim a little higher: it begins slowly, and a broker is restarted."""
-INTERRUPTED = 130
 
 
 class Chaos:
@@ -136,25 +131,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Run it; 0 if every promise was kept, 1 if not, 130 if interrupted."""
     options = _options(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    folder = Path(tempfile.mkdtemp(prefix="riffle-chaos-"))
-    try:
+
+    def play(folder: Path) -> bool:
         with redirect_stdout(sys.stderr):
             outcome = Chaos(options, folder).run()
-    except KeyboardInterrupt:
-        shutil.rmtree(folder, ignore_errors=True)
-        return INTERRUPTED
-    except (RiffleError, TimeoutError) as error:
-        print(f"{error}\nThe logs are in {folder}", file=sys.stderr)
-        return 1
-    good = is_good(outcome)
-    print(outcome.to_json())
-    if good and not options.keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        print(f"The logs are in {folder}", file=sys.stderr)
-    return 0 if good else 1
+        print(outcome.to_json())
+        return is_good(outcome)
+
+    return run_in_folder("chaos", play, keep=options.keep)
 
 
 if __name__ == "__main__":

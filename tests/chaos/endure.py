@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -21,14 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.kit.memory import pss_kb
-from riffle_spark.errors import RiffleError
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.processes import drivers, python_workers
-from tests.chaos.room import APP, Room, Size
+from tests.chaos.room import APP, Room, Size, run_in_folder
 from tests.chaos.run_of_chaos import await_first_batches, catch_up, settled_verdicts
 from tests.chaos.slopes import Slope, slope_of
 
-INTERRUPTED = 130
 SAMPLES = 60
 LEAST_SECONDS = 5.0
 LEAKED_A_BATCH = 0.1
@@ -147,24 +142,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    folder = Path(tempfile.mkdtemp(prefix="riffle-endure-"))
-    try:
+
+    def play(folder: Path) -> bool:
         told = Endure(options, folder).run()
-    except KeyboardInterrupt:
-        shutil.rmtree(folder, ignore_errors=True)
-        return INTERRUPTED
-    except (RiffleError, TimeoutError) as error:
-        print(f"{error}\nThe logs are in {folder}", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps(told))
-    if not is_good(told):
-        print(f"The logs are in {folder}", file=sys.stderr)
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0
+        if options.json:
+            print(json.dumps(told))
+        return is_good(told)
+
+    return run_in_folder("endure", play)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 from apps.demo.jars import connector_jars, spark_home
 from apps.demo.servers import JVM_OPTIONS, Child, DiskS3Server, KafkaBroker, Launch, StandaloneCluster, WorkerSize
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import RiffleError, UnavailableError
 from tests.chaos.clocks import can_tell_clocks, clock_environment
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.events import Plan
@@ -28,7 +30,7 @@ from tests.chaos.producer import end_all_windows
 from tests.chaos.store_proxy import StoreProxy
 from tests.kit.refusing_disks import unmount_below
 
-__all__ = ["APP", "Room", "Size"]
+__all__ = ["APP", "Room", "Size", "run_in_folder"]
 
 TOPIC = "events"
 APP = Path(__file__).with_name("driver_app.py")
@@ -36,6 +38,7 @@ POLL_SECONDS = 0.2
 ANSWER_SECONDS = 30.0
 SENT_SECONDS = 240.0
 LOG_TAIL = 3000
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,29 @@ SETTINGS: Mapping[str, Any] = {
     "retained_for": "1 min",
 }
 """What takes its time in production happens within minutes."""
+
+
+def run_in_folder(name: str, play: Callable[[Path], bool], *, keep: bool = False) -> int:
+    """Play in a new folder, which goes if that tells that all is well, and else stays with its logs.
+
+    Returns a command's exit code: 0 if all is well, 1 if not, 130 if it was interrupted.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    folder = Path(tempfile.mkdtemp(prefix=f"riffle-{name}-"))
+    try:
+        good = play(folder)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        return INTERRUPTED
+    except (RiffleError, TimeoutError) as error:
+        print(f"{error}\nThe logs are in {folder}", file=sys.stderr)
+        return 1
+    if good and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        print(f"The logs are in {folder}", file=sys.stderr)
+    return 0 if good else 1
 
 
 class Room:
