@@ -7,6 +7,7 @@ reads the object to know.
 """
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -27,6 +28,8 @@ _DELETE_AT_ONCE = 1000
 _PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 5.0
 _DOUBLINGS = 10
+_SAID_EACH_SECONDS = 30.0
+_logger = logging.getLogger("riffle_spark")
 _NO_CREDENTIALS = (
     boto_errors.NoCredentialsError,
     boto_errors.PartialCredentialsError,
@@ -46,6 +49,7 @@ class S3Store:
         self.prefix = f"{prefix}/" if prefix else ""
         self.options = options
         self.requests = store.RequestCounts()
+        self._said_at = -_SAID_EACH_SECONDS
 
     def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, store.StoreOptions]]":
         return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
@@ -169,13 +173,22 @@ class S3Store:
             before = s3_client.SENDING.sent
             try:
                 return self._sent(operation, parameters, expected)
-            except UnavailableError:
+            except UnavailableError as error:
                 # botocore repeats by itself, but not once the quota of repeats is spent that all calls of a process
                 # share: in an outage the first calls would have all of it, and the others one try each.
                 sent = s3_client.SENDING.sent
                 if sent == before or (sent >= self.options.s3_max_attempts and not self._is_patient(began)):
                     raise
+                if sent >= self.options.s3_max_attempts:
+                    self._say_that_it_waits(error)
             time.sleep(min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2 ** min(sent, _DOUBLINGS)))
+
+    def _say_that_it_waits(self, error: UnavailableError) -> None:
+        """Warn, not with each call that waits: whoever looks at a query that stands still has to find why."""
+        now = time.monotonic()
+        if now - self._said_at >= _SAID_EACH_SECONDS:
+            self._said_at = now
+            _logger.warning("%s; it is tried again for %g s (s3_patience)", error, self.options.s3_patience_seconds)
 
     def _is_patient(self, began: float) -> bool:
         return time.monotonic() - began < self.options.s3_patience_seconds

@@ -86,6 +86,21 @@ class TestSentAgain:
         assert store.get("log/1") == b"abc"
         assert store.requests["get"] == len(scripted.requests) == 8
 
+    def test_what_is_waited_for_is_said_and_not_with_each_request(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whoever wonders why a query stands still finds call, endpoint and setting in the log."""
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        store = scripted.store(Answer(500), Answer(200, b"abc"), patience_seconds=60)
+        assert store.get("log/1") == b"abc"
+        assert not caplog.messages, "one failure is nothing to tell"
+        scripted.answers[:] = [*[Answer(500)] * 9, Answer(200, b"abc")]
+        assert store.get("log/1") == b"abc"
+        (said,) = caplog.messages
+        assert "get" in said
+        assert "make http://127.0.0.1" in said
+        assert "60 s (s3_patience)" in said
+
     def test_patience_ends(self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """A longer outage is told with all the requests that met it."""
         monkeypatch.setattr("time.sleep", lambda _: None)
