@@ -75,8 +75,8 @@ class Schedule(World):
         self.history = [f"seed {seed}, {self.kind}"]
         self.leave_out = leave_out
         self.scheduler = Scheduler(chance, self.clock, chance.choice([0.02, 0.1, 0.3, 1.0]))
-        self.scheduler.at_step, self.scheduler.died = self._at_step, self._died
         self.files = SteppedFiles(local_dir, self.scheduler)
+        self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
         self.faults = Faults(chance, aims, without)
         self.stepped = SteppedStore(self.memory, self.scheduler, self._changed)
         self.cluster: Any = SoakCluster(self.home, self.stepped, self.scheduler)
@@ -140,10 +140,12 @@ class Schedule(World):
         try:
             while version <= self.last:
                 self._step("begins")
-                incoming = self.incoming(version, run_id=program.run_id, time_ms=1_000 * version)
-                work = SoakWork(self.cluster, self.job.batches[version], self.operators, self.sinks, {})
-                report = program.driver.process(incoming, self.operators, work)
+                incoming = self.incoming(version, run_id=program.run_id, **self.job.incoming)
+                operators = self.job.operators_of(version)
+                work = SoakWork(self.cluster, self.job.batches[version], operators, self.sinks, {})
+                report = program.driver.process(incoming, operators, work)
                 self._step("batch done")
+                self._holds(partial(self.job.check, report))
                 self._say(f"{program.name}, batch {version}: {report.decision}")
                 self.committed = max(self.committed, version)
                 version += 1
@@ -295,9 +297,6 @@ class Schedule(World):
         if mine is not None and mine.process is process:
             self.scheduler.kill(mine)
 
-    def _died(self, actor: Actor) -> None:
-        self.files.tear(actor)
-
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     def _changed(self, name: str) -> None:
@@ -336,6 +335,7 @@ class Schedule(World):
         self.log_seen.look()
         contents = dict(enumerate(self.job.contents))
         self.log_seen.check_copies(contents)
+        self.job.check_records(self.log_seen.records.values())
         for store, state in contents[self.last].items():
             _same(self.state(store), dict(state), f"the state of {store}")
         for store in self.job.contents[0]:
