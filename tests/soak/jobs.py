@@ -16,7 +16,7 @@ from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.event_rows import BatchTimes, EventOracle, drawn_events, event_operators
 from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
 
-__all__ = ["JOBS", "Job"]
+__all__ = ["JOBS", "Job", "same"]
 
 BATCH_MS = 1_000
 """So much later than the one before is each batch, as ``World.incoming`` has it."""
@@ -47,18 +47,27 @@ class Job:
     def check(self, report: BatchReport) -> None:
         """Compare what a batch tells of its rows and times with ``times``."""
         if report.decision == "run" and self.times:
-            wanted = self.times[report.version]
-            found = replace(
-                wanted, late_rows=report.late_rows, timers_fired=report.timers_fired, expired=report.expired
-            )
-            assert found == wanted, f"batch {report.version} tells {found}, not {wanted}"
+            wanted, told = self.times[report.version], (report.late_rows, report.timers_fired, report.expired)
+            found = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
+            same(found, wanted, f"what batch {report.version} tells")
 
     def check_records(self, records: Iterable[Record]) -> None:
         """Compare the watermarks that batches have committed with ``times``."""
         for record in [one for one in records if one.kind == "batch" and self.times]:
             wanted = self.times[record.version]
             found = replace(wanted, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
-            assert found == wanted, f"the record of batch {record.version} has {found}, not {wanted}"
+            same(found, wanted, f"the record of batch {record.version}")
+
+    def check_delivery(self, store: str, rows: Rows, version: int) -> None:
+        """Compare what a sink gets of a batch with ``outputs``; what a cache tells depends on what it lost."""
+        if store in self.outputs[version]:
+            wanted = sorted(self.outputs[version][store], key=repr)
+            same(sorted(rows, key=repr), wanted, f"the sink of {store}, batch {version}")
+
+
+def same(found: object, wanted: object, what: str) -> None:
+    """Raise if something is not what it should be."""
+    assert found == wanted, f"{what} is {found}, not {wanted}"
 
 
 def columns_of_keys(chance: random.Random, batches: int) -> Job:

@@ -28,7 +28,7 @@ from tests.kit.simulated.placement_invariants import watch_the_cleaner
 from tests.kit.simulated.world import World
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
-from tests.soak.jobs import JOBS
+from tests.soak.jobs import JOBS, same
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
@@ -316,10 +316,7 @@ class Schedule(World):
             self.scheduler.broke(failure)
 
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
-        if store in self.job.outputs[delivery.batch_id]:
-            wanted = sorted(self.job.outputs[delivery.batch_id][store], key=repr)
-            found = sorted(rows.to_pylist(), key=repr)
-            self._holds(lambda: _same(found, wanted, f"the sink of {store}, batch {delivery.batch_id}"))
+        self._holds(partial(self.job.check_delivery, store, rows.to_pylist(), delivery.batch_id))
 
     def _check_expected(self, error: RiffleError) -> None:
         """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
@@ -337,14 +334,9 @@ class Schedule(World):
         self.log_seen.check_copies(contents)
         self.job.check_records(self.log_seen.records.values())
         for store, state in contents[self.last].items():
-            _same(self.state(store), dict(state), f"the state of {store}")
+            same(self.state(store), dict(state), f"the state of {store}")
         for store in self.job.contents[0]:
-            for version, outputs in enumerate(self.job.outputs):
+            for version in range(len(self.job.outputs)):
                 got = self.sinks[store].by_id.get(f"query/0/{version}")
-                found = sorted([] if got is None else got.to_pylist(), key=repr)
-                _same(found, sorted(outputs[store], key=repr), f"the sink of {store}, batch {version}")
+                self.job.check_delivery(store, [] if got is None else got.to_pylist(), version)
             assert len(self.sinks[store].by_id) <= len(self.job.batches), "a delivery under an id of its own"
-
-
-def _same(found: object, wanted: object, what: str) -> None:
-    assert found == wanted, f"{what} is {found}, not {wanted}"
