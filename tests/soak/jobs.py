@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator, operator_of
-from tests.kit.simulated.world import Oracle, drawn_batch, tails, totals
+from riffle_spark.state.log.record import Record
+from tests.kit.simulated.alarms import Alarms, AlarmsOracle
+from tests.kit.simulated.event_rows import BatchTimes, EventOracle, drawn_events, event_operators
+from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
 
-__all__ = ["JOBS", "Job"]
+__all__ = ["JOBS", "Job", "same"]
 
+BATCH_MS = 1_000
+"""So much later than the one before is each batch, as ``World.incoming`` has it."""
 Rows = list[dict[str, object]]
 State = Mapping[object, tuple[object, ...]]
 
@@ -21,7 +27,8 @@ State = Mapping[object, tuple[object, ...]]
 @dataclass(frozen=True)
 class Job:
     """One query. ``contents`` has each durable store's state after each batch, ``outputs`` what its sink should get of
-    it. The last of the ``batches`` is for the end, when nothing is disturbed any more.
+    it. The last of the ``batches`` is for the end, when nothing is disturbed any more. ``incoming`` is what the source
+    says of each batch, ``times`` what must be known of it. Times are not looked at where there are none.
     """
 
     operators: Sequence[Operator]
@@ -29,6 +36,38 @@ class Job:
     contents: Sequence[Mapping[str, State]]
     outputs: Sequence[Mapping[str, Rows]]
     settings: Mapping[str, object] = field(default_factory=dict)
+    incoming: Mapping[str, object] = field(default_factory=dict)
+    absent: Mapping[str, range] = field(default_factory=dict)
+    times: Sequence[BatchTimes] = ()
+
+    def operators_of(self, version: int) -> list[Operator]:
+        """Return the operators that a batch is run with: some join the query late, or pause, as ``absent`` says."""
+        return [one for one in self.operators if version not in self.absent.get(one.store, ())]
+
+    def check(self, report: BatchReport) -> None:
+        """Compare what a batch tells of its rows and times with ``times``."""
+        if report.decision == "run" and self.times:
+            wanted, told = self.times[report.version], (report.late_rows, report.timers_fired, report.expired)
+            found = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
+            same(found, wanted, f"what batch {report.version} tells")
+
+    def check_records(self, records: Iterable[Record]) -> None:
+        """Compare the watermarks that batches have committed with ``times``."""
+        for record in [one for one in records if one.kind == "batch" and self.times]:
+            wanted = self.times[record.version]
+            found = replace(wanted, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
+            same(found, wanted, f"the record of batch {record.version}")
+
+    def check_delivery(self, store: str, rows: Rows, version: int) -> None:
+        """Compare what a sink gets of a batch with ``outputs``; what a cache tells depends on what it lost."""
+        if store in self.outputs[version]:
+            wanted = sorted(self.outputs[version][store], key=repr)
+            same(sorted(rows, key=repr), wanted, f"the sink of {store}, batch {version}")
+
+
+def same(found: object, wanted: object, what: str) -> None:
+    """Raise if something is not what it should be."""
+    assert found == wanted, f"{what} is {found}, not {wanted}"
 
 
 def columns_of_keys(chance: random.Random, batches: int) -> Job:
@@ -62,4 +101,45 @@ def sealed_columns(chance: random.Random, batches: int) -> Job:
     return replace(columns_of_keys(chance, batches), settings={"deliver_after_commit": True})
 
 
-JOBS: Mapping[str, Callable[[random.Random, int], Job]] = {"columns": columns_of_keys, "sealed": sealed_columns}
+def timers(chance: random.Random, batches: int) -> Job:
+    """Draw a processor with timers by the clock and values that live for a while."""
+    operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
+    rows, oracle = [drawn_batch(chance, version) for version in range(batches)], AlarmsOracle()
+    contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
+    for version, batch in enumerate(rows):
+        now_ms = BATCH_MS * version
+        in_order = sorted(batch.to_pylist(), key=lambda row: row["at"])
+        outputs.append({"alarms": oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])})
+        contents.append({"alarms": oracle.state()})
+        times.append(BatchTimes(0, oracle.fired, oracle.expired))
+    return Job([operator], rows, contents, outputs, times=times)
+
+
+def events(chance: random.Random, batches: int) -> Job:
+    """Draw what closes by event time: counts, de-duplication and timers, of which some join the query late or pause."""
+    operators = chance.sample(event_operators(), chance.choice([1, 2, 3]))
+    policy, last_pass = chance.choice(["min", "min", "max"]), chance.random() < 0.25
+    absences = [range(0), range(batches // 2), range(batches // 2, batches // 2 + 1)]
+    absent = {one.store: chance.choice(absences) for one in operators[1:]}
+    incoming = {"watermark_policy": policy, "available_now": last_pass}
+    job = Job(operators, [drawn_events(chance, version, 20_000) for version in range(batches)], [], [])
+    job = replace(job, incoming=incoming, absent=absent)
+    oracle, named = EventOracle(policy, last_pass=last_pass), [one.store for one in operators]
+    contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
+    for version, batch in enumerate(job.batches):
+        told = oracle.feed([one.store for one in job.operators_of(version)], batch)
+        outputs.append({store: told.get(store, []) for store in named})
+        contents.append({store: held for store, held in oracle.state().items() if store in named})
+        times.append(oracle.times)
+    return replace(job, contents=contents, outputs=outputs, times=times)
+
+
+def sealed_events(chance: random.Random, batches: int) -> Job:
+    """Draw the same, delivered after the commit."""
+    return replace(events(chance, batches), settings={"deliver_after_commit": True})
+
+
+JOBS: Mapping[str, Callable[[random.Random, int], Job]] = {
+    "columns": columns_of_keys, "sealed": sealed_columns, "timers": timers, "events": events,
+    "sealed events": sealed_events,
+}  # fmt: skip

@@ -34,6 +34,7 @@ BY_TESTS = (
 )
 SECONDS = 900.0
 _FILES = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
+_PLAYED = re.compile(r'"schedules": (\d+)')
 _FIRST = re.compile(r"^(?:FAILED|ERROR) (\S+)|\bseed[ :=]+(\d+)", re.MULTILINE)
 
 
@@ -90,7 +91,7 @@ def planted(
     some = plants(names)
     if wrong := misfits(some):
         raise SystemExit("\n".join(f"{name} does not apply: {said}" for name, said in wrong.items()))
-    command = BY_TESTS if by == "tests" else ("-m", "tests.soak", "--schedules", str(schedules))
+    command = BY_TESTS if by == "tests" else ("-m", "tests.soak", "--no-shrink", "--schedules", str(schedules))
     outcomes = []
     for outcome in tried(some, command, seconds):
         outcomes.append(outcome)
@@ -128,6 +129,8 @@ def tried(some: Sequence[Plant], command: Sequence[str], seconds: float = SECOND
 def _judged(one: Plant, ended: subprocess.CompletedProcess[str], seconds: float) -> Outcome:
     first = _FIRST.search(ended.stdout)
     where = next((f"seed {seed}" if seed else test for test, seed in [first.groups()]), "") if first else ""
+    if where and (played := _PLAYED.search(ended.stdout)):
+        where += f", schedule {played.group(1)} of them"
     if ended.returncode < 0:
         where = "it did not come to its end in time"
     return Outcome(one.name, ended.returncode > 0, where, round(seconds, 1))

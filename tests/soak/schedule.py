@@ -28,7 +28,7 @@ from tests.kit.simulated.placement_invariants import watch_the_cleaner
 from tests.kit.simulated.world import World
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
-from tests.soak.jobs import JOBS
+from tests.soak.jobs import JOBS, same
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
@@ -75,8 +75,8 @@ class Schedule(World):
         self.history = [f"seed {seed}, {self.kind}"]
         self.leave_out = leave_out
         self.scheduler = Scheduler(chance, self.clock, chance.choice([0.02, 0.1, 0.3, 1.0]))
-        self.scheduler.at_step, self.scheduler.died = self._at_step, self._died
         self.files = SteppedFiles(local_dir, self.scheduler)
+        self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
         self.faults = Faults(chance, aims, without)
         self.stepped = SteppedStore(self.memory, self.scheduler, self._changed)
         self.cluster: Any = SoakCluster(self.home, self.stepped, self.scheduler)
@@ -140,10 +140,12 @@ class Schedule(World):
         try:
             while version <= self.last:
                 self._step("begins")
-                incoming = self.incoming(version, run_id=program.run_id, time_ms=1_000 * version)
-                work = SoakWork(self.cluster, self.job.batches[version], self.operators, self.sinks, {})
-                report = program.driver.process(incoming, self.operators, work)
+                incoming = self.incoming(version, run_id=program.run_id, **self.job.incoming)
+                operators = self.job.operators_of(version)
+                work = SoakWork(self.cluster, self.job.batches[version], operators, self.sinks, {})
+                report = program.driver.process(incoming, operators, work)
                 self._step("batch done")
+                self._holds(partial(self.job.check, report))
                 self._say(f"{program.name}, batch {version}: {report.decision}")
                 self.committed = max(self.committed, version)
                 version += 1
@@ -295,9 +297,6 @@ class Schedule(World):
         if mine is not None and mine.process is process:
             self.scheduler.kill(mine)
 
-    def _died(self, actor: Actor) -> None:
-        self.files.tear(actor)
-
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     def _changed(self, name: str) -> None:
@@ -317,10 +316,7 @@ class Schedule(World):
             self.scheduler.broke(failure)
 
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
-        if store in self.job.outputs[delivery.batch_id]:
-            wanted = sorted(self.job.outputs[delivery.batch_id][store], key=repr)
-            found = sorted(rows.to_pylist(), key=repr)
-            self._holds(lambda: _same(found, wanted, f"the sink of {store}, batch {delivery.batch_id}"))
+        self._holds(partial(self.job.check_delivery, store, rows.to_pylist(), delivery.batch_id))
 
     def _check_expected(self, error: RiffleError) -> None:
         """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
@@ -336,15 +332,11 @@ class Schedule(World):
         self.log_seen.look()
         contents = dict(enumerate(self.job.contents))
         self.log_seen.check_copies(contents)
+        self.job.check_records(self.log_seen.records.values())
         for store, state in contents[self.last].items():
-            _same(self.state(store), dict(state), f"the state of {store}")
+            same(self.state(store), dict(state), f"the state of {store}")
         for store in self.job.contents[0]:
-            for version, outputs in enumerate(self.job.outputs):
+            for version in range(len(self.job.outputs)):
                 got = self.sinks[store].by_id.get(f"query/0/{version}")
-                found = sorted([] if got is None else got.to_pylist(), key=repr)
-                _same(found, sorted(outputs[store], key=repr), f"the sink of {store}, batch {version}")
+                self.job.check_delivery(store, [] if got is None else got.to_pylist(), version)
             assert len(self.sinks[store].by_id) <= len(self.job.batches), "a delivery under an id of its own"
-
-
-def _same(found: object, wanted: object, what: str) -> None:
-    assert found == wanted, f"{what} is {found}, not {wanted}"

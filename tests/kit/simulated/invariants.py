@@ -13,11 +13,12 @@ from riffle_spark import keygroups
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.due_times import first_ms_of, in_milliseconds
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
-from tests.kit.simulated.world import World
+from tests.kit.simulated.world import World, held_by_key
 from tests.kit.state.local_copies import local_copy
 
 Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
@@ -33,6 +34,7 @@ class History:
         self.records: dict[int, Record] = {}
         self.manifests: dict[int, Manifest] = {}
         self.heads: dict[Address, set[Head]] = {}
+        self.timers: dict[tuple[Address, Head], int | None] = {}
         self.swept: set[int] = set()
         """Records that are gone: a put that lands very late may bring a number back, below all that anybody reads."""
 
@@ -61,6 +63,7 @@ class History:
         for address, entry in manifest.entries.items():
             _check_one_attempt_a_version(entry)
             self.heads.setdefault(address, set()).add(entry.head)
+            self.timers[address, entry.head] = entry.timer_ms
 
     def _check_follows(self, old: Record, before: Manifest, new: Record, after: Manifest) -> None:
         assert new.previous == digest(self.bytes[old.sequence]), "I3: the record does not name the one before"
@@ -80,6 +83,7 @@ class History:
         assert new.kind == "batch"
         assert new.epoch == old.epoch, "I4: a driver that did not claim last has committed"
         assert new.version == old.version + 1, "I3: batches are committed one after the other"
+        assert old.schemas.keys() <= new.schemas.keys(), "I3: the columns of a store that has state were forgotten"
         assert set(before.entries) <= set(after.entries)
         for address, entry in after.entries.items():
             _check_entry(before.entry(*address), entry, new)
@@ -127,10 +131,18 @@ class History:
             assert not table.num_rows
             return False
         assert head in self.heads[address], f"I2: {address} of {folder.member} is at {head}, which was never committed"
-        held = {k: tuple(v) for k, *v in zip(*table.to_pydict().values(), strict=True)}
+        held = held_by_key(_still_there(table, operator.schema.due, self.timers[address, head]))
         wanted = of_key_group(contents[head.version][store], key_group, self.world.settings.key_groups)
         assert held == wanted, f"I2: {address} of {folder.member} at {head} holds {held}, not {wanted}"
         return True
+
+
+def _still_there(table: pa.Table, due: str | None, timer_ms: int | None) -> pa.Table:
+    """Return the rows without those whose time is over by the timer that the log has: they may lie there still."""
+    if due is None:
+        return table
+    times = in_milliseconds(table.column(due).combine_chunks())
+    return table.filter(pa.array(table.column(due).is_null().to_numpy() | (times >= first_ms_of(timer_ms))))
 
 
 def _check_one_attempt_a_version(entry: Entry) -> None:

@@ -21,6 +21,7 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.variable_kinds import DUE, VARIABLE
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
 from riffle_spark.testing.faulty_store import FaultyStore
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
@@ -77,6 +78,23 @@ def drawn_batch(chance: random.Random, version: int) -> pa.Table:
     triples = [(k, chance.choice([-1, *range(9)]), version * 1000 + i) for i, k in enumerate(keys)]
     chance.shuffle(triples)
     return rows_of(*triples)
+
+
+def held_by_key(table: pa.Table) -> dict[object, tuple[object, ...]]:
+    """Return what a whole state holds by the first column of the key: its values or, of variables, each element in an
+    order of its own as (variable, when due, value).
+    """
+    if VARIABLE not in table.column_names:
+        rows = list(zip(*table.to_pydict().values(), strict=True))
+        found = {key: tuple(values) for key, *values in rows}
+        assert len(found) == len(rows), "a key has one row"
+        return found
+    elements: dict[object, list[object]] = {}
+    for row in table.to_pylist():
+        name = row[VARIABLE]
+        value = row.get(f"__state_{name}")
+        elements.setdefault(row[table.column_names[0]], []).append((name, row[DUE], value))
+    return {key: tuple(sorted(of_key, key=repr)) for key, of_key in elements.items()}
 
 
 class Oracle:
@@ -194,9 +212,9 @@ class World:
         folder = self.local_dir / f"read-{uuid.uuid4().hex}"
         found: dict[object, tuple[object, ...]] = {}
         for table in restored(schema, entries, Reader(self.memory, None, keys_of(self.home)), folder).values():
-            for key, *values in zip(*table.to_pydict().values(), strict=True):
-                assert key not in found
-                found[key] = tuple(values)
+            held = held_by_key(table)
+            assert not held.keys() & found.keys()
+            found |= held
         return found
 
     def delivered(self, store: str) -> list[dict[str, object]]:

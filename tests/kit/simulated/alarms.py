@@ -1,0 +1,221 @@
+"""A processor with timers and, by the clock, values that live for a while; and what must come of it in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from riffle_spark.batch_times import TimeMode, Times
+from riffle_spark.process.blocks.block import Declared
+from riffle_spark.process.processors.cells import declare_all
+from riffle_spark.process.processors.processing import Processing
+from riffle_spark.process.processors.processor import Key
+from riffle_spark.process.processors.session import Session
+from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
+from riffle_spark.state.schemas.variables import VariableColumns
+
+__all__ = ["Alarms", "AlarmsOracle"]
+
+N = pa.schema([("n", pa.int64())])
+OUTPUT = pa.schema([("k", pa.string()), ("due", pa.int64()), ("held", pa.string())])
+LIVES_MS = {"last": 1_500, "recent": 2_000, "marks": 2_500}
+AFTER_MS = (0, 1_000, 2_000, 5_000, 2_999, 3_001, 4_000, 6_000, 1_001)
+"""By a row's value, how much later its timer is due: now, with a coming batch, a moment before or after one."""
+MARKS = 3
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """Sums what rows bring and registers a timer for each; a negative one forgets the key and its timers. A timer tells
+    what there is, halves the sum and registers the next one. Rows need columns ``v`` and, by event time, ``ts``.
+    """
+
+    mode: TimeMode = "ProcessingTime"
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
+        """Declare a sum that stays and, by the clock, a value, a list and a map that live for a while."""
+        lives = LIVES_MS if self.mode == "ProcessingTime" else dict.fromkeys(LIVES_MS)
+        variables = (
+            Variable("sum", "value", N), Variable("last", "value", N, ttl_ms=lives["last"]),
+            Variable("recent", "list", N, ttl_ms=lives["recent"]),
+            Variable("marks", "map", N, pa.schema([("mark", pa.int64())]), lives["marks"]),
+        )  # fmt: skip
+        columns = ("v", "ts") if self.mode == "EventTime" else ("v",)
+        return Declared(pa.schema([]), OUTPUT, columns, False, time_mode=self.mode, variables=variables)
+
+    def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
+        """See ``ProcessorComputation``."""
+        now_ms = times.now_ms if self.mode == "ProcessingTime" else None
+        return Processing(schema, declare_all(schema), _Ringing(), _Values(now_ms), times, where=where)
+
+
+class _Ringing:
+    """What ``Alarms`` does with one slot's keys: a ``Processor``."""
+
+    def begin(self) -> None:
+        pass
+
+    def enter(self, session: Session) -> None:
+        self._cells: Mapping[str, Any] = session.cells
+        self._timers = session.timers
+
+    def initial(self, key: Key, state: object) -> None:
+        raise NotImplementedError
+
+    def as_of(self, watermark_ms: int | None) -> None:
+        pass
+
+    def rows(self, key: Key, rows: Iterator[Any]) -> Iterable[object]:
+        cells = self._cells
+        for value, now_ms in rows:
+            if value < 0:
+                for due_ms in list(self._timers.list()):
+                    self._timers.delete(due_ms)
+                for each in cells.values():
+                    each.clear()
+                continue
+            mark = (value % MARKS,)
+            cells["sum"].update((_number(cells["sum"].get()) + value,))
+            cells["last"].update((value,))
+            cells["recent"].append((value,))
+            cells["marks"].update(mark, (_number(cells["marks"].get(mark)) + 1,))
+            self._timers.register(now_ms + AFTER_MS[value])
+        yield self._told(key, -1)
+
+    def expired(self, key: Key, due_ms: int) -> Iterable[object]:
+        yield self._told(key, due_ms)
+        total = self._cells["sum"]
+        half = _number(total.get()) // 2
+        if half:
+            total.update((half,))
+            self._timers.register(due_ms + 1_000)
+        else:
+            total.clear()
+
+    def end(self) -> None:
+        pass
+
+    def _told(self, key: Key, due_ms: int) -> dict[str, object]:
+        cells = self._cells
+        recent, marks = [n for (n,) in cells["recent"].get()], sorted((m, n) for (m,), (n,) in cells["marks"].items())
+        held = cells["sum"].get(), cells["last"].get(), recent, marks
+        return {"k": key[0], "due": due_ms, "held": repr(held)}
+
+
+def _number(values: tuple[int] | None) -> int:
+    return values[0] if values else 0
+
+
+class _Values:
+    """Rows as pairs of their value and what time it is: the batch's, or their own. A ``Form``."""
+
+    def __init__(self, now_ms: int | None) -> None:
+        self._now_ms = now_ms
+        self._taken: list[Any] = []
+
+    def keys(self, keys: pa.Table) -> Iterable[Key]:
+        return zip(*(column.to_pylist() for column in keys.columns), strict=True)
+
+    def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        values = rows.column("v").to_pylist()
+        now_ms = self._now_ms
+        times = rows.column("ts").cast(pa.int64()).to_pylist() if now_ms is None else [now_ms] * len(values)
+        pairs = list(zip(values, times, strict=True))
+        return (iter(pairs[start:end]) for start, end in pairwise(positions))
+
+    def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
+        raise NotImplementedError
+
+    def take(self, output: Iterable[object]) -> None:
+        self._taken.extend(output)
+
+    def output(self) -> pa.Table:
+        taken, self._taken = self._taken, []
+        return pa.Table.from_pylist(taken, schema=OUTPUT)
+
+
+class AlarmsOracle:
+    """What ``Alarms`` must hold and tell. ``held`` has by key each element's value and when it is due, by variable and
+    name; ``timers`` are (when due, key).
+    """
+
+    def __init__(self, mode: TimeMode = "ProcessingTime") -> None:
+        self._lives = LIVES_MS if mode == "ProcessingTime" else {}
+        self.held: dict[str, dict[tuple[str, int], tuple[int, int | None]]] = {}
+        self.timers: set[tuple[int, str]] = set()
+        self._count = 0
+        self.fired = self.expired = 0
+
+    def feed(self, rows: Iterable[tuple[str, int, int]], now_ms: int, passes: Sequence[int]) -> list[dict[str, object]]:
+        """Take rows (key, value, what time it is to it) in their order, and let time come to that of each pass; return
+        what is told. ``fired`` and ``expired`` count what this batch did.
+        """
+        touched: dict[str, None] = {}
+        for key, value, row_ms in rows:
+            touched[key] = None
+            self._row(key, value, row_ms, now_ms)
+        told = [self._told(key, -1, now_ms) for key in touched]
+        self.fired = 0
+        for until_ms in passes:
+            for due_ms, key in sorted(timer for timer in self.timers if timer[0] <= until_ms):
+                told.append(self._told(key, due_ms, now_ms))
+                self._fire(key, due_ms)
+        gone = [
+            (key, name)
+            for key, held in self.held.items()
+            for name, (_, due_ms) in held.items()
+            if due_ms is not None and due_ms <= now_ms
+        ]
+        for key, name in gone:
+            del self.held[key][name]
+        self.expired = len(gone)
+        return told
+
+    def state(self) -> dict[object, tuple[object, ...]]:
+        """Return what a store must hold, as ``held_by_key`` gives it."""
+        found: dict[object, list[object]] = {key: [] for key, held in self.held.items() if held}
+        for key, held in self.held.items():
+            for (variable, name), (n, due_ms) in sorted(held.items()):
+                value = {"key": {"mark": name}, "value": {"n": n}} if variable == "marks" else {"n": n}
+                found[key].append((variable, due_ms, value))
+        for due_ms, key in self.timers:
+            found.setdefault(key, []).append((TIMER, due_ms, None))
+        return {key: tuple(sorted(elements, key=repr)) for key, elements in found.items()}
+
+    def _row(self, key: str, value: int, row_ms: int, now_ms: int) -> None:
+        held = self.held.setdefault(key, {})
+        if value < 0:
+            held.clear()
+            self.timers = {timer for timer in self.timers if timer[1] != key}
+            return
+        dues = {name: now_ms + lives for name, lives in self._lives.items()}
+        mark = ("marks", value % MARKS)
+        self._count += 1
+        held["sum", 0] = (self._seen(key, now_ms).get(("sum", 0), 0) + value, None)
+        held[mark] = (self._seen(key, now_ms).get(mark, 0) + 1, dues.get("marks"))
+        held["last", 0] = (value, dues.get("last"))
+        held["recent", self._count] = (value, dues.get("recent"))
+        self.timers.add((row_ms + AFTER_MS[value], key))
+
+    def _fire(self, key: str, due_ms: int) -> None:
+        self.fired += 1
+        half = self.held.get(key, {}).pop(("sum", 0), (0, None))[0] // 2
+        if half:
+            self.held[key]["sum", 0] = (half, None)
+            self.timers.add((due_ms + 1_000, key))
+        self.timers.discard((due_ms, key))
+
+    def _seen(self, key: str, now_ms: int) -> dict[tuple[str, int], int]:
+        held = self.held.get(key, {})
+        return {name: n for name, (n, due_ms) in sorted(held.items()) if due_ms is None or due_ms > now_ms}
+
+    def _told(self, key: str, due_ms: int, now_ms: int) -> dict[str, object]:
+        seen = self._seen(key, now_ms)
+        one = {name: (seen[name, 0],) if (name, 0) in seen else None for name in ("sum", "last")}
+        recent = [n for (variable, _), n in seen.items() if variable == "recent"]
+        marks = [(mark, n) for (variable, mark), n in seen.items() if variable == "marks"]
+        return {"k": key, "due": due_ms, "held": repr((one["sum"], one["last"], recent, marks))}

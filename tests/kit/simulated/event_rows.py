@@ -1,0 +1,186 @@
+"""Rows with an event time, what closes and forgets keys by a watermark, and what it must come to, in plain Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.messages.slot_orders import Watermark
+from riffle_spark.process.blocks.block import Batch, Computation, Declared, Update
+from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from tests.kit.simulated.alarms import Alarms, AlarmsOracle
+from tests.kit.simulated.world import ROWS
+
+__all__ = ["BatchTimes", "EventOracle", "drawn_events", "event_operators"]
+
+EVENTS = pa.schema([*ROWS, ("ts", pa.timestamp("ms"))])
+TOLD = pa.schema([("k", pa.string()), ("n", pa.int64()), ("by", pa.int64())])
+GAP_MS = 1_700
+KEPT_MS = 2_300
+DELAYS_MS = {"closed": 1_000, "once": 2_500, "alarms": 1_500}
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Counts the rows of a key until none came for a while, and tells the count then: ``by`` the watermark, if any."""
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
+        """Declare a count and until when it may grow."""
+        state = pa.schema([("n", pa.int64()), ("until", pa.int64())])
+        return Declared(state, TOLD, ("ts",), per_key_group=False, time_mode="EventTime", due="until")
+
+    def __call__(self, batch: Batch) -> Update:
+        """Count, and put the end off."""
+        keys = batch.keys.num_rows
+        n = np.bincount(batch.codes, minlength=keys) + pc.fill_null(batch.state["n"], 0).to_numpy()
+        until = pc.fill_null(batch.state["until"], 0).to_numpy().copy()
+        np.maximum.at(until, batch.codes, batch.rows["ts"].cast(pa.int64()).to_numpy() + GAP_MS)
+        state, everything = pa.table([pa.array(n), pa.array(until)], ["n", "until"]), np.arange(keys)
+        return Update(_told(batch.keys, n, None), everything, state, everything[:0])
+
+    def expired(self, batch: Batch) -> Update:
+        """Tell counts."""
+        nothing = np.arange(0)
+        told = _told(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)
+        return Update(told, nothing, batch.state.slice(0, 0), nothing)
+
+
+@dataclass(frozen=True)
+class Once:
+    """Lets the first row of a key pass, until its time is over: a ``PlainExpiry``."""
+
+    forgets: bool = True
+
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
+        """Declare until when a key is known."""
+        state = pa.schema([("until", pa.int64())])
+        return Declared(state, TOLD, ("v", "ts"), per_key_group=False, time_mode="EventTime", due="until")
+
+    def __call__(self, batch: Batch) -> Update:
+        """Keep the times of new keys."""
+        first = np.unique(batch.codes, return_index=True)[1]
+        new = np.flatnonzero(~batch.found)
+        rows, passed = batch.rows.take(pa.array(first[new])), batch.keys.take(pa.array(new))
+        until = pa.array(rows["ts"].cast(pa.int64()).to_numpy() + KEPT_MS)
+        return Update(_told(passed, rows["v"].to_numpy(), None), new, pa.table([until], ["until"]), deleted=new[:0])
+
+
+def _told(keys: pa.Table, n: np.ndarray, by: int | None) -> pa.Table:
+    return pa.table([keys["k"], pa.array(n, pa.int64()), pa.repeat(pa.scalar(by, pa.int64()), len(n))], schema=TOLD)
+
+
+def event_operators() -> list[Operator]:
+    """Return what closes, what lets pass once, and timers by event time, each with a watermark of its own."""
+    given: dict[str, Computation] = {"closed": Closed(), "once": Once(), "alarms": Alarms("EventTime")}
+    return [
+        with_watermark(operator_of(store, ["k"], compute, ("at", "v", "ts"), EVENTS), Watermark("ts", DELAYS_MS[store]))
+        for store, compute in given.items()
+    ]
+
+
+def drawn_events(chance: random.Random, version: int, early_ms: int) -> pa.Table:
+    """Draw a batch: order columns out of order, rows that come late, many of them just so or by a millisecond."""
+    newest = early_ms + 1_000 * version + (-9_000 if chance.random() < 0.1 else 0)
+    rows = []
+    for number in range(chance.choice([0, 1, 6, 15])):
+        ts = newest + 500 * chance.randrange(-8, 2) + chance.choice([0, 0, 0, -1, 1])
+        rows.append((f"key-{chance.randrange(12)}", chance.choice([-1, *range(9)]), version * 1_000 + number // 3, ts))
+    chance.shuffle(rows)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 4
+    return pa.table([pa.array(column, f.type) for column, f in zip(columns, EVENTS, strict=True)], schema=EVENTS)
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """What must be known of a batch: late rows, timers that fired, elements that expired, and its record's times."""
+
+    late_rows: int = 0
+    timers_fired: int = 0
+    expired: int = 0
+    watermark_ms: int | None = None
+    late_watermark_ms: int | None = None
+
+
+class EventOracle:
+    """Spark's rules of watermarks, and what ``event_operators`` make of rows by them. ``last_pass``: each batch may be
+    the last one of its run, and closes what its own rows make due.
+    """
+
+    def __init__(self, policy: str, *, last_pass: bool) -> None:
+        self._choose = max if policy == "max" else min
+        self._last_pass = last_pass
+        self._event_times: dict[str, int] = {}
+        self._watermark = self._late = 0
+        self._closed: dict[str, tuple[int, int]] = {}
+        self._once: dict[str, int] = {}
+        self._alarms = AlarmsOracle("EventTime")
+        self.times = BatchTimes()
+
+    def feed(self, stores: Sequence[str], table: pa.Table) -> dict[str, list[dict[str, object]]]:
+        """Take a batch by the operators of these stores; return what each is to tell. ``times`` are those of it."""
+        rows = _in_order(table)
+        reached = self._reached(stores, [ts for _, _, ts in rows])
+        passes = sorted({self._watermark, reached}) if self._last_pass else [self._watermark]
+        in_time = [row for row in rows if row[2] > self._late]
+        fed = {"closed": self._feed_closed, "once": self._feed_once, "alarms": self._feed_alarms}
+        told, expired, fired = dict[str, list[dict[str, object]]](), 0, 0
+        for store in stores:
+            told[store], gone = fed[store](in_time, passes)
+            expired, fired = expired + gone * (store != "alarms"), fired + gone * (store == "alarms")
+        late, self._late = len(rows) - len(in_time), reached if self._last_pass else self._watermark
+        self._watermark = reached
+        self.times = BatchTimes(late * len(stores), fired, expired, reached, self._late)
+        return told
+
+    def state(self) -> dict[str, Mapping[object, tuple[object, ...]]]:
+        """Return what each store must hold."""
+        once: dict[object, tuple[object, ...]] = {key: (until,) for key, until in self._once.items()}
+        return {"closed": dict(self._closed.items()), "once": once, "alarms": self._alarms.state()}
+
+    def _reached(self, stores: Sequence[str], times: Sequence[int]) -> int:
+        if times:
+            self._event_times |= {store: max(*times, self._event_times.get(store, 0)) for store in stores}
+        seen = self._event_times
+        return max(self._watermark, self._choose(seen[s] - DELAYS_MS[s] if s in seen else 0 for s in stores))
+
+    def _feed_closed(self, rows: Sequence[tuple[str, int, int]], passes: Sequence[int]) -> _Fed:
+        for key, _, ts in rows:
+            n, until = self._closed.get(key, (0, 0))
+            self._closed[key] = (n + 1, max(until, ts + GAP_MS))
+        touched = dict.fromkeys(key for key, _, _ in rows)
+        told: list[dict[str, object]] = [{"k": key, "n": self._closed[key][0], "by": None} for key in touched]
+        gone = 0
+        for until_ms in passes:
+            due = [key for key, (_, until) in self._closed.items() if until <= until_ms]
+            told += [{"k": key, "n": self._closed.pop(key)[0], "by": until_ms} for key in due]
+            gone += len(due)
+        return told, gone
+
+    def _feed_once(self, rows: Sequence[tuple[str, int, int]], passes: Sequence[int]) -> _Fed:
+        told: list[dict[str, object]] = []
+        for key, value, ts in rows:
+            if key not in self._once:
+                self._once[key] = ts + KEPT_MS
+                told.append({"k": key, "n": value, "by": None})
+        due = [key for key, until in self._once.items() if until <= passes[-1]]
+        for key in due:
+            del self._once[key]
+        return told, len(due)
+
+    def _feed_alarms(self, rows: Sequence[tuple[str, int, int]], passes: Sequence[int]) -> _Fed:
+        told = self._alarms.feed(rows, 0, passes)
+        return told, self._alarms.fired
+
+
+_Fed = tuple[list[dict[str, object]], int]
+
+
+def _in_order(table: pa.Table) -> list[tuple[str, int, int]]:
+    times = table.column("ts").cast(pa.int64())
+    rows = zip(*(column.to_pylist() for column in (table["at"], table["v"], times, table["k"])), strict=True)
+    return [(key, value, ts) for _, value, ts, key in sorted(rows)]
