@@ -126,6 +126,7 @@ def simulate_command(
     zone_outage.
     """
     from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+    from riffle_spark.protocol.ownership.world_rules import WorldRules
     from riffle_spark.simulate.outcomes import draw, json_of, table_of
     from riffle_spark.simulate.play import Rules, play
     from riffle_spark.simulate.policy import POLICIES
@@ -138,7 +139,7 @@ def simulate_command(
     batches = -int(-world.seconds // world.every) * len(chosen)
     with click.progressbar(length=batches, label=world.name, file=sys.stderr) as bar:
         for name in chosen:
-            rules = Rules(Probes(), Patience(), outside_band)
+            rules = Rules(Probes(), Patience(), outside_band, WorldRules(world))
             outcomes.append(play(world, POLICIES[name], rules, lambda _: bar.update(1)))
     if as_json:
         for outcome in outcomes:

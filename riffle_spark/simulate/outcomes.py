@@ -4,6 +4,7 @@ Pictures are SVG with the same bytes for the same outcomes, so that pages that h
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,15 +12,16 @@ import numpy as np
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.simulate.figures import Json
-from riffle_spark.simulate.play import CAUSES, Outcome
 from riffle_spark.simulate.policy import OURS, POLICIES
-from riffle_spark.simulate.world import Floats, World
+from riffle_spark.simulate.world import Floats, Ints, World
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw", "json_of", "table_of"]
+__all__ = ["CAUSES", "Outcome", "draw", "json_of", "table_of"]
 
+CAUSES: Final = ("no owner", "pause", "restore", "batch")
+"""Why a task stands: nobody has it, its group rebalances or a batch runs again, its state is fetched, another's is."""
 _COLUMNS: Final = ("policy", "rebalances", "moves", "MB fetched", "stopped", "longest", "rows waiting")
 _NOTE: Final = (
     "stopped: task-seconds; longest: seconds for which one task stood; MB fetched: by owners, warm-ups and standbys"
@@ -27,6 +29,39 @@ _NOTE: Final = (
 _COLOURS: Final = ("#5b8ff9", "#f6bd16", "#5ad8a6", "#e8684a", "#9270ca", "#6dc8ec", "#ff9d4d", "#269a99")
 _MB: Final = 1e6
 _POINTS_MAX: Final = 400
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a play came to, as sums and, from ``seconds`` on, batch by batch.
+
+    ``stopped`` are task-seconds by cause, ``longest`` the seconds for which one task stood in one go, ``rows_waiting``
+    the most rows that waited at a time. ``assigned`` counts calls of the assignor, ``unowned`` batches in which members
+    lived and a task had nobody.
+    """
+
+    policy: str
+    assigned: int = 0
+    rebalances: int = 0
+    moves: int = 0
+    bytes_owned: float = 0.0
+    bytes_warmed: float = 0.0
+    bytes_kept: float = 0.0
+    stopped: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    longest: float = 0.0
+    rows_waiting: float = 0.0
+    unowned: int = 0
+    seconds: list[float] = field(default_factory=list)
+    owners: list[Ints] = field(default_factory=list)
+    standing: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+    lacking: list[float] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+
+    @property
+    def task_seconds(self) -> float:
+        """Return for how long tasks stood, all together."""
+        return sum(self.stopped.values())
 
 
 def json_of(world: World, outcome: Outcome, *, history: bool) -> Json:

@@ -5,85 +5,23 @@ A task stands while nobody that lives owns it, while its group rebalances, while
 run in one batch, while any other's owner does.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
-from riffle_spark.assign.model import Assignment, Lag, Member, MemberId, TaskId, View
+from riffle_spark.assign.model import Assignment, Lag, Member, MemberId, TaskId, Traffic, View
+from riffle_spark.simulate.outcomes import CAUSES, Outcome
 from riffle_spark.simulate.policy import Policy
-from riffle_spark.simulate.world import KEPT, NOBODY, OWNED, WARMING, Floats, Ints, World, WorldCopies, WorldEvent
+from riffle_spark.simulate.rules import MeasuredWorld, MemberRules, Rules
+from riffle_spark.simulate.world import KEPT, NOBODY, OWNED, WARMING, Floats, World, WorldCopies, WorldEvent
 
-__all__ = ["CAUSES", "Outcome", "Play", "Probing", "Rules", "Waiting", "play"]
+__all__ = ["Outcome", "Play", "Rules", "play"]
 
-CAUSES: Final = ("no owner", "pause", "restore", "batch")
-"""Why a task stands: nobody has it, its group rebalances or a batch runs again, its state is fetched, another's is."""
-
-
-class Probing(Protocol):
-    """What is asked of the protocol's probes."""
-
-    def assigned(self, assignment: Assignment, now: float) -> None:
-        """Note an assignment."""
-
-    def due(self, assignment: Assignment, lags: Iterable[int], settings: tuple[int, float], now: float) -> bool:
-        """Tell whether to probe."""
-
-
-class Waiting(Protocol):
-    """What is asked of the protocol's patience."""
-
-    def weights_are_outside(self, outside: bool) -> bool:
-        """Note whether work is outside its band; tell whether it has been for long enough."""
-
-    def fall_behind(self, lags: Mapping[tuple[TaskId, MemberId], int]) -> Mapping[tuple[TaskId, MemberId], int]:
-        """Note the standbys' lags; return those that have grown for long enough."""
-
-    def start_over(self) -> None:
-        """Begin to count again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """When a running query assigns anew without a change of members: the protocol's own, which is above this room."""
-
-    probes: Probing
-    patience: Waiting
-    outside_band: Callable[[Mapping[int, float], Mapping[int, MemberId], Mapping[MemberId, int], float], bool]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a play came to, as sums and, from ``seconds`` on, batch by batch.
-
-    ``stopped`` are task-seconds by cause, ``longest`` the seconds for which one task stood in one go, ``rows_waiting``
-    the most rows that waited at a time. ``assigned`` counts calls of the assignor, ``unowned`` batches in which members
-    lived and a task had nobody.
-    """
-
-    policy: str
-    assigned: int = 0
-    rebalances: int = 0
-    moves: int = 0
-    bytes_owned: float = 0.0
-    bytes_warmed: float = 0.0
-    bytes_kept: float = 0.0
-    stopped: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
-    longest: float = 0.0
-    rows_waiting: float = 0.0
-    unowned: int = 0
-    seconds: list[float] = field(default_factory=list)
-    owners: list[Ints] = field(default_factory=list)
-    standing: list[float] = field(default_factory=list)
-    waiting: list[float] = field(default_factory=list)
-    lacking: list[float] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
-
-    @property
-    def task_seconds(self) -> float:
-        """Return for how long tasks stood, all together."""
-        return sum(self.stopped.values())
+_ROW_SECONDS: Final = 1e-6
+"""What a row takes of a core beside the user's code."""
+_PARTS: Final = 1000
 
 
 def play(world: World, policy: Policy, rules: Rules, told: Callable[[float], object] | None = None) -> Outcome:
@@ -109,7 +47,11 @@ class Play:
         self.ids = [one.task.id for one in world.tasks]
         self.tasks = tuple(one.task for one in world.tasks)
         self._usual = np.array([one.rows_per_second for one in world.tasks])
+        self._slot = np.array([*(one.rows_per_second for one in world.members), 0.0])
         self._work = np.array([one.rows_per_second * one.member.slots for one in world.members])
+        self._took = np.array([one.row_seconds for one in world.tasks])
+        self._from = [one.rows_from for one in world.tasks]
+        self._used = {one.member.id: one.disk_used_bytes for one in world.members}
         self._rate, self._backlog = self._usual.copy(), np.zeros(len(self.ids))
         self._paused, self._streak = np.zeros(len(self.ids)), np.zeros(len(self.ids))
         self._lost: dict[MemberId, float] = {}
@@ -119,7 +61,8 @@ class Play:
         self._deferred_until: float | None = None
         self._outside: bool | None = None
         self._events = list(world.events)
-        self.present = policy.assignor(self.view(), world.settings)
+        self.present = Assignment({})
+        self.present = self._assigned()
         self._settle()
 
     def _settle(self) -> None:
@@ -164,6 +107,30 @@ class Play:
             homes={t: home for t, home in self._homes.items() if home in live or home in awaited},
         )  # fmt: skip
 
+    def seen(self) -> MeasuredWorld:
+        """Return what a running query would know of copies, disks, memory and racks after this batch."""
+        view, members, load = self.view(), {one.member.id: one for one in self.world.members}, self._rate
+        live = {name: members[name] for name in self.live}
+        memory = {t: one.memory_bytes * load[t] / (self._usual[t] or 1.0) for t, one in enumerate(self.world.tasks)}
+        kept, owned = dict(self._used), dict.fromkeys(self._used, 0.0)
+        for t, task in enumerate(self.ids):
+            for name in view.lags.get(task, ()):
+                kept[name] += float(self.copies.size[t])
+            if task in view.owners:
+                owned[view.owners[task]] += memory[t]
+        disks = {m: (kept[m] / one.disk_bytes, int(one.disk_bytes)) for m, one in live.items() if one.disk_bytes}
+        taken = {m: min(owned[m], one.memory_bytes) for m, one in live.items() if one.memory_bytes}
+        memories = {m: (int(taken[m]), int(live[m].memory_bytes - taken[m])) for m in taken}
+        sizes = dict(enumerate(map(round, self.copies.size.tolist())))
+        return MeasuredWorld(view, self.present, self.now, live, sizes, memory, self._traffic(), disks, memories)
+
+    def _traffic(self) -> dict[int, Traffic]:
+        """Return where tasks' rows come from, in thousandths of the mean task's rows, for those that tell it."""
+        parts = np.round(_PARTS * self._rate / (self._rate.mean() or 1.0)).astype(int).tolist()
+        return {
+            t: Traffic(parts[t], dict.fromkeys(racks, parts[t]), _PARTS) for t, racks in enumerate(self._from) if racks
+        }
+
     def _living(self, copies: Mapping[TaskId, tuple[MemberId, ...]]) -> dict[TaskId, tuple[MemberId, ...]]:
         kept = {t: tuple(m for m in held if m in self.live) for t, held in copies.items()}
         return {t: held for t, held in kept.items() if held}
@@ -176,10 +143,17 @@ class Play:
     # --- Who comes and goes -------------------------------------------------------------------------------------------
 
     def _struck(self, event: WorldEvent) -> None:
+        chosen = [t for t, task in enumerate(self.ids) if not event.tasks or str(task) in event.tasks]
         if event.kind == "load":
-            chosen = [t for t, task in enumerate(self.ids) if not event.tasks or str(task) in event.tasks]
-            self._rate[chosen] = self._usual[chosen] * event.load
-            self._outside = None
+            self._rate[chosen] = self._usual[chosen] * event.amount
+        elif event.kind == "time":
+            self._took[chosen] = event.amount
+        elif event.kind == "racks":
+            self._from = [event.racks if t in chosen else racks for t, racks in enumerate(self._from)]
+        elif event.kind == "disk":
+            self._used.update(dict.fromkeys(event.members or self.names, event.amount))
+            return
+        self._outside = None
         for member in event.members:
             (self._arrives if event.kind in ("join", "return") else self._goes)(member, event.kind)
 
@@ -250,15 +224,19 @@ class Play:
         settings, rules, present = self.world.settings, self.rules, self.present
         patience = (settings.acceptable_recovery_lag, self.world.protocol["probing_rebalance_interval"])
         warming, behind = self._lags_beside()
-        fired = [rules.probes.due(present, warming, patience, self.now), bool(rules.patience.fall_behind(behind))]
+        slow, acting = rules.patience.fall_behind(behind), self._acting
+        fired = [rules.probes.due(present, warming, patience, self.now), bool(slow) and acting is None]
+        if acting is not None and acting.looks(slow):
+            fired.append(acting.due(self.seen(), slow))
+            for member in acting.emptied:
+                self.copies.kept[self.copies.index[member]].clear()
+        work = self._rate * (1 + self._took / _ROW_SECONDS)
         if self._outside is None:  # nothing that it depends on has changed since it was last known
             owners = {t: self.names[m] for t, m in enumerate(self.copies.owner.tolist())}
             slots = {name: member.slots for name, member in self.live.items()}
-            self._outside = rules.outside_band(
-                dict(enumerate(self._rate.tolist())), owners, slots, settings.balance_band
-            )
+            self._outside = rules.outside_band(dict(enumerate(work.tolist())), owners, slots, settings.balance_band)
         if rules.patience.weights_are_outside(self._outside and not present.warmups):
-            weights = [round(1000 * rate) for rate in self._rate.tolist()]
+            weights = [round(1000 * each) for each in work.tolist()]
             self.tasks = tuple(replace(task, weight=weights[t]) for t, task in enumerate(self.tasks))
             fired.append(True)
         return any(fired)
@@ -274,9 +252,22 @@ class Play:
                 behind[self.ids[t], self.names[m]] = self.copies.lag(t, place)
         return warming, behind
 
+    @property
+    def _acting(self) -> MemberRules | None:
+        return self.rules.acting if self.policy.probes == "rules" else None
+
+    def _assigned(self) -> Assignment:
+        acting = self._acting
+        if acting is None or not acting.looks({}):
+            return self.policy.assignor(self.view(), self.world.settings)
+        seen = self.seen()
+        answer = self.policy.assignor(acting.told(seen), self.world.settings)
+        acting.assigned(answer, seen)
+        return answer
+
     def _rebalance(self) -> None:
         policy, before = self.policy, self.copies.owner
-        self.present = answer = policy.assignor(self.view(), self.world.settings)
+        self.present = answer = self._assigned()
         self.copies.placed(answer, self.live, self.now)
         self._outside = None
         changed = before != self.copies.owner
@@ -318,7 +309,8 @@ class Play:
         self._backlog += self._rate * self.world.swung(self.now) * seconds
         ready, owner = np.where(stopped < seconds, self._backlog, 0.0), self.copies.owner
         able = np.where(self._work > 0, self._work * seconds, np.inf)
-        wanted = np.bincount(owner[owner >= 0], ready[owner >= 0], minlength=len(able))
+        taking = ready * (1 + self._took * self._slot[owner])
+        wanted = np.bincount(owner[owner >= 0], taking[owner >= 0], minlength=len(able))
         share = np.append(np.minimum(1.0, able / np.maximum(wanted, 1e-9)), 0.0)
         done = ready * share[owner] * np.where(np.isinf(np.append(able, np.inf))[owner], 1.0, 1 - stopped / seconds)
         self._backlog -= done

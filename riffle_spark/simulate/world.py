@@ -34,7 +34,7 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Happens = Literal["join", "return", "leave", "lose", "remove", "load"]
+Happens = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]
 NOBODY: Final = -1
 OWNED, KEPT, WARMING = 0, 1, 2
 """Why a member fetches a copy, in the order in which it does."""
@@ -46,27 +46,42 @@ PROTOCOL: Final[Mapping[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class WorldMember:
-    """A member, its host, the bytes it fetches and the rows each of its slots takes in a second (0: any number)."""
+    """A member, its host, the bytes it fetches and the rows each of its slots takes in a second (0: any number).
+
+    ``disk_bytes`` and ``memory_bytes`` are those of its disk and of its Python workers, 0 where nobody looks at them;
+    ``disk_used_bytes`` is what others have on that disk.
+    """
 
     member: Member
     host: str
     restore_bytes_per_second: float
     rows_per_second: float
+    disk_bytes: float = 0.0
+    disk_used_bytes: float = 0.0
+    memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorldTask:
-    """A task, the bytes of its state and of a changed row, and the rows that come for it in a second."""
+    """A task, the bytes of its state and of a changed row, and the rows that come for it in a second.
+
+    ``memory_bytes`` is what its owner's Python workers take for its usual rows, ``row_seconds`` a row's time in a
+    user's code, and ``rows_from`` are the racks that hold a replica of what its rows come from.
+    """
 
     task: Task
     state_bytes: float
     row_bytes: float
     rows_per_second: float
+    memory_bytes: float = 0.0
+    row_seconds: float = 0.0
+    rows_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorldEvent:
-    """What happens at a second: members come or go, or the load of some tasks (none named: of all) changes.
+    """What happens at a second: members come or go; some tasks (none named: all) get ``amount`` times their usual rows,
+    a row takes so many seconds of theirs, or rows come from other racks; others have so many bytes on members' disks.
 
     ``leave`` is a member's own shut-down and is noticed at once, ``lose`` is a crash, ``remove`` is on purpose and for
     good.
@@ -75,8 +90,9 @@ class WorldEvent:
     at: float
     kind: Happens
     members: tuple[MemberId, ...] = ()
-    load: float = 1.0
+    amount: float = 1.0
     tasks: tuple[str, ...] = ()
+    racks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,8 @@ class World:
 
     ``swing`` is by how much the load of a day goes up and down. ``protocol`` are seconds: of a rebalance, until a crash
     is noticed, until a failed batch runs again, between probes, for which a member is waited for, and for which copies
-    stay. ``policies`` are those that are played if nobody asks for others, none: all.
+    stay. ``policies`` are those that are played if nobody asks for others, none: all. ``marks`` are those of disks and
+    memory that differ from their defaults.
     """
 
     name: str
@@ -100,6 +117,16 @@ class World:
     swing: float = 0.0
     protocol: Mapping[str, float] = field(default_factory=lambda: dict(PROTOCOL))
     policies: tuple[str, ...] = ()
+    marks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> bool:
+        """Whether disks, memory or racks of rows are there to be measured."""
+        return (
+            any(one.disk_bytes or one.memory_bytes for one in self.members)
+            or any(one.rows_from for one in self.tasks)
+            or any(event.kind == "racks" for event in self.events)
+        )
 
     def swung(self, now: float) -> float:
         """Return what the load is multiplied with at a second of the day; it is lowest at the beginning."""

@@ -7,6 +7,7 @@ Chance is a hash of the seed and of what is drawn, so that a world is the same w
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -15,6 +16,7 @@ import xxhash
 from riffle_spark import setting_values as values
 from riffle_spark.assign.model import Member, Task, TaskId
 from riffle_spark.errors import UNREADABLE, ConfigError
+from riffle_spark.settings import LINES
 from riffle_spark.simulate.scenario import settings_of
 from riffle_spark.simulate.scenario_file import Json, items_of
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
@@ -31,6 +33,7 @@ _MOST: Final = 100_000
 """Members, tasks or changes that one line may stand for."""
 _NUMBER: Final = re.compile(r"\{(?::0?([1-9]))?\}")
 """Where a name is to have a number, and with how many digits at least."""
+_REMEDY: Final = "correct it; docs/simulator.md tells the format"
 _POSITIVE: Final = values.number(1e-9)
 _TIME: Final = values.seconds(0.001)
 _NOT_LESS: Final = values.number(0)
@@ -42,16 +45,22 @@ _FILE: Final[Mapping[str, values.Check]] = {
 _MEMBER: Final[Mapping[str, values.Check]] = {
     "id": values.text, "count": values.whole(1, _MOST), "threads": values.whole(1), "host": values.text,
     "racks": values.names, "tags": _ANY, "restore_bytes_per_second": _POSITIVE, "rows_per_second": _NOT_LESS,
+    "disk_bytes": _NOT_LESS, "disk_used_bytes": _NOT_LESS, "memory_bytes": _NOT_LESS,
 }  # fmt: skip
 _TASK: Final[Mapping[str, values.Check]] = {
     "subtopology": values.text, "count": values.whole(1, _MOST), "state_bytes": _NOT_LESS, "spread": values.share,
-    "row_bytes": _POSITIVE, "rows_per_second": _NOT_LESS,
+    "row_bytes": _POSITIVE, "rows_per_second": _NOT_LESS, "memory_bytes": _NOT_LESS, "row_seconds": _NOT_LESS,
+    "rows_from": values.names,
 }  # fmt: skip
 _EVENT: Final[Mapping[str, values.Check]] = {
     "at": values.seconds(0), "join": _ANY, "return": values.names, "leave": values.names, "lose": values.names,
     "remove": values.names, "bounce": values.names, "lose_rack": values.text, "return_rack": values.text,
     "down": values.seconds(0), "apart": values.seconds(0), "load": _NOT_LESS, "tasks": values.names,
+    "row_seconds": _NOT_LESS, "rows_from": values.names, "disk_used_bytes": _NOT_LESS, "members": values.names,
 }  # fmt: skip
+_MARKS: Final = ("local_disk_limit", "local_disk_high", "local_disk_flood", "local_memory_limit", "local_memory_high")
+_CHANGES: Final[Mapping[str, Happens]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
+"""Fields of an event that say how much something is from then on."""
 
 
 def chance(seed: int, *what: object) -> float:
@@ -92,11 +101,19 @@ def world_of(content: Json) -> World:
     changes = cast(int, told.get("changes", 0))
     drawn, more = _drawn(changes, seed, seconds, members) if changes else ((), ())
     protocol = _checked("protocol", told.get("protocol") or {}, dict.fromkeys(PROTOCOL, values.seconds(0)), ())
+    config = cast(Json, told["config"])
+    marks = {
+        name: values.checked(name, value, LINES[name].allowed, remedy=_REMEDY, where="config")
+        for name, value in config.items()
+        if name in _MARKS
+    }
     world = World(
         cast(str, told["name"]), seed, seconds, cast(float, told.get("every", 10.0)),
-        settings_of(cast(Json, told["config"])), (*members, *joined, *more), here, tuple(tasks),
+        settings_of({name: value for name, value in config.items() if name not in _MARKS}),
+        (*members, *joined, *more), here, tuple(tasks),
         tuple(sorted((*events, *drawn), key=lambda event: event.at)), cast(float, told.get("swing", 0.0)),
         {**PROTOCOL, **cast("dict[str, float]", protocol)}, tuple(cast("Sequence[str]", told.get("policies") or ())),
+        cast("dict[str, float]", marks),
     )  # fmt: skip
     _check_events(world)
     return world
@@ -106,15 +123,14 @@ def _checked(where: str, part: object, fields: Mapping[str, values.Check], neede
     """Return a part with its values as they are meant; what is null is as if it were not there."""
     if not isinstance(part, Mapping):
         raise TypeError(f"{where} is no object with {', '.join(fields)}")
-    remedy = "correct it; docs/simulator.md tells the format"
     check_known(f"field of {where}", part, tuple(fields), source=where, where=where)
     told = {
-        name: values.checked(name, value, fields[name], remedy=remedy, where=where)
+        name: values.checked(name, value, fields[name], remedy=_REMEDY, where=where)
         for name, value in part.items()
         if value is not None
     }
     if missing := [name for name in needed if name not in told]:
-        raise ConfigError(f"not a world: {where} has no {missing[0]!r}", remedy=remedy, where=where)
+        raise ConfigError(f"not a world: {where} has no {missing[0]!r}", remedy=_REMEDY, where=where)
     return told
 
 
@@ -129,7 +145,8 @@ def _members(each: Json, number: int) -> Iterator[WorldMember]:
         member = Member(name, slots=cast(int, told.get("threads", 1)), rack=rack, tags=tags)
         host = cast(str, told.get("host", "{}")).replace("{}", name)
         bandwidth = cast(float, told.get("restore_bytes_per_second", 50e6))
-        yield WorldMember(member, host, bandwidth, cast(float, told.get("rows_per_second", 0.0)))
+        names = ("rows_per_second", "disk_bytes", "disk_used_bytes", "memory_bytes")
+        yield WorldMember(member, host, bandwidth, *(cast(float, told.get(name, 0.0)) for name in names))
 
 
 def _numbered(name: str, number: int) -> str:
@@ -146,7 +163,9 @@ def _tasks(each: Json, number: int, seed: int) -> Iterator[WorldTask]:
         size, rows = (1 + spread * (2 * chance(seed, what, one) - 1) for what in ("state", "rows"))
         state = cast(float, told["state_bytes"]) * size
         task = Task(one, size=round(state / row_bytes))
-        yield WorldTask(task, state, row_bytes, cast(float, told.get("rows_per_second", 0.0)) * rows)
+        rate, memory, took = (cast(float, told.get(f, 0.0)) for f in ("rows_per_second", "memory_bytes", "row_seconds"))
+        rows_from = tuple(cast("Sequence[str]", told.get("rows_from") or ()))
+        yield WorldTask(task, state, row_bytes, rate * rows, memory, took, rows_from)
 
 
 def _check_once(names: Sequence[str], where: str) -> None:
@@ -178,10 +197,18 @@ def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list
         for step, name in enumerate(cast("Sequence[str]", told.get("bounce") or ())):
             begin = at + step * (down + apart)
             events += [WorldEvent(begin, "leave", (name,)), WorldEvent(begin + down, "return", (name,))]
-        if "load" in told:
-            of = tuple(cast("Sequence[str]", told.get("tasks") or ()))
-            events.append(WorldEvent(at, "load", load=cast(float, told["load"]), tasks=of))
+        events += _changed(at, told)
     return events, joined
+
+
+def _changed(at: float, told: Json) -> Iterator[WorldEvent]:
+    """Yield what changes without a change of members."""
+    tasks, racks, on = (tuple(cast("Sequence[str]", told.get(f) or ())) for f in ("tasks", "rows_from", "members"))
+    for said, happens in _CHANGES.items():
+        if said in told:
+            yield WorldEvent(at, happens, on if happens == "disk" else (), cast(float, told[said]), tasks)
+    if racks:
+        yield WorldEvent(at, "racks", (), 1.0, tasks, racks)
 
 
 def _drawn(
@@ -205,7 +232,7 @@ def _drawn(
             like = members[int(chance(seed, "like", n) * len(members))]
             model = like.member
             new = Member(f"new{n:03}", slots=model.slots, rack=model.rack, tags=model.tags)
-            joined.append(WorldMember(new, new.id, like.restore_bytes_per_second, like.rows_per_second))
+            joined.append(replace(like, member=new, host=new.id))
             here.append(new.id)
             events.append(WorldEvent(at, "join", (new.id,)))
     return tuple(events), tuple(joined)
@@ -218,7 +245,9 @@ def _check_events(world: World) -> None:
     _check_once([one.member.id for one in world.members], "members and those that join")
     for event in world.events:
         where = f"{event.kind} at {event.at:g} s"
-        if event.kind == "load":
+        if event.kind == "disk":
+            check_known("member", event.members, sorted(here), source="disk_used_bytes", where=where)
+        elif event.kind in ("load", "time", "racks"):
             check_known("task", event.tasks, tasks, source="tasks", where=where)
         elif event.kind in ("join", "return"):
             if event.kind == "return":

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from riffle_spark.assign.model import View
 from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+from riffle_spark.protocol.ownership.world_rules import WorldRules
 from riffle_spark.simulate.figures import converge_of
 from riffle_spark.simulate.group import run
 from riffle_spark.simulate.outcomes import json_of
 from riffle_spark.simulate.play import Outcome, Play, Rules, play
 from riffle_spark.simulate.policy import OURS, POLICIES, kip441
+from riffle_spark.simulate.rules import MeasuredWorld
 from riffle_spark.simulate.world import World
 from riffle_spark.simulate.world_file import SHIPPED, read_world, world_of
 from tests.kit.kafka_streams import Family, anchors
@@ -25,14 +28,14 @@ MOST_TASKS = 60
 MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
 
 
-def rules() -> Rules:
+def rules(world: World) -> Rules:
     """Return the rules of a running query."""
-    return Rules(Probes(), Patience(), outside_band)
+    return Rules(Probes(), Patience(), outside_band, WorldRules(world))
 
 
 def played(world: World, policy: str) -> Outcome:
     """Play a world under one policy."""
-    return play(world, POLICIES[policy], rules())
+    return play(world, POLICIES[policy], rules(world))
 
 
 def made(**content: Any) -> World:
@@ -83,7 +86,7 @@ def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() ->
         members=[{"id": f"W{n}", **MEMBER} for n in (1, 2, 3)],
         events=[{"at": 60, "leave": ["W2"]}, {"at": 120, "return": ["W2"]}],
     )
-    game = Play(world, POLICIES["deferred"], rules())
+    game = Play(world, POLICIES["deferred"], rules(world))
     others = game.copies.owner != game.copies.index["W2"]
     while game.now < world.seconds:
         game.step()
@@ -100,7 +103,7 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
         tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
         events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
     )  # fmt: skip
-    game, seen = Play(world, POLICIES["learner"], rules()), []
+    game, seen = Play(world, POLICIES["learner"], rules(world)), []
     before = dict(game.present.owners)
     assert sorted(before.values()) == ["S1", "S1", "S2", "S2", "S3"]
     while game.now < 600:
@@ -211,7 +214,7 @@ def test_property_nothing_is_lost(world: World, policy: str) -> None:
     """Whenever a member lives every task has an owner, under ours at once a living one; times are never less than none
     nor more than there are, and bytes are never less than none.
     """
-    game = Play(world, POLICIES[policy], rules())
+    game = Play(world, POLICIES[policy], rules(world))
     while game.now < world.seconds:
         game.step()
         owners = {game.names[m] for m in game.copies.owner.tolist()}
@@ -270,3 +273,108 @@ def test_the_day_is_as_large_as_it_says() -> None:
     assert sum(len(event.members) for event in world.events) == 20
     assert world.protocol["probing_rebalance_interval"] == 600
     assert read_world("day", seed=6).events != world.events
+
+
+class Off:
+    """Rules about disks, memory, racks and slow standbys that never see a reason, and tell the assignor nothing."""
+
+    emptied: frozenset[str] = frozenset()
+
+    def looks(self, *_: object) -> bool:
+        """See nothing."""
+        return False
+
+    due = looks
+
+    def told(self, seen: MeasuredWorld) -> View:
+        """Return the view as it is."""
+        return seen.view
+
+    def assigned(self, *_: object) -> None:
+        """Note nothing."""
+
+
+def owned_by(done: Outcome, member: int, at: float) -> int:
+    """Return how many tasks a member owned at a second."""
+    return int(done.owners[done.seconds.index(at)][member])
+
+
+def with_and_without(world: World) -> tuple[Outcome, Outcome]:
+    """Play a world under ours, with a running query's rules and without those about members."""
+    off = Rules(Probes(), Patience(), outside_band, Off())
+    return played(world, OURS), play(world, POLICIES[OURS], off)
+
+
+def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
+    """Beyond the high mark copies leave until the disk is below; with room again the member has its share again."""
+    disk = {**MEMBER, "disk_bytes": 1e9, "disk_used_bytes": 5e8}
+    full, free = ({"at": at, "disk_used_bytes": used, "members": ["m0"]} for at, used in ((100, 8.75e8), (1000, 5e8)))
+    disks: dict[str, Any] = {"every": 10, "members": [{"id": "m{}", "count": 3, **disk}], "events": [full, free]}
+    acts, off = with_and_without(made(config={"max_warmup_replicas": 1}, **disks))
+    assert [owned_by(acts, 0, at) for at in (100, 900, 1790)] == [4, 1, 4]
+    assert [owned_by(off, 0, at) for at in (100, 900, 1790)] == [4, 4, 4]
+    later = made(config={"local_disk_high": 0.95, "local_disk_flood": 0.98}, **disks)
+    assert owned_by(played(later, OURS), 0, 900) == 4
+
+
+def test_a_member_short_of_memory_gives_up_what_it_owns() -> None:
+    """Workers that take more for more rows leave nothing on the smallest member: it keeps what it has memory for."""
+    world = made(
+        every=10, config={"max_warmup_replicas": 1}, events=[{"at": 100, "load": 1.25}],
+        members=[{"id": "m0", **MEMBER, "memory_bytes": 5e8}, {"id": "m1", **MEMBER, "memory_bytes": 4e9},
+                 {"id": "m2", **MEMBER, "memory_bytes": 4e9}],
+        tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10, "memory_bytes": 1e8}],
+    )  # fmt: skip
+    acts, off = with_and_without(world)
+    assert [owned_by(acts, 0, at) for at in (100, 900)] == [4, 3]
+    assert owned_by(off, 0, 900) == 4
+
+
+def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> None:
+    """What half the tasks read moves from one rack to the other: owners follow, and uniform rows move nothing."""
+    half = [f"s_{n}" for n in range(6)]
+    world = made(
+        every=10, config={"rack_aware_assignment_strategy": "min_traffic"},
+        members=[{"id": "m{}", "count": 4, "racks": ["a", "b"], **MEMBER}],
+        tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10, "rows_from": ["a", "b"]}],
+        events=[{"at": 100, "rows_from": ["a"], "tasks": half},
+                {"at": 100, "rows_from": ["b"], "tasks": [f"s_{n}" for n in range(6, 12)]}],
+    )  # fmt: skip
+    game = Play(world, POLICIES[OURS], rules(world))
+    while game.now < world.seconds:
+        game.step()
+    racks = {name: member.rack for name, member in game.members.items()}
+    assert all(racks[owner] == ("a" if str(task) in half else "b") for task, owner in game.present.owners.items())
+    moved = [at for at, moves in zip(game.outcome.seconds, game.outcome.moved, strict=True) if moves]
+    assert moved[0] >= 120
+    assert with_and_without(world)[1].moves == played(replace(world, events=()), OURS).moves == 0
+
+
+def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:
+    """It falls behind for ten batches, then another member has it; with the rule off it lacks ever more."""
+    slow = {"threads": 1, "restore_bytes_per_second": 100}
+    world = made(
+        every=10, config={"num_standbys": 1},
+        members=[{"id": "m0", **slow}, {"id": "m1", **MEMBER}, {"id": "m2", **MEMBER}, {"id": "m3", **MEMBER}],
+        tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10}],
+    )  # fmt: skip
+    acts, off = with_and_without(world)
+    assert off.lacking[-1] > 0
+    assert acts.lacking[-1] < off.lacking[-1] / 10
+
+
+def test_a_slow_task_with_few_rows_is_work_outside_its_band() -> None:
+    """A row of one task takes as long as thousands of others: the rest leaves its member; without the rule nothing."""
+    world = made(every=10, events=[{"at": 100, "row_seconds": 6e-5, "tasks": ["s_0"]}])
+    acts = played(world, OURS)
+    heavy = int(acts.owners[-1].min())
+    assert (acts.moves > 0, heavy) == (True, 1)
+    off = play(world, POLICIES[OURS], Rules(Probes(), Patience(), lambda *_: False, WorldRules(world)))
+    assert off.moves == 0
+
+
+def test_time_in_the_users_code_is_taken_from_what_a_slot_can_do() -> None:
+    """Where a row takes as long again as a slot has for one, half as many are taken in."""
+    slow = {**MEMBER, "rows_per_second": 50}
+    world = made(members=[{"id": "m{}", "count": 3, **slow}], events=[{"at": 100, "row_seconds": 1 / 50}], seconds=200)
+    assert played(world, "static").waiting[-1] == pytest.approx(100 * (120 - 3 * 25), rel=0.02)

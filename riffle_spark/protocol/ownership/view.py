@@ -13,7 +13,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["GROUP", "Situation", "assign_settings", "recorded", "task", "view_of"]
+__all__ = ["GROUP", "Situation", "assign_settings", "recorded", "room_of", "task", "view_of"]
 
 GROUP = "query"
 """All stores of a query are one co-location group: a key-group of theirs has one owner."""
@@ -97,7 +97,7 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     live = frozenset(members.live)
     awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
-    room, needs = _room(situation, settings)
+    room, needs = room_of(situation, settings)
     return model.View(
         members=tuple(
             replace(living.member(), memory_bytes=room.get(name)) for name, living in sorted(members.live.items())
@@ -117,7 +117,7 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     )
 
 
-def _room(situation: Situation, settings: Settings) -> tuple[dict[model.MemberId, int], dict[int, int]]:
+def room_of(situation: Situation, settings: Settings) -> tuple[dict[model.MemberId, int], dict[int, int]]:
     """Return the bytes of copies that fit on each member, and those of each key-group: on disks where not all would fit
     on each; else in memory where that may be short; else none. What is there already fits, also where it counts as the
     largest.
