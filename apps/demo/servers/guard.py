@@ -65,12 +65,12 @@ def _sweep() -> None:
 
 
 def _run(grace_seconds: float, command: list[str]) -> int:
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    asked = list[bool]()  # No event: its lock may be this thread's own as the signal comes, which then waits for ever.
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_set_at_end_of_input, args=(ending,), daemon=True).start()
-    while child.poll() is None and not ending.wait(POLL_SECONDS):
-        pass
+    threading.Thread(target=_tell_at_end_of_input, args=(asked,), daemon=True).start()
+    while child.poll() is None and not asked:
+        time.sleep(POLL_SECONDS)
     if child.poll() is None:
         child.terminate()
         _wait(child, grace_seconds)
@@ -85,10 +85,10 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
         return
 
 
-def _set_at_end_of_input(ending: threading.Event) -> None:
+def _tell_at_end_of_input(asked: list[bool]) -> None:
     while os.read(0, 4096):
         pass
-    ending.set()
+    asked.append(True)
 
 
 def _main() -> int:

@@ -35,6 +35,8 @@ def unpacked(text: str) -> pa.Schema:
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
         check_names(schema)
+        if len(set(schema.names)) < len(schema.names):
+            raise ValueError("a column stands there twice")
     except (pa.ArrowException, OSError, *UNREADABLE) as error:
         raise CorruptStateError(
             f"the columns of a state cannot be read from their text: {error}", remedy=_REMEDY, where="schemas"

@@ -26,6 +26,27 @@ while len(child.pids()) < 2: time.sleep(0.01)
 print(*child.pids(), flush=True)
 time.sleep(1000)
 """
+# Processes that wait as the guard does, each told to stop at another line of more than one turn of the waiting.
+TOLD_AT_LINES = """
+import os, signal, sys
+from apps.demo.servers import guard
+
+def run(number):
+    waits = False
+    def at_line(frame, event, _):
+        nonlocal number, waits
+        waits = waits or frame.f_code is guard._run.__code__ and "child" in frame.f_locals
+        number -= waits and event == "line"
+        if waits and number == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return at_line
+    signal.alarm(10)
+    sys.settrace(at_line)
+    os._exit(0 if guard._run(1, ["sleep", "30"]) else 1)
+
+told = [os.fork() or run(number) for number in range(1, 151, 2)]
+sys.exit(any([os.waitpid(child, 0)[1] for child in told]))
+"""
 
 
 def test_stop_ends_a_child_that_ignores_it_and_its_detached_grandchild(tmp_path: Path) -> None:
@@ -78,6 +99,12 @@ def test_a_slow_start_is_bounded(tmp_path: Path) -> None:
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     """Wait returns what the command returned."""
     assert Child(Launch("it", ["sh", "-c", "exit 7"], tmp_path / "log")).wait(60) == 7
+
+
+def test_a_guard_obeys_wherever_it_is_told() -> None:
+    """At no line of its waiting does the signal find a lock that its own thread has, and wait for it for ever."""
+    with subprocess.Popen([sys.executable, "-c", TOLD_AT_LINES], stdin=subprocess.PIPE) as told:
+        assert told.wait(60) == 0
 
 
 def _started(folder: Path, command: list[str]) -> Child:

@@ -26,9 +26,8 @@ def kill(victims: list[str]) -> None:
         os.kill(executor_processes()[victim], signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("dying", "runs"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 2)], ids=["one holder", "both holders"]
-)
+@pytest.mark.long  # That two executors have each row, and that both are a loss, is seen in test_sink_losses.py, too.
+@pytest.mark.parametrize(("dying", "runs"), [(1, 1), (2, 2)], ids=["one holder", "both holders"])
 def test_rows_are_lost_only_with_all_who_hold_them(spark: SparkSession, tmp_path: Path, dying: int, runs: int) -> None:
     """One dead holder costs nothing, and the sink reads on; when both are dead, the batch comes again, and is exact."""
     kept, calls = Kept(), list[str]()

@@ -15,7 +15,7 @@ import pytest
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.simulate.world_file import world_of
 from riffle_spark.state.formats import part_codec
-from riffle_spark.state.formats.arrow_schemas import unpacked
+from riffle_spark.state.formats.arrow_schemas import packed, unpacked
 from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode
 from tests.kit.folders import CHECKOUT
@@ -78,6 +78,12 @@ def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
             part_codec.opened(data.replace(name, wrong), "part")
         with pytest.raises(CorruptStateError, match="cannot be read"):
             unpacked(base64.b64encode(schema.replace(name, wrong)).decode())
+
+
+def test_a_schema_has_no_column_twice() -> None:
+    """Its columns are asked for by name."""
+    with pytest.raises(CorruptStateError, match="a column stands there twice"):
+        unpacked(packed(pa.schema([("count", pa.int64()), ("n", pa.int8()), ("count", pa.int8())])))
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "", "log", "a\0b", "é", "x" * 65, "a..b"])
