@@ -39,8 +39,10 @@ _SHORT_WAITS_MS = {
     "spark.locality.wait.process": 1000, "spark.locality.wait.node": 0, "spark.locality.wait.rack": 0,
 }  # fmt: skip
 """As long as a piece of upkeep may keep the one core of an executor that lives."""
-_NO_MEMORY = re.compile(r"(?:Arrow)?MemoryError\b[^\n]*")
-"""As Python says it at the end of a traceback, where a process may not have more memory."""
+_NO_MEMORY = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+((?:pyarrow\.lib\.Arrow)?MemoryError(?::[^\n]*)?)(?:\n|$)"
+)
+"""As Python ends a traceback where a process may not have more memory; errors that only speak of one are none."""
 _hurrying = threading.Lock()
 _before: list[dict[str, str | None]] = []
 """How each query in a hurry found Spark's waits: the last sets them as they were for the first."""
@@ -218,7 +220,7 @@ def _memory_named() -> Iterator[None]:
         found = _NO_MEMORY.search(str(error))
         if found is None:
             raise
-        raise beyond_memory(found[0]) from error
+        raise beyond_memory(found[1]) from error
 
 
 class _Watch:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
+from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine.jvm import configured
 from riffle_spark.spark.engine.tagged_jobs import Losses
 
@@ -70,3 +73,25 @@ def test_nobody_who_hurries_waits_longer(spark: SparkSession, usual: dict[str, s
         assert configured(spark, usual) == usual
     finally:
         configured(spark, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (MemoryError(), ConfigError),
+        (pa.ArrowMemoryError("realloc of size 64 failed"), ConfigError),
+        (ValueError("MemoryError: is no page"), PythonException),
+        (ValueError("what came is\nMemoryError"), PythonException),
+    ],
+    ids=["Python's", "Arrow's", "a word", "a line"],
+)
+def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
+    spark: SparkSession, error: Exception, raised: type[Exception]
+) -> None:
+    """Only how a traceback of a task's ends counts."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        raise error
+
+    with pytest.raises(raised), Losses(spark, 1).watched(()):
+        spark.range(1).mapInArrow(read, "id long").collect()
