@@ -152,14 +152,15 @@ def main(told: Told) -> None:
     """Run the queries until the first one ends."""
     builder = SparkSession.builder.appName("chaos")
     spark = riffle.configure(builder, kafka=False).getOrCreate()
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    asked_to_end = list[bool]()  # No event: its lock may be this thread's own as the signal comes.
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
     riffle.warm_up(spark, riffle.Settings(**told.settings))
     driver = Driver(spark, told)
     driver.start()
     asked = Path(told.folder) / "asked"
     threading.Thread(target=driver.obey, args=(asked,), daemon=True).start()
-    while not ending.wait(POLL_SECONDS):
+    while not asked_to_end:
+        time.sleep(POLL_SECONDS)
         if len(spark.streams.active) < len(QUERIES):
             spark.streams.awaitAnyTermination(1)
             sys.exit("a query ended")
