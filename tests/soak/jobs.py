@@ -16,12 +16,24 @@ from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.event_rows import BatchTimes, EventOracle, drawn_events, event_operators
 from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
 
-__all__ = ["JOBS", "Job", "same"]
+__all__ = ["JOBS", "Drawn", "Job", "same"]
 
 BATCH_MS = 1_000
 """So much later than the one before is each batch, as ``World.incoming`` has it."""
 Rows = list[dict[str, object]]
 State = Mapping[object, tuple[object, ...]]
+
+
+class Drawn(random.Random):
+    """The chance that draws a job. Each batch has its own, by the line of history that it was run on first."""
+
+    def __init__(self, seed: int, origins: Sequence[int]) -> None:
+        super().__init__(seed)
+        self._seed, self._origins = seed, origins
+
+    def of(self, version: int) -> random.Random:
+        """Return what draws a batch."""
+        return random.Random(f"{self._seed}/{self._origins[version]}/{version}")
 
 
 @dataclass(frozen=True)
@@ -70,14 +82,14 @@ def same(found: object, wanted: object, what: str) -> None:
     assert found == wanted, f"{what} is {found}, not {wanted}"
 
 
-def columns_of_keys(chance: random.Random, batches: int) -> Job:
+def columns_of_keys(chance: Drawn, batches: int) -> Job:
     """Draw running totals, a function for which order matters, and sometimes a cache beside them."""
     operators = [totals(), tails()]
     if chance.random() < 0.3:
         operators.append(
             replace(operator_of("seen", ["k"], aggregate(count=count()), (), totals().rows), durable=False)
         )
-    rows = [drawn_batch(chance, version) for version in range(batches)]
+    rows = [drawn_batch(chance.of(version), version) for version in range(batches)]
     oracle, contents, outputs = Oracle(), list[Mapping[str, State]](), list[Mapping[str, Rows]]()
     for batch in rows:
         oracle.feed(batch)
@@ -96,15 +108,15 @@ def columns_of_keys(chance: random.Random, batches: int) -> Job:
     return Job(operators, rows, contents, outputs)
 
 
-def sealed_columns(chance: random.Random, batches: int) -> Job:
+def sealed_columns(chance: Drawn, batches: int) -> Job:
     """Draw the same, delivered after the commit."""
     return replace(columns_of_keys(chance, batches), settings={"deliver_after_commit": True})
 
 
-def timers(chance: random.Random, batches: int) -> Job:
+def timers(chance: Drawn, batches: int) -> Job:
     """Draw a processor with timers by the clock and values that live for a while."""
     operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
-    rows, oracle = [drawn_batch(chance, version) for version in range(batches)], AlarmsOracle()
+    rows, oracle = [drawn_batch(chance.of(version), version) for version in range(batches)], AlarmsOracle()
     contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
     for version, batch in enumerate(rows):
         now_ms = BATCH_MS * version
@@ -115,14 +127,14 @@ def timers(chance: random.Random, batches: int) -> Job:
     return Job([operator], rows, contents, outputs, times=times)
 
 
-def events(chance: random.Random, batches: int) -> Job:
+def events(chance: Drawn, batches: int) -> Job:
     """Draw what closes by event time: counts, de-duplication and timers, of which some join the query late or pause."""
     operators = chance.sample(event_operators(), chance.choice([1, 2, 3]))
     policy, last_pass = chance.choice(["min", "min", "max"]), chance.random() < 0.25
     absences = [range(0), range(batches // 2), range(batches // 2, batches // 2 + 1)]
     absent = {one.store: chance.choice(absences) for one in operators[1:]}
     incoming = {"watermark_policy": policy, "available_now": last_pass}
-    job = Job(operators, [drawn_events(chance, version, 20_000) for version in range(batches)], [], [])
+    job = Job(operators, [drawn_events(chance.of(version), version, 20_000) for version in range(batches)], [], [])
     job = replace(job, incoming=incoming, absent=absent)
     oracle, named = EventOracle(policy, last_pass=last_pass), [one.store for one in operators]
     contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
@@ -134,12 +146,12 @@ def events(chance: random.Random, batches: int) -> Job:
     return replace(job, contents=contents, outputs=outputs, times=times)
 
 
-def sealed_events(chance: random.Random, batches: int) -> Job:
+def sealed_events(chance: Drawn, batches: int) -> Job:
     """Draw the same, delivered after the commit."""
     return replace(events(chance, batches), settings={"deliver_after_commit": True})
 
 
-JOBS: Mapping[str, Callable[[random.Random, int], Job]] = {
+JOBS: Mapping[str, Callable[[Drawn, int], Job]] = {
     "columns": columns_of_keys, "sealed": sealed_columns, "timers": timers, "events": events,
     "sealed events": sealed_events,
 }  # fmt: skip

@@ -23,12 +23,12 @@ from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
-from tests.kit.simulated.invariants import History
 from tests.kit.simulated.placement_invariants import watch_the_cleaner
 from tests.kit.simulated.world import World
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
 from tests.soak.jobs import JOBS, same
+from tests.soak.lines import Lines, LinesHistory, Remedies
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
@@ -49,7 +49,7 @@ class _Program(Process):
     def __init__(self, name: str, run_id: str) -> None:
         super().__init__(name)
         self.run_id = run_id
-        self.ended = False
+        self.ended = self.claimed = False
 
 
 class Schedule(World):
@@ -65,7 +65,8 @@ class Schedule(World):
         self.aimed = bool(aims)
         chance = random.Random(seed)
         self.kind = job or chance.choice(list(JOBS))
-        self.job = JOBS[self.kind](chance, chance.choice([3, 4, 4, 8]))
+        self.lines = Lines(seed, self.kind, chance.choice([3, 4, 4, 8]))
+        self.job = self.lines.jobs[0]
         settings = {"orphan_scan_interval": chance.choice([1, 60, 600]), **drawn_settings(chance), **self.job.settings}
         super().__init__(
             local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, snapshot_chain_links=2,
@@ -86,7 +87,9 @@ class Schedule(World):
         self.sinks: Any = {
             one.store: SoakSink(self.scheduler, partial(self._delivered, one.store)) for one in self.operators
         }
-        self.log_seen = History(self)
+        self.log_seen = LinesHistory(self)
+        self.log_seen.lines = self.lines
+        self.remedies = Remedies(self, local_dir)
         self.operator = Disturbances(self, chance, self._say)
         self.skew_ms = 0
         self.committed = -1
@@ -124,6 +127,7 @@ class Schedule(World):
             watch_the_cleaner(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+            self.remedies.plant(patch)
             patch.setattr(log, "FULL_EVERY", 4)
             patch.setattr(retention, "FULL_EVERY", 4)
             try:
@@ -136,18 +140,22 @@ class Schedule(World):
     # --- actors -------------------------------------------------------------------------------------------------------
 
     def _drive(self, program: _Program) -> None:
-        version = self.committed + 1
+        version, line = self.committed + 1, self.remedies.line
+        job = self.lines.jobs[line]
         try:
             while version <= self.last:
                 self._step("begins")
-                incoming = self.incoming(version, run_id=program.run_id, **self.job.incoming)
-                operators = self.job.operators_of(version)
-                work = SoakWork(self.cluster, self.job.batches[version], operators, self.sinks, {})
+                offsets = f"offsets-{self.lines.origin(line, version)}-{version}"
+                incoming = self.incoming(version, run_id=program.run_id, offsets=offsets, **job.incoming)
+                operators = job.operators_of(version)
+                work = SoakWork(self.cluster, job.batches[version], operators, self.sinks, {})
                 report = program.driver.process(incoming, operators, work)
                 self._step("batch done")
-                self._holds(partial(self.job.check, report))
+                program.claimed = True
+                self._holds(partial(job.check, report))
                 self._say(f"{program.name}, batch {version}: {report.decision}")
-                self.committed = max(self.committed, version)
+                if line == self.remedies.line:
+                    self.committed = max(self.committed, version)
                 version += 1
             program.ended = True
         except RiffleError as error:
@@ -171,6 +179,8 @@ class Schedule(World):
         while self.committed < self.last:
             steps = self.scheduler.count + self.chance.choice([10, 50, 250])
             self.scheduler.wait(lambda: self.scheduler.count >= steps or self.committed >= self.last, 30.0)  # noqa: B023
+            if self.remedies.at_work() or self.remedies.begins():
+                continue
             if not self._driving() or (len(self._driving()) < MOST_DRIVERS and self._often("second driver", 0.04)):
                 self.start()
             if self._often("executors", 0.1):
@@ -186,6 +196,7 @@ class Schedule(World):
             self._stop(program)
         self.last += 1
         self.scheduler.switches = 0.1
+        self.remedies.finish()
         self.start()
         self.scheduler.wait(lambda: self.committed >= self.last or not self._driving(), REST_SECONDS)
         assert self.committed >= self.last, "the query cannot go on"
@@ -200,7 +211,7 @@ class Schedule(World):
         )
 
     def _zombies(self) -> list[Actor]:
-        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, "late put")]
+        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, "late put", "operator")]
 
     def _let_go(self) -> None:
         """Let whoever hangs go on."""
@@ -259,7 +270,7 @@ class Schedule(World):
 
     def _crash(self, actor: Actor) -> None:
         """End the driver; or a task alone, as where Python's worker dies, or the executor with all its tasks."""
-        if isinstance(actor.process, _Program):
+        if not actor.process.executor:
             self._stop(actor.process)
         elif self.chance.random() < 0.5:
             self.files.forget_process(f"{self.home.application}/{actor.process.executor}")
@@ -316,7 +327,7 @@ class Schedule(World):
             self.scheduler.broke(failure)
 
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
-        self._holds(partial(self.job.check_delivery, store, rows.to_pylist(), delivery.batch_id))
+        self._holds(partial(self.lines.check_delivery, store, rows, delivery))
 
     def _check_expected(self, error: RiffleError) -> None:
         """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
@@ -330,13 +341,9 @@ class Schedule(World):
     def _compare(self) -> None:
         """Compare state, sinks and what is stored with what they should be."""
         self.log_seen.look()
-        contents = dict(enumerate(self.job.contents))
-        self.log_seen.check_copies(contents)
-        self.job.check_records(self.log_seen.records.values())
-        for store, state in contents[self.last].items():
+        self.log_seen.check_copies({})
+        for record in self.log_seen.records.values():
+            self.lines.jobs[record.rollbacks].check_records([record])
+        for store, state in self.lines.jobs[-1].contents[self.last].items():
             same(self.state(store), dict(state), f"the state of {store}")
-        for store in self.job.contents[0]:
-            for version in range(len(self.job.outputs)):
-                got = self.sinks[store].by_id.get(f"query/0/{version}")
-                self.job.check_delivery(store, [] if got is None else got.to_pylist(), version)
-            assert len(self.sinks[store].by_id) <= len(self.job.batches), "a delivery under an id of its own"
+        self.lines.check_sinks(self.sinks, self.remedies.lost if self.settings.deliver_after_commit else ())

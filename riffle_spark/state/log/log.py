@@ -97,25 +97,32 @@ class Log:
         raise _no_end(first)
 
     def _open_broken(self, sequences: list[int]) -> Record:
-        """Take the newest record that can be read, to be followed by one after the newest there is.
-
-        Each record in between may have been a claim: the epoch counts on for it.
+        """Take the newest record that can be read, to be followed by one after the newest there is. Each record in
+        between may have been a claim: the epoch counts on for it.
         """
         last = sequences[-1]
-        raw = self._got(paths.record(last)) or b""
+        raw = self._lies_there(last)
         for sequence in reversed(sequences):
             try:
-                record = self.read(sequence)
-                full = record if record.full == sequence else self.read(record.full)
+                record = full = decode(self._lies_there(sequence), "")
+                if record.full != sequence:
+                    full = decode(self._lies_there(record.full), "")
                 manifest = joined(record, full.entries)
             except CorruptStateError:
                 continue
             self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
-            self.manifest, self._base, self._digest = manifest, manifest.entries, digest(raw)
-            self._full = full
+            self.manifest, self._base, self._full, self._digest = manifest, manifest.entries, full, digest(raw)
             return self.tail
         remedy = "restore the log's objects from a backup, or use another root and replay the input"
         raise CorruptStateError("no record of the log can be read", remedy=remedy, where=self._root)
+
+    def _lies_there(self, sequence: int) -> bytes:
+        """Return a record's bytes as they come twice: what was damaged on its way only is nothing to pass over."""
+        name = paths.record(sequence)
+        data = self._got(name)
+        if data != self._got(name):
+            raise UnavailableError("a record comes with other bytes each time", remedy="run this again", where=name)
+        return data or b""
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
         name = paths.record(sequences[-1])
@@ -299,11 +306,10 @@ class Log:
             except UnavailableError as error:
                 trouble = error
                 continue
-            if found is None:
-                continue
             if found == data:
                 return
-            raise self._fenced(record)
+            if found is not None:
+                raise self._fenced(record)
         raise UnavailableError(
             f"it is unclear whether record {record.sequence} was committed to {self._root}",
             remedy="make the store reachable and restart the query: the record is read before anything is run again",
@@ -325,14 +331,10 @@ class Log:
         full = tail is None or draft.kind in ("rollback", "adopt", "dispatch") or sequence - tail.full >= FULL_EVERY
         changed = {a: e.since(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
         return replace(
-            draft,
-            sequence=sequence,
-            previous=self._digest,
-            full=sequence if full or tail is None else tail.full,
-            entries=manifest.entries if full else changed,
+            draft, sequence=sequence, previous=self._digest, full=sequence if full or tail is None else tail.full,
+            entries=manifest.entries if full else changed, weights=self._weights(draft, full=full),
             members=(draft.members or (self._full.members if self._full else ())) if full else (),
-            weights=self._weights(draft, full=full),
-        )
+        )  # fmt: skip
 
     def _weights(self, draft: Record, *, full: bool) -> Mapping[str, object]:
         """Return what a record tells of load: all if it is full, else what is not measurement and has changed."""
@@ -343,8 +345,6 @@ class Log:
 
 
 def _no_end(first: int) -> UnavailableError:
-    return UnavailableError(
-        f"the log has more than {_LATER_MAX} records from {first} on, and grows faster than it is read",
-        remedy="none if a later try finds its end; else look which driver writes to it",
-        where=paths.record(first),
-    )
+    problem = f"the log has more than {_LATER_MAX} records from {first} on, and grows faster than it is read"
+    remedy = "none if a later try finds its end; else look which driver writes to it"
+    return UnavailableError(problem, remedy=remedy, where=paths.record(first))

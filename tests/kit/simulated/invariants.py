@@ -68,6 +68,8 @@ class History:
     def _check_follows(self, old: Record, before: Manifest, new: Record, after: Manifest) -> None:
         assert new.previous == digest(self.bytes[old.sequence]), "I3: the record does not name the one before"
         assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
+        retained = max(new.sequence - self.world.settings.retained_versions + 1, old.promised, 0)
+        assert new.promised <= retained, "fewer records than retained_versions are promised"
         if new.kind == "claim":
             assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
             assert after.entries == before.entries, "I3: a claim changed the state"
@@ -80,6 +82,9 @@ class History:
                 assert entry.head == before.entry(*address).head, "I3: a will changed the state"
                 _check_entry(before.entry(*address), entry, replace(new, version=-2))
             return
+        if new.kind == "rollback":
+            self._check_taken_back(old, new, after)
+            return
         assert new.kind == "batch"
         assert new.epoch == old.epoch, "I4: a driver that did not claim last has committed"
         assert new.version == old.version + 1, "I3: batches are committed one after the other"
@@ -87,6 +92,13 @@ class History:
         assert set(before.entries) <= set(after.entries)
         for address, entry in after.entries.items():
             _check_entry(before.entry(*address), entry, new)
+
+    def _check_taken_back(self, old: Record, new: Record, after: Manifest) -> None:
+        assert new.target is not None
+        assert (new.epoch, new.rollbacks) == (old.epoch + 1, old.rollbacks + 1), "I4: a rollback raises the epoch"
+        assert new.version == self.records[new.target].version
+        assert after.entries == self.manifests[new.target].entries, "I3: a rollback leads to what never was"
+        assert new.orders == old.orders, "a rollback forgot what operators asked for"
 
     def check_listed_objects(self) -> None:
         """I5: what a retained record lists is there and is what was written."""
@@ -132,9 +144,13 @@ class History:
             return False
         assert head in self.heads[address], f"I2: {address} of {folder.member} is at {head}, which was never committed"
         held = held_by_key(_still_there(table, operator.schema.due, self.timers[address, head]))
-        wanted = of_key_group(contents[head.version][store], key_group, self.world.settings.key_groups)
+        wanted = of_key_group(self._contents_at(head, contents)[store], key_group, self.world.settings.key_groups)
         assert held == wanted, f"I2: {address} of {folder.member} at {head} holds {held}, not {wanted}"
         return True
+
+    def _contents_at(self, head: Head, contents: Contents) -> Mapping[str, Mapping[object, tuple[object, ...]]]:
+        """Return what every key should hold at a head."""
+        return contents[head.version]
 
 
 def _still_there(table: pa.Table, due: str | None, timer_ms: int | None) -> pa.Table:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.memory import MemoryStore
-from tests.kit.state.drawn_records import ROOT, grown, opened
+from tests.kit.state.drawn_records import ROOT, drafted, grown, opened
 
 
 def altered(store: MemoryStore, sequence: int, change: Callable[[bytes], bytes]) -> None:
@@ -33,6 +34,33 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     newest = Log(store, ROOT).open(broken=True)
     assert newest is not None
     assert newest.sequence == 5
+
+
+def test_a_rollback_passes_over_no_record_that_was_damaged_on_its_way_only() -> None:
+    """Its record would follow bytes that nobody wrote, and no driver would start on it. What lies there broken is."""
+
+    class Flipping(MemoryStore):
+        """Flips a bit in the nth answer."""
+
+        def __init__(self, nth: int) -> None:
+            super().__init__()
+            self.left = nth
+
+        def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+            self.left -= 1
+            data = super().get(name, start, length)
+            return data[:-1] + bytes([data[-1] ^ 1]) if data and not self.left else data
+
+    for nth in range(1, 6):
+        store = Flipping(-1)
+        log = grown(store, 3)
+        store.left = nth
+        with contextlib.suppress(UnavailableError):
+            again = Log(store, ROOT)
+            assert again.open(broken=True) == log.tail
+            again.append(drafted("next", 3), log.manifest)
+        store.left = -1
+        opened(store)
 
 
 def test_a_lost_full_record_is_named() -> None:

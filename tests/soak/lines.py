@@ -1,0 +1,202 @@
+"""Lines of a query's history, each with what plain Python computes of it, and the operator who takes the query back to
+an earlier batch: a line goes on from a batch of another one with rows of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
+from riffle_spark.offline import recovery
+from riffle_spark.protocol.batch.records import Stamp
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.state.log.manifest import Head
+from riffle_spark.state.log.record import Record
+from riffle_spark.testing import SimSink
+from tests.kit.simulated.invariants import History
+from tests.soak.jobs import JOBS, Drawn, Job
+from tests.soak.scheduler import FOREVER, Actor, Process
+
+__all__ = ["Lines", "LinesHistory", "Remedies"]
+
+MOST_REMEDIES = 3
+
+
+class Lines:
+    """One job for each line, by how often the query was taken back before it."""
+
+    def __init__(self, seed: int, kind: str, batches: int) -> None:
+        self._seed, self._kind, self._batches = seed, kind, batches
+        self._origins = [[0] * batches]
+        self.jobs = [self._job(0)]
+
+    def _job(self, line: int) -> Job:
+        return JOBS[self._kind](Drawn(self._seed, self._origins[line]), self._batches)
+
+    def begin(self, parent: int, version: int) -> None:
+        """Begin the next line after a batch of another one."""
+        line = len(self.jobs)
+        self._origins.append([*self._origins[parent][: version + 1], *[line] * (self._batches - version - 1)])
+        self.jobs.append(self._job(line))
+
+    def origin(self, line: int, version: int) -> int:
+        """Return the line that a batch of a line was run on first: there it has its rows and its delivery from."""
+        return self._origins[line][version] if version >= 0 else 0
+
+    def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
+        """Compare what a sink is given with what it should be."""
+        query, line, version = delivery.id.split("/")
+        assert (query, int(version)) == ("query", delivery.batch_id), f"a delivery under the id {delivery.id}"
+        assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
+        self._check(store, rows, int(line), int(version))
+
+    def check_sinks(self, sinks: Mapping[str, SimSink], lost: Iterable[str]) -> None:
+        """Compare what sinks hold by delivery id with what the newest line should have brought; those ``lost`` may be
+        missing: a rollback went on after them before they were delivered.
+        """
+        line, excused = len(self.jobs) - 1, set(lost)
+        for store in self.jobs[0].outputs[0]:
+            for version in range(self._batches):
+                name = f"query/{self.origin(line, version)}/{version}"
+                got = sinks[store].by_id.get(name)
+                if got is not None or name not in excused:
+                    self._check(store, got, line, version)
+
+    def _check(self, store: str, rows: pa.Table | None, line: int, version: int) -> None:
+        self.jobs[line].check_delivery(store, [] if rows is None else rows.to_pylist(), version)
+
+
+class LinesHistory(History):
+    """A log that may be taken back: its lines begin where its records say so."""
+
+    lines: Lines
+
+    def _note(self, sequence: int, record: Record, log: Any) -> None:
+        super()._note(sequence, record, log)
+        if record.kind == "rollback":
+            assert record.target is not None
+            self.lines.begin(self.records[record.target].rollbacks, record.version)
+
+    def _contents_at(self, head: Head, contents: Any) -> Any:  # noqa: ARG002 - there are several lines
+        epoch = int(head.attempt.split("-")[0])
+        line = next(record.rollbacks for record in self.records.values() if record.epoch == epoch)
+        return self.lines.jobs[line].contents[head.version]
+
+
+class Remedies:
+    """An operator who takes the query back, one process each time. ``world`` is the schedule."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self._world, self._folder = world, folder
+        self._chance: random.Random = world.chance
+        self._actor: Actor | None = None
+        self._asked: int | str = 0
+        self.begun = 0
+        self.line = 0
+        """The line that Spark's checkpoint is of."""
+        self.lost: set[str] = set()
+
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
+        world = self._world
+        patch.setattr(recovery, "open_store", lambda *_: world.stepped)
+        # private: what it draws must be drawn from the seed
+        patch.setattr(recovery, "_stamp", lambda: Stamp(self._chance.randbytes(16).hex(), world.clock.wall_ms()))
+
+    def begins(self) -> bool:
+        """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
+        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world._often("remedy", 0.1)):
+            self._begin()
+        return self.at_work()
+
+    def finish(self) -> None:
+        """Come to the end of what was begun."""
+        if self.unfinished():
+            self._begin()
+        self._world.scheduler.wait(lambda: not self.at_work(), 5_000.0)
+
+    def unfinished(self) -> bool:
+        """Tell whether the log was taken back and the checkpoint was not."""
+        return self.line < len(self._world.lines.jobs) - 1
+
+    def at_work(self) -> bool:
+        """Tell whether an operator is at it. One that hangs is sent away."""
+        actor = self._actor
+        if actor is not None and not actor.done and actor.until >= FOREVER and actor.ready is None:
+            self._world._stop(actor.process)
+        return actor is not None and not actor.done
+
+    def _begin(self) -> None:
+        """Stop the query, but perhaps for what goes on unseen, and take it back."""
+        with self._world.scheduler.quiet():
+            to, promised = self._choose()
+        if to is None:
+            return
+        self.begun += 1
+        others = [one for one in self._world.programs if one.alive]
+        for program in others:
+            if not program.claimed or self._chance.random() < 0.7:
+                self._world._stop(program)
+        alone = not any(one.alive for one in others)
+        self._world._say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
+        process = Process(f"operator {self.begun}")
+        self._actor = self._world.scheduler.spawn(
+            f"operator {self.begun}", "operator", process, lambda: self._take_back(to, promised and alone)
+        )
+
+    def _choose(self) -> tuple[int | str | None, bool]:
+        """Draw where to: a batch or a record before what Spark has committed. Where the last operator went before the
+        end, it is what the log says.
+        """
+        seen = self._world.log_seen
+        seen.look()
+        newest = seen.records[max(seen.records, default=0)] if seen.records else None
+        if newest is None:
+            return None, False
+        if self.unfinished():
+            return newest.version, False
+        kept = [one for n, one in seen.records.items() if n >= newest.promised and one.version < self._world.committed]
+        if not kept:
+            return None, False
+        target = self._chance.choice(kept)
+        lines, line = self._world.lines, newest.rollbacks
+        is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
+        if is_present and self._chance.random() < 0.6:
+            return target.version, False  # the newest record of it may be of before the promise
+        return f"record:{target.sequence}", True
+
+    def _take_back(self, to: int | str, promised: bool) -> None:
+        world, checkpoint = self._world, self._checkpoint()
+        lines = world.lines
+        world._step("begins")
+        try:
+            plan = recovery.rollback(world.home.root, to, str(checkpoint), execute=True)
+        except RiffleError as error:
+            world._say(f"{to}: {type(error).__name__}: {str(error)[:150]}")
+            fine = isinstance(error, (ConfigError, CorruptStateError)) and not promised
+            if not fine:
+                world._check_expected(error)
+            return
+        world._step("query taken back")
+        self.line, world.committed = len(lines.jobs) - 1, plan.version
+        name = f"query/{lines.origin(self.line, plan.version)}/{plan.version}"
+        self.lost |= {name for sink in world.sinks.values() if plan.version >= 0 and name not in sink.by_id}
+        world._say(f"line {self.line} goes on after batch {plan.version}")
+
+    def _checkpoint(self) -> Path:
+        """Write Spark's checkpoint as it would be now."""
+        folder = self._folder / f"checkpoint-{self.begun}"
+        with self._world.scheduler.quiet():
+            for name in ("offsets", "commits"):
+                (folder / name).mkdir(parents=True)
+                for version in range(self._world.committed + 1):
+                    (folder / name / str(version)).write_text(f"{name}-{version}")
+            (folder / "metadata").write_text(json.dumps({"id": "query"}))
+        return folder
