@@ -88,9 +88,11 @@ def test_two_losses_at_once_restore_what_both_had_and_nothing_else(
     query = query_on(spark, cluster, tmp_path, key_groups=16)
     query.feed()  # so that owners have copies, too
     query.catch_up()
-    lost = query.job.members()[:2]
-    gone, present = {member.id for member in lost}, query.ownership.present
-    both = {t for t, owner in present.owners.items() if {owner, *present.standbys[t]} <= gone}
+    present = query.ownership.present
+    one, owner = next(iter(present.owners.items()))
+    gone = {owner, *present.standbys[one]}  # so that there is something that both had
+    lost = [member for member in query.job.members() if member.id in gone]
+    both = {t for t, o in present.owners.items() if {o, *present.standbys[t]} <= gone}
     for member in lost:
         cluster.kill_worker(HOSTS.index(member.host))
     await_executors(spark, len(HOSTS) - len(lost))
