@@ -97,7 +97,6 @@ class Remedies:
         self._world, self._folder = world, folder
         self._chance: random.Random = world.chance
         self._actor: Actor | None = None
-        self._asked: int | str = 0
         self.begun = 0
         self.line = 0
         """The line that Spark's checkpoint is of."""
@@ -105,14 +104,15 @@ class Remedies:
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
-        world = self._world
-        patch.setattr(recovery, "open_store", lambda *_: world.stepped)
-        # private: what it draws must be drawn from the seed
-        patch.setattr(recovery, "_stamp", lambda: Stamp(self._chance.randbytes(16).hex(), world.clock.wall_ms()))
+        patch.setattr(recovery, "open_store", lambda *_: self._world.stepped)
+        patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
+
+    def _drawn_stamp(self) -> Stamp:
+        return Stamp(self._chance.randbytes(16).hex(), self._world.clock.wall_ms())
 
     def begins(self) -> bool:
         """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
-        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world._often("remedy", 0.1)):
+        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", 0.1)):
             self._begin()
         return self.at_work()
 
@@ -130,7 +130,7 @@ class Remedies:
         """Tell whether an operator is at it. One that hangs is sent away."""
         actor = self._actor
         if actor is not None and not actor.done and actor.until >= FOREVER and actor.ready is None:
-            self._world._stop(actor.process)
+            self._world.stop(actor.process)
         return actor is not None and not actor.done
 
     def _begin(self) -> None:
@@ -143,9 +143,9 @@ class Remedies:
         others = [one for one in self._world.programs if one.alive]
         for program in others:
             if not program.claimed or self._chance.random() < 0.7:
-                self._world._stop(program)
+                self._world.stop(program)
         alone = not any(one.alive for one in others)
-        self._world._say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
+        self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
         process = Process(f"operator {self.begun}")
         self._actor = self._world.scheduler.spawn(
             f"operator {self.begun}", "operator", process, lambda: self._take_back(to, promised and alone)
@@ -175,20 +175,20 @@ class Remedies:
     def _take_back(self, to: int | str, promised: bool) -> None:
         world, checkpoint = self._world, self._checkpoint()
         lines = world.lines
-        world._step("begins")
+        world.step("begins")
         try:
             plan = recovery.rollback(world.home.root, to, str(checkpoint), execute=True)
         except RiffleError as error:
-            world._say(f"{to}: {type(error).__name__}: {str(error)[:150]}")
+            world.say(f"{to}: {type(error).__name__}: {str(error)[:150]}")
             fine = isinstance(error, (ConfigError, CorruptStateError)) and not promised
             if not fine:
-                world._check_expected(error)
+                world.check_expected(error)
             return
-        world._step("query taken back")
+        world.step("query taken back")
         self.line, world.committed = len(lines.jobs) - 1, plan.version
         name = f"query/{lines.origin(self.line, plan.version)}/{plan.version}"
         self.lost |= {name for sink in world.sinks.values() if plan.version >= 0 and name not in sink.by_id}
-        world._say(f"line {self.line} goes on after batch {plan.version}")
+        world.say(f"line {self.line} goes on after batch {plan.version}")
 
     def _checkpoint(self) -> Path:
         """Write Spark's checkpoint as it would be now."""

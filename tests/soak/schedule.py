@@ -90,7 +90,7 @@ class Schedule(World):
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
         self.remedies = Remedies(self, local_dir)
-        self.operator = Disturbances(self, chance, self._say)
+        self.operator = Disturbances(self, chance, self.say)
         self.skew_ms = 0
         self.committed = -1
         self.disturbed: Counter[str] = Counter()
@@ -112,13 +112,13 @@ class Schedule(World):
         clock = SkewedClock(self.clock, self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000]))
         ports = DriverPorts(
             self.stepped, self.cluster, clock, program.background, new_id=lambda: self.chance.randbytes(16).hex(),
-            reached=self._step, upkeep_objects=None,
+            reached=self.step, upkeep_objects=None,
         )  # fmt: skip
         self.driver = program.driver = Driver(self.settings, self.home, ports)
         self.programs.append(program)
         self.scheduler.spawn(f"{name} batches", "driver", program, lambda: self._drive(program))
         self.scheduler.spawn(f"{name} looks", "look", program, lambda: self._look_after(program))
-        self._say(f"{name} starts")
+        self.say(f"{name} starts")
         return self.driver
 
     def run(self) -> list[str]:
@@ -144,34 +144,34 @@ class Schedule(World):
         job = self.lines.jobs[line]
         try:
             while version <= self.last:
-                self._step("begins")
+                self.step("begins")
                 offsets = f"offsets-{self.lines.origin(line, version)}-{version}"
                 incoming = self.incoming(version, run_id=program.run_id, offsets=offsets, **job.incoming)
                 operators = job.operators_of(version)
                 work = SoakWork(self.cluster, job.batches[version], operators, self.sinks, {})
                 report = program.driver.process(incoming, operators, work)
-                self._step("batch done")
+                self.step("batch done")
                 program.claimed = True
                 self._holds(partial(job.check, report))
-                self._say(f"{program.name}, batch {version}: {report.decision}")
+                self.say(f"{program.name}, batch {version}: {report.decision}")
                 if line == self.remedies.line:
                     self.committed = max(self.committed, version)
                 version += 1
             program.ended = True
         except RiffleError as error:
-            self._check_expected(error)
-            self._say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
-            self._stop(program)
+            self.check_expected(error)
+            self.say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
+            self.stop(program)
 
     def _look_after(self, program: _Program) -> None:
         while True:
             self.scheduler.sleep(1.5)
-            self._step("begins")
+            self.step("begins")
             try:
                 program.driver.between_batches(self.cluster.executors())
             except RiffleError as error:
-                self._check_expected(error)
-                self._say(f"{program.name}, a look: {type(error).__name__}")
+                self.check_expected(error)
+                self.say(f"{program.name}, a look: {type(error).__name__}")
 
     def _conduct(self) -> None:
         """Start what is missing and disturb what is there, until all batches are committed and all is quiet."""
@@ -181,19 +181,19 @@ class Schedule(World):
             self.scheduler.wait(lambda: self.scheduler.count >= steps or self.committed >= self.last, 30.0)  # noqa: B023
             if self.remedies.at_work() or self.remedies.begins():
                 continue
-            if not self._driving() or (len(self._driving()) < MOST_DRIVERS and self._often("second driver", 0.04)):
+            if not self._driving() or (len(self._driving()) < MOST_DRIVERS and self.often("second driver", 0.04)):
                 self.start()
-            if self._often("executors", 0.1):
+            if self.often("executors", 0.1):
                 self._change_executors()
-            if self._often("operator", 0.15):
+            if self.often("operator", 0.15):
                 self.operator.operator()
-        self._say("quiet")
+        self.say("quiet")
         self.disturbed = Counter(self.scheduler.seen)
         self.faults.over = True
         self._let_go()
         self.scheduler.wait(lambda: not self._zombies(), REST_SECONDS)
         for program in [one for one in self.programs if one.alive]:
-            self._stop(program)
+            self.stop(program)
         self.last += 1
         self.scheduler.switches = 0.1
         self.remedies.finish()
@@ -225,7 +225,7 @@ class Schedule(World):
         if len(live) > 1 and self.chance.random() < 0.5:
             name = self.chance.choice(live)
             if self.chance.random() < 0.3:
-                self._say(f"executor {name} is not seen any more, but goes on")
+                self.say(f"executor {name} is not seen any more, but goes on")
                 self.cluster.lose(name, planned=self.chance.random() < 0.2)
             else:
                 self._end_executor(name)
@@ -234,16 +234,19 @@ class Schedule(World):
 
     def _join(self) -> None:
         self.executors += 1
-        self._say(f"executor {self.executors} joins")
+        self.say(f"executor {self.executors} joins")
         self.cluster.add(str(self.executors), cores=self.chance.choice([1, 2]))
 
-    def _often(self, what: str, share: float) -> bool:
+    def often(self, what: str, share: float) -> bool:
+        """Draw whether something comes, unless it is left out."""
         return self.chance.random() < share and what not in self.leave_out
 
-    def _say(self, event: str) -> None:
+    def say(self, event: str) -> None:
+        """Note what has happened."""
         self.history.append(f"{self.scheduler.count:6} " + event.replace(self.home.root, "the root"))
 
-    def _step(self, label: str) -> None:
+    def step(self, label: str) -> None:
+        """Stop at a step, where others may go on and anything may happen."""
         self.scheduler.step(label)
 
     # --- what befalls actors ------------------------------------------------------------------------------------------
@@ -253,7 +256,7 @@ class Schedule(World):
         kind = self.faults.due(step, self.scheduler.seen[step])
         if kind is None:
             return None
-        self._say(f"#{len(self.faults.numbered) - 1} {kind} at {actor.name}: {label}")
+        self.say(f"#{len(self.faults.numbered) - 1} {kind} at {actor.name}: {label}")
         if kind == "crash":
             self._crash(actor)
         elif kind == "reboot":
@@ -271,14 +274,14 @@ class Schedule(World):
     def _crash(self, actor: Actor) -> None:
         """End the driver; or a task alone, as where Python's worker dies, or the executor with all its tasks."""
         if not actor.process.executor:
-            self._stop(actor.process)
+            self.stop(actor.process)
         elif self.chance.random() < 0.5:
             self.files.forget_process(f"{self.home.application}/{actor.process.executor}")
             self.scheduler.kill(actor)
         else:
             self._end_executor(actor.process.executor)
 
-    def _stop(self, process: Process) -> None:
+    def stop(self, process: Process) -> None:
         """End a process: all of its actors at once."""
         process.alive = False
         mine = self.scheduler.mine()
@@ -297,12 +300,12 @@ class Schedule(World):
             self.scheduler.kill(actor)
         process.alive = False
         folders = self.files.forget_process(owner)
-        self._say(f"executor {name} dies, its disk {'too' if disk else 'is torn' if torn else 'stays'}")
+        self.say(f"executor {name} dies, its disk {'too' if disk else 'is torn' if torn else 'stays'}")
         with self.scheduler.quiet():
             if name in live:
                 self.cluster.lose(name, disk=disk, planned=self.chance.random() < 0.2)
             if torn:
-                self._say(f"{self.files.reboot(folders)} files are torn")
+                self.say(f"{self.files.reboot(folders)} files are torn")
         if not self.cluster.executors():
             self._join()
         if mine is not None and mine.process is process:
@@ -329,7 +332,7 @@ class Schedule(World):
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
         self._holds(partial(self.lines.check_delivery, store, rows, delivery))
 
-    def _check_expected(self, error: RiffleError) -> None:
+    def check_expected(self, error: RiffleError) -> None:
         """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
         used = self.faults.used
         fine = isinstance(error, (UnavailableError, FencedError))
