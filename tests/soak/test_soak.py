@@ -15,7 +15,7 @@ from tests.kit.folders import CHECKOUT
 from tests.soak.__main__ import main
 from tests.soak.faults import Aim
 
-SCHEDULES = 32
+SCHEDULES = 40
 
 
 def soaked(*arguments: str) -> subprocess.CompletedProcess[str]:
