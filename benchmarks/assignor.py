@@ -1,7 +1,9 @@
 """The assignor's figures beside Kafka Streams': times, growth, moves, imbalance, cross-rack cost, rounds.
 
 Times are the CPU times of one process, the best of a few calls, as the shared results give them for Kafka Streams.
-The clusters and Kafka Streams' results are those of `tests/data/kafka_streams`.
+The clusters and Kafka Streams' results are those of `tests/data/kafka_streams`. With `--against` another commit's
+assignor does the same in turn: `cpu_over_before` is the ratio of the median times, `counts_changed` names the figures
+without noise that are not the same.
 """
 
 from __future__ import annotations
@@ -9,13 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
+from benchmarks.kit.side import HERE, alternately, answer, at_revision, in_process
+from benchmarks.kit.streams import median
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, Member, Strategy, Task, TaskId, Traffic, View
+from riffle_spark.errors import RiffleError
 from riffle_spark.simulate.figures import converge_of
 from riffle_spark.simulate.group import run
 from riffle_spark.simulate.scenario import Scenario
@@ -25,6 +31,8 @@ SIZES = ((128, 8), (128, 100), (256, 16), (512, 32), (1000, 50), (2000, 100), (4
 RACKS = 6
 GROUPS = 8
 CALLS = 5
+SECONDS_A_SIDE = 900
+NOISY = ("times_ms", "growth_power", "day_s", "repetitions")
 
 
 def scale_out(tasks: int, members: int) -> View:
@@ -223,6 +231,31 @@ def figures() -> dict[str, Any]:
     }
 
 
+def figures_against(revision: str, rounds: int) -> dict[str, Any]:
+    """Measure everything in turn with another commit's assignor, and return ours with how both compare."""
+    with at_revision(revision) as before:
+        codes = {"ours": HERE, "before": before}
+        sides = alternately(
+            list(codes), rounds, lambda side: in_process("benchmarks.assignor", {}, SECONDS_A_SIDE, {}, codes[side])
+        )
+    ours, theirs = sides["ours"], sides["before"]
+    return {
+        **ours[0],
+        "cpu_over_before": {
+            strategy: {size: round(_median(ours, strategy, size) / _median(theirs, strategy, size), 3) for size in by}
+            for strategy, by in ours[0]["times_ms"].items()
+        },
+        "counts_changed": sorted(
+            name for name, value in ours[0].items() if name not in NOISY and value != theirs[0].get(name, value)
+        ),
+        "against": before.revision,
+    }
+
+
+def _median(sides: list[dict[str, Any]], strategy: str, size: str) -> float:
+    return median([side["times_ms"][strategy][size] for side in sides])
+
+
 WANTED = {
     "growth_power": "near 1",
     "net_over_fewest": "<= 1.3 (Kafka Streams 5.3)",
@@ -235,23 +268,37 @@ WANTED = {
     "cross_rack_dearer_than_kafka": "[]",
     "racks_made_over_net": "<= 1.05; what is above is read across racks otherwise (docs/assignor.md)",
     "broken": "0",
+    "cpu_over_before": "<= 1.1",
+    "counts_changed": "[]",
 }
 
 
-def main() -> None:
+def main() -> int:
     """Print the figures, as a table or as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", metavar="REVISION", help="the commit whose assignor does the same in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="with --against, of each (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
-    found = figures()
-    if arguments.json:
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        answer(figures())
+        return 0
+    try:
+        found = figures_against(options.against, options.rounds) if options.against else figures()
+    except RiffleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
         print(json.dumps(found))
-        return
+        return 0
     for strategy, by_size in found["times_ms"].items():
         print(f"{strategy:20}", "  ".join(f"{size} {taken} ms" for size, taken in by_size.items()))
     for name, wanted in WANTED.items():
-        print(f"{name:40} {found[name]}  (wanted {wanted})")
+        if name in found:
+            print(f"{name:40} {found[name]}  (wanted {wanted})")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

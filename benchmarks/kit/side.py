@@ -2,7 +2,7 @@
 processes. Does not know what is compared.
 
 Both are fed and measured by the same code: in the folder of another revision ``riffle_spark`` is that revision's, and
-benchmarks and apps are this tree's. A side that is to run there imports of ``riffle_spark`` only what users may.
+benchmarks, apps and tests are this tree's. A side that is to run there imports of ``riffle_spark`` only what users may.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["HERE", "Code", "alternately", "answer", "at_revision", "in_process",
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 THEIRS = ("riffle_spark", "conf")
-OURS = ("apps", "benchmarks")
+OURS = ("apps", "benchmarks", "tests")
 TEXT = 4_000
 Name = TypeVar("Name")
 Found = TypeVar("Found")

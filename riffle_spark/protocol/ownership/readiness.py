@@ -48,11 +48,11 @@ class Readiness:
 class MemberState:
     """One member: ``state`` is ``live``, ``draining`` or ``awaited`` (lost, and its tasks are not given away yet).
 
-    ``owned``, ``standbys`` and ``warmups`` count key-groups. ``load`` is its measured work, rows a batch as a fading
-    mean. ``lag_records`` and ``lag_bytes`` are what its standbys and warm-ups lack together, ``lag_trend`` by how many
-    records that has grown (or, below zero, shrunk) over the last ten batches. ``disk_used_share``,
-    ``memory_bytes`` (what its Python workers take) and ``memory_used_share`` (of that and what is left) are ``None``
-    where nobody has told.
+    ``owned``, ``standbys`` and ``warmups`` count key-groups. ``load`` is its measured work, microseconds of a core a
+    batch as a fading mean. ``lag_records`` and ``lag_bytes`` are what its standbys and warm-ups lack together,
+    ``lag_trend`` by how many records that has grown (or, below zero, shrunk) over the last ten batches.
+    ``disk_used_share``, ``memory_bytes`` (what its Python workers take) and ``memory_used_share`` (of that and what is
+    left) are ``None`` where nobody has told.
     """
 
     id: MemberId
