@@ -21,6 +21,7 @@ __all__ = [
     "flag",
     "function",
     "goals",
+    "groups",
     "names",
     "number",
     "one_of",
@@ -37,6 +38,7 @@ __all__ = [
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_SECONDS = 36_500 * 86_400.0
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _DURATION = re.compile(r"\s*([0-9.]+)\s*([a-z]*)\s*\Z")
 
 _Default = TypeVar("_Default")
@@ -211,6 +213,16 @@ def pairs(value: Value) -> Value:
         if all(len(pair) == 2 and all(isinstance(word, str) and word.strip() for word in pair) for pair in cut):
             return tuple((left.strip(), right.strip()) for left, right in cut)
     raise ValueError("pairs such as '10.0.1.*=rack-a', in a list or separated by commas, or a table")
+
+
+@_range("pairs `store=group`")
+def groups(value: Value) -> Value:
+    """Return pairs of a store and its group, written as in ``pairs``; a group's name is letters, digits and `._-`."""
+    told = pairs(value)
+    assert isinstance(told, tuple)
+    if any(not _GROUP.match(group) for _, group in told) or len({store for store, _ in told}) < len(told):
+        raise ValueError("a group by store, such as 'models=heavy', of letters, digits and ._-, or a table")
+    return told
 
 
 @_range("pairs `name=number`")

@@ -124,6 +124,9 @@ class Settings:
     store_weights: tuple[tuple[str, float], ...] = setting(
         (), values.weights, "what a changed row of a store counts as work, where a query has several stores; 1 where "
         "nothing is said", of_assignment=True, example=["totals=1", "models=20"])
+    store_groups: tuple[tuple[str, str], ...] = setting(
+        (), values.groups, "the [co-location group](assignor.md#several-groups-in-a-query) of a store, where it is not "
+        "that of all others: stores of one group have one owner a key-group", example=["models=heavy"])
     include: tuple[tuple[str, str], ...] = setting(
         (), pairs.of("`tag=value`"), "only members with one of these attributes own or keep anything in the end; `id` "
         "and `rack` are attributes, too. Where no live member has one, all count, and a warning says so",

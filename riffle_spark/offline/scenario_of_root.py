@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from riffle_spark.assign.model import Lag, Member, Task, TaskId
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.batch.will import obeyed_settings, will_in
-from riffle_spark.protocol.ownership.view import assign_settings, recorded, task
+from riffle_spark.protocol.ownership.groups import GROUP, Groups
+from riffle_spark.protocol.ownership.known_copies import lag_without_copy
+from riffle_spark.protocol.ownership.view import assign_settings, recorded
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
 from riffle_spark.simulate.scenario import Client, Event, Scenario
@@ -69,7 +71,8 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
             where=root,
         )
     members = recorded_members(log, tail)
-    tasks = _tasks(log, tail)
+    groups = _groups(tail, settings, root)
+    tasks = _tasks(log, tail, groups)
     owned, kept = defaultdict[str, list[TaskId]](list), defaultdict[str, list[TaskId]](list)
     present, will = recorded(tail), will_in(tail.orders)
     for t, owner in present.owners.items():
@@ -80,8 +83,9 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     clients = tuple(_client(each, sorted(owned[each.id]), sorted(kept[each.id])) for each in members)
     events = (_event(changes, members),) if changes != Changes() else ()
     shards = {kg: f"{topic}/{partition}" for kg, (topic, partition) in enumerate(tail.shards)}
-    names = {each.id: shards.get(each.id.key_group, str(each.id.key_group)) for each in tasks}
-    pinned = {task(kg): member for kg, member in will.pins.items()}
+    names = {t: shards.get(t.key_group, str(t.key_group)) for t in (each.id for each in tasks)}
+    names = {t: name if t.group == GROUP else f"{t.group}/{name}" for t, name in names.items()}
+    pinned = groups.only(will.pins)
     decided_by = assign_settings(obeyed_settings(settings, will.settings)[0], frozenset(will.drained))
     most_standbys = max(map(len, present.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
@@ -105,15 +109,30 @@ def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
     return (*known.values(), *(RecordedMember(name, "", "", slots) for name in sorted(later - {""})))
 
 
-def _tasks(log: Log, tail: Record) -> tuple[Task, ...]:
+def _groups(tail: Record, settings: Settings, root: str) -> Groups:
+    """Return the groups of a root's stores. Raises ``ConfigError`` where settings name others than its owners."""
+    groups = Groups.of_query(tail.schemas, settings.store_groups)
+    present = recorded(tail).owners
+    if groups.only(present) != present:
+        raise ConfigError(
+            f"the stores below {root} are in other co-location groups than store_groups says",
+            remedy="give the settings of the query",
+            where="store_groups",
+        )
+    return groups
+
+
+def _tasks(log: Log, tail: Record, groups: Groups) -> tuple[Task, ...]:
     """Return a task for each key-group or, where these are partitions, for those that have been found."""
-    sizes: Counter[int] = Counter()
-    for (_, kg), entry in log.manifest.entries.items():
-        sizes[kg] += (entry.snapshot.rows if entry.snapshot else 0) + sum(link.rows for link in entry.chain)
+    sizes: Counter[TaskId] = Counter()
+    for address, entry in log.manifest.entries.items():
+        sizes[groups.task(*address)] += lag_without_copy(entry).records
     weights = Weights()
+    weights.groups = groups
     weights.go_on(log.weights)
     count = len(tail.shards) if tail.dispatch == "partition" else tail.total
-    return tuple(Task(task(kg), size=sizes[kg], weight=weights.latched.get(kg)) for kg in range(count))
+    tasks = groups.tasks(range(count))
+    return tuple(Task(t, size=sizes[t], weight=weights.latched.get(t)) for t in tasks)
 
 
 def _client(each: RecordedMember, owns: Sequence[TaskId], keeps: Sequence[TaskId]) -> Client:

@@ -5,7 +5,7 @@ A real query implements them in ``spark/``; a simulated one in a test. Nothing h
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 from riffle_spark.messages.slot_orders import Order, Receipt
@@ -91,10 +91,25 @@ class SlotLayout:
     """The slots of one assignment, in the order of their partitions.
 
     ``shards`` says what their key-groups stand for where dispatch is by partition; ``None``: parts of the key space.
+    ``apart`` are the layouts of the stores that are in other co-location groups.
     """
 
     slots: tuple[SlotPlace, ...]
     shards: Shards | None = None
+    apart: "tuple[tuple[tuple[str, ...], SlotLayout], ...]" = ()
+
+    def of(self, store: str) -> "SlotLayout":
+        """Return the layout of a store's group."""
+        return next((layout for stores, layout in self.apart if store in stores), self._alone)
+
+    @property
+    def each(self) -> "tuple[SlotLayout, ...]":
+        """The layouts of all groups."""
+        return (self._alone, *(layout for _, layout in self.apart))
+
+    @property
+    def _alone(self) -> "SlotLayout":
+        return replace(self, apart=()) if self.apart else self
 
     def orders(self) -> dict[int, tuple[int, ...]]:
         """Return each slot's key-groups by its number."""

@@ -21,6 +21,7 @@ from riffle_spark.protocol.batch.vigil import LOOK_SECONDS
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
+from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.readiness import KeyPlace
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import Delivery, WatermarkPolicy, WatermarkSource
@@ -105,10 +106,11 @@ class RunningJob:
         if idle:
             _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
         stores = [given.store for given in declared]
-        check_known("store", [name for name, _ in self._settings.store_weights], stores, source="store_weights")
+        for name in ("store_weights", "store_groups"):
+            check_known("store", [store for store, _ in getattr(self._settings, name)], stores, source=name)
         self._home = home_of(spark, self._settings)
         self._clock = SystemClock()
-        self._frames = PlacedFrames()
+        self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
         self._operators: tuple[object, list[Operator]] | None = None
         self._seen: str | None = None
         self._policy: WatermarkPolicy = "min"
@@ -202,11 +204,11 @@ class RunningJob:
         """Return where a key is processed. Raises ``ConfigError`` for what is no key, or while nobody owns it."""
         ownership = self.driver.ownership
         if ownership.shards is not None:
-            place = ownership.place_of(ownership.shards.number_of(key))
+            number: int | None = ownership.shards.number_of(key)
         else:
             operator = self._operator_of(store)
-            group = None if operator is None else operator.key_group_of(key, self._settings.key_groups)
-            place = None if group is None else ownership.place_of(group)
+            number = None if operator is None else operator.key_group_of(key, self._settings.key_groups)
+        place = None if number is None else ownership.place_of(self.driver.ownership.task_of(number, store))
         if place is None:
             raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
         return place

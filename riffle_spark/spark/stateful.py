@@ -154,17 +154,19 @@ class JobOperations:
         with self._gate.quiet(_BATCH_END_SECONDS):
             driver.clean_up()
 
-    def pin(self, key_group: int | tuple[str, int], member: str) -> None:
+    def pin(self, key_group: int | tuple[str, int], member: str, store: str | None = None) -> None:
         """Keep a key-group, or where dispatch is by partition a (topic, partition), on a member: it moves there as soon
-        as that is warm, and stays.
+        as that is warm, and stays. Where stores are in several co-location groups, ``store`` says whose it is.
         """
         driver = self._running_driver()
-        driver.operations.pin(driver.ownership.number_of(key_group), member)
+        one = driver.ownership.task_of(key_group, store)
+        driver.operations.pin(one.key_group, member, one.group)
 
-    def unpin(self, key_group: int | tuple[str, int]) -> None:
+    def unpin(self, key_group: int | tuple[str, int], store: str | None = None) -> None:
         """Let a key-group go where it is best again."""
         driver = self._running_driver()
-        driver.operations.unpin(driver.ownership.number_of(key_group))
+        one = driver.ownership.task_of(key_group, store)
+        driver.operations.unpin(one.key_group, one.group)
 
     def drain(self, member: str) -> None:
         """Move everything away from a member, warm, before it is taken away: then ``members()`` shows it empty."""
@@ -259,7 +261,8 @@ class StatefulJob(JobOperations):
     def where(self, key: object, store: str | None = None) -> KeyPlace:
         """Return where a key is processed from the next batch on: its key-group, the owner with executor and host, and
         the standbys. ``key`` is a value, or a tuple of several columns' values; ``store`` is needed where stores have
-        different keys. Where dispatch is by partition, it is a (topic, partition).
+        different keys, or are in several co-location groups. Where dispatch is by partition, it is a (topic,
+        partition).
         """
         if self._running is None:
             raise ConfigError("the query has not run a batch yet", remedy="ask again once it has")

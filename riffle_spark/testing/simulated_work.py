@@ -163,12 +163,12 @@ class SimWork:
 
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
-        executor_of = {place.number: place.executor for place in layout.slots}
         attempts: dict[str, list[Attempt]] = {}
         for order in orders:
             text, computation = order.to_json(), self._given[order.store]
             given = routed(order, self._rows, layout.shards, self._initial.get(order.store))
             parts, names = sorted(given.items()), self._cluster.random_bytes
+            executor_of = {place.number: place.executor for place in layout.of(order.store).slots}
             self._routed[order.store] = sum(part.num_rows for part in given.values())
             attempts[order.store] = [
                 Attempt(Order.from_json(text, slot), computation, slot, executor_of[slot], part, names)

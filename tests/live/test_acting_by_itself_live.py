@@ -104,7 +104,7 @@ class Keyed:
     def racks(self) -> dict[int, str]:
         """Return the rack of each key-group's owner."""
         of = {member.id: str(member.rack) for member in self.job.members()}
-        return {group: of[owner] for group, owner in running(self.job).driver.ownership.owners.items()}
+        return {group: of[owner] for group, owner in running(self.job).driver.ownership.owners().items()}
 
     def stop(self) -> None:
         """End query and producer."""

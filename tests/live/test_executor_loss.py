@@ -15,11 +15,12 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark import Stateful, StatefulJob, arrow_function
-from riffle_spark.errors import Misplaced
+from riffle_spark import Stateful, StatefulJob, arrow_function, together
+from riffle_spark.errors import ConfigError, Misplaced
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import configured
 from riffle_spark.spark.engine.tagged_jobs import Losses, _Watch  # private: looked at while nobody dies
+from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -95,6 +96,34 @@ def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: 
     assert len(report.moves) > 0
     assert (report.misses, report.runs) == (0, 1)
     assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
+
+
+def test_stores_in_two_groups_have_owners_of_their_own_and_a_death_loses_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five key-groups of each store on two executors: some number has another owner in each group. Slots are placed
+    once for both groups, not anew with each batch; an executor that dies between two takes nothing with it.
+    """
+    settings = settings_in(tmp_path, expected_executors=2, key_groups=5, store_groups={"models": "heavy"})
+    inventory.await_executors(spark, settings, expected=2)
+    compute = arrow_function(counting(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
+    sinks, built = {"totals": Kept(), "models": Kept()}, built_frames(monkeypatch)
+    jobs = [Stateful(store, "k", compute).into(sink) for store, sink in sinks.items()]
+    job = together(*jobs, settings=settings)
+    for version in range(3):
+        before = len(built)
+        job(batch(spark), version)
+    with pytest.raises(ConfigError, match="several co-location groups"):
+        job.where(0)
+    places = [(job.where(k, "totals"), job.where(k, "models")) for k in range(KEYS)]
+    assert all(one.key_group == other.key_group for one, other in places)
+    assert [one.key_group for one, other in places if one.executor != other.executor]
+    assert sorted(state.owned for state in job.members()) == [5, 5]
+    assert (len(built) - before, job.reports[-1].misses, job.reports[-1].restores) == (0, 0, 0)
+    wait_until_gone(spark, kill(spark))
+    job(batch(spark), 3)
+    assert job.reports[-1].restores == 5
+    assert [sink.latest("k") for sink in sinks.values()] == [{k: {"rows": 4} for k in range(KEYS)}] * 2
 
 
 def kill_in_slots(spark: SparkSession, folder: Path, killed: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from riffle_spark.assign.model import TaskId
 from riffle_spark.protocol.batch import driver
 from riffle_spark.protocol.batch.enter import Decision
 from riffle_spark.protocol.ownership import cleaner, ownership
@@ -142,7 +143,7 @@ def own_twice(patch: pytest.MonkeyPatch) -> None:
     """A task that moves is served by its old owner, too."""
     original = laid_out
 
-    def twice(members: Mapping[str, LiveMember], owners: Mapping[int, str], *given: Any) -> SlotLayout:
+    def twice(members: Mapping[str, LiveMember], owners: Mapping[TaskId, str], *given: Any) -> SlotLayout:
         first, *rest = original(members, owners, *given).slots
         also = tuple(sorted({*first.key_groups, *(rest[0].key_groups if rest else ())}))
         return SlotLayout((replace(first, key_groups=also), *rest))

@@ -49,15 +49,15 @@ class BatchReport:
     ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one. ``owners``,
     ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
     are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
-    ``from_executor``, ``to_executor``, ``reason``, ``goal``, and where dispatch is by partition ``topic`` and
-    ``partition``. ``probes_run`` and ``probes_skipped`` count probing rebalances since the batch before.
-    ``lag_records`` are the changed records that the standbys and warm-ups of each executor lack together,
-    ``lag_trends`` by how many that has grown over the last ten batches, ``executor_seconds`` the ``slot_seconds`` of
-    each executor's slots together. ``rows`` counts ``late_rows`` too, which were left out, and ``dead_rows``, which
-    are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose time had come.
-    ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on. Where it is
-    Spark's own, it is that of the batch itself. ``by_store`` has the figures of each store's slots: where one
-    operator reads another's results, ``rows`` and ``output_rows`` count those of both.
+    ``from_executor``, ``to_executor``, ``reason``, ``goal``, where dispatch is by partition ``topic`` and
+    ``partition``, and in a named co-location group ``group``. ``probes_run`` and ``probes_skipped`` count probing
+    rebalances since the batch before. ``lag_records`` are the changed records that the standbys and warm-ups of each
+    executor lack together, ``lag_trends`` by how many that has grown over the last ten batches, ``executor_seconds``
+    the ``slot_seconds`` of each executor's slots together. ``rows`` counts ``late_rows`` too, which were left out, and
+    ``dead_rows``, which are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose
+    time had come. ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on.
+    Where it is Spark's own, it is that of the batch itself. ``by_store`` has the figures of each store's slots: where
+    one operator reads another's results, ``rows`` and ``output_rows`` count those of both.
     """
 
     version: int
@@ -177,6 +177,12 @@ class SlotPlacement:
     by_name: bool
     ownership: Ownership
 
+    def misses(self, receipts: Sequence[Receipt]) -> int:
+        """Count the slots that ran elsewhere than wanted."""
+        stores = {receipt.store for receipt in receipts} if self.by_name else ()
+        wanted = {(store, slot.number): slot.executor for store in stores for slot in self.layout.of(store).slots}
+        return sum(r.executor != wanted.get((r.store, r.slot), r.executor) for r in receipts)
+
     def facts(self) -> dict[str, object]:
         """Return the fields of a report on members and what was changed for them."""
         ownership, rebalance = self.ownership, self.ownership.take_rebalance()
@@ -251,8 +257,7 @@ class BatchMeasures:
         upkeep: UpkeepFacts,
     ) -> BatchReport:
         """Return the report of a batch that was run and committed."""
-        slots = where.layout.slots
-        wanted = {slot.number: slot.executor for slot in slots}
+        slots = [slot for layout in where.layout.each for slot in layout.slots]
         owners: Counter[str] = Counter()
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
@@ -263,7 +268,7 @@ class BatchMeasures:
         return BatchReport(
             incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),
             slots=len(slots), runs=self.runs, misplaced_runs=self.misplaced, placed=where.by_name, owners=dict(owners),
-            misses=sum(where.by_name and r.executor != wanted[r.slot] for r in receipts), snapshots=self.snapshots,
+            misses=where.misses(receipts), snapshots=self.snapshots,
             requests=self._sent(receipts), upkeep_requests=upkeep.requests,
             watermark_ms=record.watermark_ms, by_store=_by_store(receipts),
             **beside, **facts, **of_receipts(receipts),  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, 
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
-from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, shards_of
+from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
 from riffle_spark.protocol.batch.vigil import Vigil
@@ -160,17 +160,17 @@ class Driver:
         check_fixed(tail, self._settings, operators, self._home.root)
         if fresh:
             self._claim(incoming)
-            self._begin(tail)
+            self._begin(tail, operators)
             self._run_id = incoming.run_id
         return decision
 
-    def _begin(self, tail: Record | None) -> None:
+    def _begin(self, tail: Record | None, operators: Sequence[Operator]) -> None:
         """Keep nothing of an earlier run but what an operator asked for: the state may have been taken back, and
         another driver may have been at work.
         """
         self._rounds.forget()
         self._caches.forget()
-        self.ownership.begin(tail)
+        self.ownership.begin(tail, groups_of(self._settings, operators))
         self._vigil.begin(tail)
         self._obey()
 

@@ -8,13 +8,14 @@ from enum import Enum
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.batch.initial import check_initial
 from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import key_in, meanings_in
 
-__all__ = ["Decision", "check_fixed", "check_schemas", "decide", "shards_of"]
+__all__ = ["Decision", "check_fixed", "check_schemas", "decide", "groups_of", "shards_of"]
 
 _SPARKS_WORDS = "  as Spark says: [STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"
 
@@ -89,6 +90,12 @@ def check_fixed(tail: Record | None, settings: Settings, operators: Sequence[Ope
     if tail is not None:
         _check_same(tail, settings, operators, root)
     check_initial(tail, settings.dispatch, operators)
+    if settings.store_groups and settings.dispatch == "hashed":
+        raise ConfigError(
+            "in hashed dispatch owners follow from the members alone, so stores cannot be in groups of their own",
+            remedy="leave store_groups out, or use another dispatch (riffle dispatch switches a stopped query)",
+            where="store_groups",
+        )
 
 
 def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
@@ -137,6 +144,11 @@ def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[O
                 "make types wider; for any other change use another store name",
                 where=operator.store,
             )
+
+
+def groups_of(settings: Settings, operators: Sequence[Operator]) -> Groups:
+    """Return the co-location groups of a query's stores."""
+    return Groups.of_query((operator.store for operator in operators), settings.store_groups)
 
 
 def shards_of(tail: Record, incoming: IncomingBatch, work: Work) -> Shards | None:

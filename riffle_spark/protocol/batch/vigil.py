@@ -14,6 +14,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.batch.records import Stamp, will_record
 from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
 from riffle_spark.protocol.delays import Delays
+from riffle_spark.protocol.ownership.groups import named
 from riffle_spark.protocol.ownership.members import LiveMember, LostMember
 from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -178,7 +179,7 @@ def _told(will: Will, strange: Mapping[str, object]) -> str:
     settings = [f"{name} = {value!r}" for name, value in sorted(will.settings.items()) if name not in strange]
     said = [
         f"drained: {', '.join(will.drained)}" if will.drained else "",
-        f"pinned: {', '.join(f'{group} to {member}' for group, member in will.pins.items())}" if will.pins else "",
+        f"pinned: {', '.join(f'{named(t)} to {member}' for t, member in will.pins.items())}" if will.pins else "",
         f"{will.slots} slots an executor at most" if will.slots else "",
         *settings,
         *(

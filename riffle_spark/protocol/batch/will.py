@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.protocol.ownership.groups import named, task_named
 from riffle_spark.settings import LIVE, Settings
 from riffle_spark.state.log.record import RecordedMember
 
@@ -26,29 +28,29 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What stands: drained members, pins by key-group, slots an executor at most (``None``: its cores), live settings
-    that were changed, as JSON, lost members that are waited for, and to which of them a key-group returns.
+    """What stands: drained members, pins by task, slots an executor at most (``None``: its cores), live settings
+    that were changed, as JSON, lost members that are waited for, and to which of them a task returns.
 
     ``others`` are what a later version keeps beside these: it is carried on.
     """
 
     drained: tuple[str, ...] = ()
-    pins: Mapping[int, str] = field(default_factory=dict)
+    pins: Mapping[TaskId, str] = field(default_factory=dict)
     slots: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     awaited: tuple[Wait, ...] = ()
-    homes: Mapping[int, str] = field(default_factory=dict)
+    homes: Mapping[TaskId, str] = field(default_factory=dict)
     others: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the field of a record: nothing of what nobody asked for."""
         said = {
             "drained": sorted(self.drained),
-            "pins": {str(key_group): member for key_group, member in sorted(self.pins.items())},
+            "pins": {named(t): member for t, member in sorted(self.pins.items())},
             "slots": self.slots,
             "settings": dict(sorted(self.settings.items())),
             "awaited": {wait.member.id: [wait.since_ms, wait.member.to_json()] for wait in self.awaited},
-            "homes": {str(key_group): member for key_group, member in sorted(self.homes.items())},
+            "homes": {named(t): member for t, member in sorted(self.homes.items())},
         }
         return {**self.others, **{name: value for name, value in said.items() if value not in (None, [], {})}}
 
@@ -69,9 +71,9 @@ def will_in(orders: Mapping[str, object]) -> Will:
     try:
         awaited = _mapping(orders, "awaited")
         return Will(
-            _names(orders.get("drained", [])), _by_key_group(orders, "pins"), _number(orders.get("slots")),
+            _names(orders.get("drained", [])), _by_task(orders, "pins"), _number(orders.get("slots")),
             _mapping(orders, "settings"), tuple(_wait(name, awaited[name]) for name in sorted(awaited)),
-            _by_key_group(orders, "homes"), {name: value for name, value in orders.items() if name not in _OURS},
+            _by_task(orders, "homes"), {name: value for name, value in orders.items() if name not in _OURS},
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise CorruptStateError(
@@ -88,11 +90,12 @@ def _mapping(orders: Mapping[str, object], name: str) -> dict[str, object]:
     return found
 
 
-def _by_key_group(orders: Mapping[str, object], name: str) -> dict[int, str]:
-    found = _mapping(orders, name)
-    if wrong := [number for number in found if not number.isdecimal() or str(int(number)) != number]:
-        raise ValueError(f"{name} has {wrong[0]!r}, no number of a key-group")
-    return {int(number): _name(found[number]) for number in sorted(found, key=int)}
+def _by_task(orders: Mapping[str, object], name: str) -> dict[TaskId, str]:
+    try:
+        found = {task_named(told): _name(member) for told, member in _mapping(orders, name).items()}
+    except ValueError as error:
+        raise ValueError(f"{name} has {error}") from None
+    return dict(sorted(found.items()))
 
 
 def _number(slots: object) -> int | None:

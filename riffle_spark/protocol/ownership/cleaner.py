@@ -9,11 +9,11 @@ later assignment counts on it; and it is removed only if it is still where it wa
 
 from collections.abc import Collection, Set
 
-from riffle_spark.assign.model import Assignment, MemberId
+from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.messages.upkeep_orders import Drop
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
-from riffle_spark.protocol.ownership.view import task
 from riffle_spark.state.log.manifest import Address
 
 __all__ = ["Cleaner"]
@@ -26,13 +26,14 @@ class Cleaner:
         self._idle: dict[tuple[MemberId, Address], float] = {}
 
     def assigned(
-        self, assignment: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool
-    ) -> None:
+        self, assignment: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool,
+        groups: Groups = ONE_GROUP,
+    ) -> None:  # fmt: skip
         """Take an assignment: it has answered all copies that are known now. Pointer standbys need no copy."""
         idle: dict[tuple[MemberId, Address], float] = {}
         for member in sorted(members.live):
             for address in copies.of(member):
-                if not _is_needed(assignment, member, address, pointers=pointers):
+                if not _is_needed(assignment, member, groups.task(*address), pointers=pointers):
                     idle[member, address] = self._idle.get((member, address), now)
         self._idle = idle
 
@@ -60,8 +61,7 @@ class Cleaner:
         self._idle.clear()
 
 
-def _is_needed(assignment: Assignment, member: MemberId, address: Address, *, pointers: bool) -> bool:
-    t = task(address[1])
+def _is_needed(assignment: Assignment, member: MemberId, t: TaskId, *, pointers: bool) -> bool:
     if member in (assignment.owners.get(t), assignment.target.get(t), *assignment.warmups.get(t, ())):
         return True
     return not pointers and member in assignment.standbys.get(t, ())

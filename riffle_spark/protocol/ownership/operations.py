@@ -5,7 +5,9 @@ not know how it is done: the driver looks before each batch, and where none come
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ownership.groups import GROUP, named
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Lock
 from riffle_spark.settings import LIVE, Settings, check_names
@@ -15,11 +17,11 @@ __all__ = ["Operations", "OperatorOrders"]
 
 @dataclass(frozen=True, slots=True)
 class OperatorOrders:
-    """What stands asked for: pins by key-group, drained members, slots an executor at most, live settings, and a count
+    """What stands asked for: pins by task, drained members, slots an executor at most, live settings, and a count
     of the requests that want an assignment.
     """
 
-    pins: Mapping[int, str] = field(default_factory=dict)
+    pins: Mapping[TaskId, str] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
     slots: int | None = None
     settings: Settings | None = None
@@ -40,8 +42,10 @@ class Operations:
         """Take the members as the driver sees them, to check orders against."""
         self.members = members
 
-    def pin(self, key_group: int, member: str) -> None:
-        """Keep a key-group on a member (or the executor that holds one). Raises ``ConfigError`` if that cannot be."""
+    def pin(self, key_group: int, member: str, group: str = GROUP) -> None:
+        """Keep a group's key-group on a member (or the executor that holds one). Raises ``ConfigError`` if that cannot
+        be.
+        """
         if self._dispatch == "hashed":
             raise _refused("in `hashed` dispatch the owner follows from the membership alone", "use `partition`")
         if not 0 <= key_group < self._key_groups:
@@ -49,11 +53,12 @@ class Operations:
         name = self._member(member)
         if name in self.orders.drained:
             raise _refused(f"member {name} is being drained", "undrain it first, or pin to another one")
-        self._change(lambda orders: replace(orders, pins={**orders.pins, key_group: name}))
+        self._change(lambda orders: replace(orders, pins={**orders.pins, TaskId(group, key_group): name}))
 
-    def unpin(self, key_group: int) -> None:
-        """Let a key-group go where it is best again."""
-        self._change(lambda o: replace(o, pins={group: m for group, m in o.pins.items() if group != key_group}))
+    def unpin(self, key_group: int, group: str = GROUP) -> None:
+        """Let a group's key-group go where it is best again."""
+        one = TaskId(group, key_group)
+        self._change(lambda o: replace(o, pins={t: m for t, m in o.pins.items() if t != one}))
 
     def drain(self, member: str) -> None:
         """Move everything away from a member (or the executor that holds it), warm, before it goes.
@@ -64,9 +69,9 @@ class Operations:
         left = [m.id for m in self.members if m.state == "live" and m.id not in self.orders.drained | {name}]
         if not left:
             raise _refused(f"member {name} is the last one", "add an executor first")
-        pinned = sorted(group for group, to in self.orders.pins.items() if to == name)
+        pinned = [named(t) for t, to in sorted(self.orders.pins.items()) if to == name]
         if pinned:
-            raise _refused(f"key-groups {pinned} are pinned to member {name}", "unpin them first")
+            raise _refused(f"key-groups {', '.join(pinned)} are pinned to member {name}", "unpin them first")
         self._change(lambda orders: replace(orders, drained=orders.drained | {name}))
 
     def undrain(self, member: str) -> None:

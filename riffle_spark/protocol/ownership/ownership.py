@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, MemberId, Traffic
+from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
 from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.protocol.ownership import readiness
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.groups import GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Homes, LostMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
@@ -22,7 +23,7 @@ from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListen
 from riffle_spark.protocol.ownership.shunned import Shunned
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out, without_effect
 from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
-from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, task, view_of
+from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, view_of
 from riffle_spark.protocol.ownership.weights import Weights, memory_by_member
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
@@ -61,24 +62,31 @@ class Ownership:
         """What the key-groups stand for where dispatch is by partition."""
 
     @property
-    def owners(self) -> dict[int, MemberId]:
-        """The owner of each key-group."""
-        return {t.key_group: owner for t, owner in self.present.owners.items()}
+    def groups(self) -> Groups:
+        """The co-location groups of the query's stores."""
+        return self.weights.groups
+
+    def owners(self, group: str = GROUP) -> dict[int, MemberId]:
+        """Return the owner of each key-group of a group."""
+        return {t.key_group: owner for t, owner in self.present.owners.items() if t.group == group}
 
     @property
     def points(self) -> bool:
         """Whether standbys hold pointers instead of copies."""
         return self._settings.standby_mode == "snapshot_pointer"
 
-    def begin(self, tail: Record | None) -> None:
-        """Begin with what the newest record says of owners and standbys; another driver may have been at work."""
+    def begin(self, tail: Record | None, groups: Groups) -> None:
+        """Begin with what the newest record says of owners and standbys; another driver may have been at work. Where
+        groups are others by now, what has no owner goes where copies are.
+        """
         self._arrivals.forget()
         self.members.forget()
         self.copies.forget()
         self.cleaner.forget()
         self._homes = Homes()
         self._layout = None
-        self.present = recorded(tail) if tail else Assignment({})
+        self.weights.groups = groups
+        self.present = recorded(tail, groups) if tail else Assignment({})
 
     def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Take the racks of the partitions that the query reads, by (topic, partition)."""
@@ -126,16 +134,16 @@ class Ownership:
         """What each key-group costs, as measured."""
         return self._measured.weights
 
-    def waits(self, now: float) -> tuple[list[LostMember], dict[int, MemberId]]:
-        """Return the lost members that are waited for, and to whom key-groups are to return."""
+    def waits(self, now: float) -> tuple[list[LostMember], dict[TaskId, MemberId]]:
+        """Return the lost members that are waited for, and to whom tasks are to return."""
         awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
         homes = self._homes.of({*awaited, *self.members.live})
-        return [self.members.lost[member] for member in awaited], {t.key_group: home for t, home in homes.items()}
+        return [self.members.lost[member] for member in awaited], homes
 
-    def wait_again(self, lost: Iterable[LostMember], homes: Mapping[int, MemberId]) -> None:
+    def wait_again(self, lost: Iterable[LostMember], homes: Mapping[TaskId, MemberId]) -> None:
         """Go on waiting where an earlier driver left off."""
         self.members.lost.update({one.living.id: one for one in lost})
-        self._homes.owners.update({task(key_group): home for key_group, home in homes.items()})
+        self._homes.owners.update(self.groups.only(homes))
         self._homes.awaited = frozenset(self.members.lost)
 
     def warn(self, warning: str) -> None:
@@ -157,8 +165,8 @@ class Ownership:
     ) -> Situation:
         orders, live = self._operations.orders, self.members.live
         return Situation(
-            self.members, self.copies, manifest, stores, key_groups, now, self.present,
-            pins={key_group: member for key_group, member in orders.pins.items() if member in live},
+            self.members, self.copies, manifest, stores, key_groups, now, self.present, self.groups,
+            pins={t: member for t, member in self.groups.only(orders.pins).items() if member in live},
             drained=orders.drained & set(live), homes=self._homes.owners, weights=self.weights.latched,
             partitions=self._partitions or (), flooded=self.shunned.flooded, memory=self.weights.memory,
         )  # fmt: skip
@@ -169,13 +177,14 @@ class Ownership:
         if self._settings.dispatch == "hashed":
             return any(fired)
         settings, present = self._settings, self.present
-        kept = {(task(r.key_group), r.member): r.lag_records for r in self.readiness if r.role == "standby"}
+        kept = {(r.task, r.member): r.lag_records for r in self.readiness if r.role == "standby"}
         slow = {} if self.points else self._patience.fall_behind(kept)
         fired.append(self.shunned.fall_behind(slow, situation))
         fired.append(self.shunned.marks_changed(situation, settings))
         settled = not present.warmups and not present.needs_probe
-        level = self._measured.is_unlevel(self.owners, self._slots, settings.balance_band, settled=not present.warmups)
-        fired += [level, self._reads_across(settled=settled)]
+        band, moved = settings.balance_band, not present.warmups
+        fired.append(self._measured.is_unlevel(present.owners, self._slots, band, settled=moved))
+        fired.append(self._reads_across(settled=settled))
         return any(fired)
 
     def _is_due(self, situation: Situation) -> bool:
@@ -184,7 +193,7 @@ class Ownership:
         if self._settings.dispatch != "hashed":
             settings, target = self._settings, self.present.target  # a standby that shall own warms up as well
             fired.append(self._waited_long_enough(situation.now))
-            warming = [r for r in self.readiness if r.role == "warmup" or target.get(task(r.key_group)) == r.member]
+            warming = [r for r in self.readiness if r.role == "warmup" or target.get(r.task) == r.member]
             patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
             fired.append(self.probes.due(self.present, [r.lag_records for r in warming], patience, situation.now))
         return any(fired)
@@ -201,26 +210,25 @@ class Ownership:
     def _reads_across(self, *, settled: bool) -> bool:
         if not self.reads_racks or self._settings.rack_aware_assignment_strategy == "none":
             return False
-        return self._measured.reads_across(self._traffic_now(), self.owners, self._racks, settled=settled)
+        return self._measured.reads_across(self._traffic_now(), self.present.owners, self._racks, settled=settled)
 
     @property
     def _partitions(self) -> tuple[tuple[str, int], ...] | None:
         return None if self.shards is None else self.shards.partitions
 
-    def _traffic_now(self) -> dict[int, Traffic]:
+    def _traffic_now(self) -> dict[TaskId, Traffic]:
         return self.weights.traffic(self._partitions)
 
     def looked_at(self, now: float) -> frozenset[MemberId]:
         """Return the members with full disks that nothing else tells of: they are to be looked at."""
-        return self.shunned.looked_at(self.owners.values(), now)
+        return self.shunned.looked_at(self.present.owners.values(), now)
 
     def _asked_for(self) -> bool:
         return self._operations.orders != self._obeyed
 
     def _tasks_changed(self, situation: Situation) -> bool:
-        owned = {t.key_group for t in self.present.owners}
         laid_out_for = self._layout.shards if self._layout else None
-        return owned != set(situation.key_groups) or laid_out_for != self.shards
+        return self.present.owners.keys() != set(situation.tasks) or laid_out_for != self.shards
 
     def _waited_long_enough(self, now: float) -> bool:
         """Tell whether a lost member is waited for no longer."""
@@ -235,12 +243,12 @@ class Ownership:
         if not before.needs_probe or not self._measured.traffic:
             self._measured.traffic = self._traffic_now()
         self.present = self._assigned(situation)
-        target = {t.key_group: member for t, member in self.present.target.items()}
-        self._measured.assigned(target, self._slots, self._racks, self._settings.balance_band)
+        self._measured.assigned(self.present.target, self._slots, self._racks, self._settings.balance_band)
         self._homes.returned(self.present)
         self.probes.assigned(self.present, situation.now)
         self._patience.start_over()
-        self.cleaner.assigned(self.present, self.copies, self.members, situation.now, pointers=self.points)
+        now = situation.now
+        self.cleaner.assigned(self.present, self.copies, self.members, now, pointers=self.points, groups=self.groups)
         self._layout = self._laid_out(situation)
         few = few_key_groups_warning(self._settings.key_groups, len(self._layout.slots)) if self.shards is None else ""
         moves = moves_of(before.owners, self.present, self._executors(), situation.partitions)
@@ -260,7 +268,7 @@ class Ownership:
     def _laid_out(self, situation: Situation) -> SlotLayout:
         if self._settings.dispatch == "hashed" and self.shards is not None:
             return hashed_layout(self.members.live, self.shards, situation.drained, self._obeyed.slots)
-        return laid_out(self.members.live, self.owners, self._obeyed.slots, self.shards)
+        return laid_out(self.members.live, self.present.owners, self.groups, self._obeyed.slots, self.shards)
 
     def _show(self, situation: Situation) -> None:
         """Let operators see who is there."""
@@ -270,19 +278,17 @@ class Ownership:
 
     def member_states(self) -> tuple[readiness.MemberState, ...]:
         """Return the members as the last assignment saw them, with load, lag, disk and memory as of the last batch."""
-        measured, load = dict(self.weights.measured), dict[MemberId, float]()
-        for t, owner in self.present.owners.items():
-            load[owner] = load.get(owner, 0.0) + measured.get(t.key_group, 0.0)
         told = (readiness.with_room(self.lags.told(state), self.members) for state in self._operations.members)
-        return tuple(replace(state, load=round(load.get(state.id, 0.0), 1)) for state in told)
+        return readiness.with_load(told, self.present.owners, self.weights.measured)
 
-    def number_of(self, asked: int | tuple[str, int]) -> int:
-        """Return the number of a key-group: a (topic, partition) may stand for it, where dispatch is by partition."""
-        return asked if isinstance(asked, int) else (self.shards or Shards()).number_of(asked)
+    def task_of(self, asked: int | tuple[str, int], store: str | None) -> TaskId:
+        """Return the task of a key-group, or (topic, partition), and a store: without one where there is one group."""
+        number = asked if isinstance(asked, int) else (self.shards or Shards()).number_of(asked)
+        return TaskId(self.groups.meant(store), number)
 
-    def place_of(self, key_group: int) -> readiness.KeyPlace | None:
-        """Return where a key-group is, ``None`` while nobody owns it."""
-        return readiness.place_of(key_group, self.present, self.members, self._partitions or ())
+    def place_of(self, one: TaskId) -> readiness.KeyPlace | None:
+        """Return where a task is, ``None`` while nobody owns it."""
+        return readiness.place_of(one, self.present, self.members, self._partitions or ())
 
     def _executors(self) -> dict[MemberId, str]:
         lost = (lost.living for lost in self.members.lost.values())
@@ -301,7 +307,7 @@ class Ownership:
 
     def answered(self, receipts: Sequence[Receipt], now: float) -> None:
         """Note in which folders slots ran, what they did not find there, what room is left, and whose disks refused."""
-        memory = memory_by_member(receipts)
+        memory = memory_by_member(receipts, self.groups)
         for receipt in receipts:
             if is_refused(receipt):
                 self._arrivals.refused(receipt.executor, str(error_of(receipt)), now)
@@ -327,19 +333,15 @@ class Ownership:
         self.copies.replaced(record.sequence, before, changes)
         self.weights.ran(receipts, before, dict(self._settings.store_weights))
 
-    def standing_by(self, manifest: Manifest, stores: tuple[str, ...]) -> dict[int, tuple[MemberId, ...]]:
-        """Return, for each key-group, the live standbys with a copy that could take over at once."""
-        return readiness.standing_by(self._situation(manifest, stores, (), 0.0), self._settings.acceptable_recovery_lag)
+    def standing_by(self, manifest: Manifest, store: str) -> dict[int, tuple[MemberId, ...]]:
+        """Return, for each key-group of a store, the live standbys with a copy that could take over at once."""
+        told = self._situation(manifest, (store,), (), 0.0), self._settings.acceptable_recovery_lag
+        able = readiness.standing_by(*told)
+        return {t.key_group: members for t, members in able.items()}
 
-    def followed_by(self) -> dict[int, tuple[MemberId, ...]]:
-        """Return, by key-group, the members that will read its deltas: those that it awaits, warm-ups, standbys."""
-        copies = (self.present.warmups, self.present.standbys)
-        every = {
-            t: dict.fromkeys([*self._homes.followers(t), *(m for held in copies for m in held.get(t, ()))])
-            for t in self.present.owners
-        }
-        named = {t.key_group: tuple(filter(None, members)) for t, members in every.items()}
-        return {key_group: members for key_group, members in named.items() if members}
+    def followed_by(self, store: str) -> dict[int, tuple[MemberId, ...]]:
+        """Return, by key-group of a store, who will read its deltas: those that it awaits, warm-ups, standbys."""
+        return readiness.followed_by(self.present, self._homes, self.groups.of(store))
 
     def take_rebalance(self) -> Rebalance:
         """Return what changed since the last call."""

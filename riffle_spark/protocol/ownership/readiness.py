@@ -7,19 +7,22 @@ from types import MappingProxyType
 from typing import Literal
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
+from riffle_spark.protocol.ownership.groups import GROUP, task
 from riffle_spark.protocol.ownership.known_copies import LEVEL, CopyLag
-from riffle_spark.protocol.ownership.members import LiveMember, Members
-from riffle_spark.protocol.ownership.view import GROUP, Situation
+from riffle_spark.protocol.ownership.members import Homes, LiveMember, Members
+from riffle_spark.protocol.ownership.view import Situation
 
 __all__ = [
     "KeyPlace",
     "LagTrend",
     "MemberState",
     "Readiness",
+    "followed_by",
     "member_states",
     "place_of",
     "readiness_of",
     "standing_by",
+    "with_load",
     "with_room",
 ]
 
@@ -32,7 +35,7 @@ class Readiness:
     ``warm`` if that is within ``acceptable_recovery_lag``.
 
     ``pointers`` are (store, snapshot id, version it was advanced to) of a standby that holds no copy but fetches it
-    when it is promoted.
+    when it is promoted. ``group`` is the co-location group whose key-group it is.
     """
 
     key_group: int
@@ -42,6 +45,12 @@ class Readiness:
     lag_bytes: int
     warm: bool
     pointers: tuple[tuple[str, str, int], ...] = ()
+    group: str = GROUP
+
+    @property
+    def task(self) -> TaskId:
+        """What it is a copy of."""
+        return task(self.key_group, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,7 @@ class MemberState:
 class KeyPlace:
     """Where a key is processed from the next batch on: its key-group, the member that owns it with executor and host,
     and the members that keep a spare copy. Where dispatch is by partition, ``topic`` and ``partition`` say which.
+    ``group`` is the co-location group of its store.
     """
 
     key_group: int
@@ -87,6 +97,7 @@ class KeyPlace:
     standbys: tuple[MemberId, ...] = ()
     topic: str | None = None
     partition: int | None = None
+    group: str = GROUP
 
 
 class LagTrend:
@@ -116,17 +127,16 @@ class LagTrend:
 
 
 def place_of(
-    key_group: int, present: Assignment, members: Members, partitions: Sequence[tuple[str, int]] = ()
+    at: TaskId, present: Assignment, members: Members, partitions: Sequence[tuple[str, int]] = ()
 ) -> KeyPlace | None:
-    """Return where a key-group is, ``None`` while nobody owns it; ``partitions`` are what key-groups stand for."""
-    at = TaskId(GROUP, key_group)
+    """Return where a task is, ``None`` while nobody owns it; ``partitions`` are what key-groups stand for."""
     owner = present.owners.get(at)
     living = members.live.get(owner or "")
     if owner is None or living is None:
         return None
-    stands_for = partitions[key_group] if partitions else (None, None)
+    topic, partition = partitions[at.key_group] if partitions else (None, None)
     place = (owner, living.executor.id, living.executor.host, present.standbys.get(at, ()))
-    return KeyPlace(key_group, *place, *stands_for)
+    return KeyPlace(at.key_group, *place, topic, partition, at.group)
 
 
 def readiness_of(situation: Situation, acceptable: int, *, pointers: bool) -> tuple[Readiness, ...]:
@@ -142,51 +152,51 @@ def _of_role(
     situation: Situation, copies: Mapping[TaskId, tuple[MemberId, ...]], role: Literal["standby", "warmup"],
     acceptable: int, *, pointers: bool,
 ) -> Iterable[Readiness]:  # fmt: skip
-    for task, members in sorted(copies.items()):
+    for t, members in sorted(copies.items()):
         for member in members:
             if member in situation.members.live:
-                behind = _behind(situation, member, task.key_group)
-                held = _pointers(situation, member, task.key_group) if pointers else ()
+                behind = _behind(situation, member, t)
+                held = _pointers(situation, member, t) if pointers else ()
                 warm = behind.records <= acceptable
-                yield Readiness(task.key_group, member, role, behind.records, behind.bytes, warm, held)
+                yield Readiness(t.key_group, member, role, behind.records, behind.bytes, warm, held, t.group)
 
 
-def standing_by(situation: Situation, acceptable: int) -> dict[int, tuple[MemberId, ...]]:
-    """Return, by key-group, the live standbys whose copies could take over at once: a pointer could not. None where the
+def standing_by(situation: Situation, acceptable: int) -> dict[TaskId, tuple[MemberId, ...]]:
+    """Return, by task, the live standbys whose copies could take over at once: a pointer could not. None where the
     owner is known to have no copy: it was assigned for all that, so it is to fetch one, and not to stop time and again.
     """
-    able: dict[int, tuple[MemberId, ...]] = {}
-    for task, members in situation.present.standbys.items():
-        held = tuple(member for member in members if _could_take_over(situation, member, task.key_group, acceptable))
-        if held and _has(situation, situation.present.owners.get(task, ""), task.key_group):
-            able[task.key_group] = held
+    able: dict[TaskId, tuple[MemberId, ...]] = {}
+    for t, members in situation.present.standbys.items():
+        held = tuple(member for member in members if _could_take_over(situation, member, t, acceptable))
+        if held and _has(situation, situation.present.owners.get(t, ""), t):
+            able[t] = held
     return able
 
 
-def _could_take_over(situation: Situation, member: MemberId, key_group: int, acceptable: int) -> bool:
-    return _has(situation, member, key_group) and situation.lag(member, key_group) <= acceptable
+def _could_take_over(situation: Situation, member: MemberId, t: TaskId, acceptable: int) -> bool:
+    return _has(situation, member, t) and situation.lag(member, t) <= acceptable
 
 
-def _has(situation: Situation, member: MemberId, key_group: int) -> bool:
+def _has(situation: Situation, member: MemberId, t: TaskId) -> bool:
     copies = situation.copies.of(member)
-    return member in situation.members.live and any((store, key_group) in copies for store in situation.stores)
+    return member in situation.members.live and any((one, t.key_group) in copies for one in situation.stores_of(t))
 
 
-def _behind(situation: Situation, member: MemberId, key_group: int) -> CopyLag:
+def _behind(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
     total = LEVEL
-    for store, entry in zip(situation.stores, situation.entries(key_group), strict=True):
-        behind = situation.copies.lag(member, (store, key_group), entry)
+    for store, entry in zip(situation.stores_of(t), situation.entries(t), strict=True):
+        behind = situation.copies.lag(member, (store, t.key_group), entry)
         total = CopyLag(total.records + behind.records, total.bytes + behind.bytes)
     return total
 
 
-def _pointers(situation: Situation, member: MemberId, key_group: int) -> tuple[tuple[str, str, int], ...]:
+def _pointers(situation: Situation, member: MemberId, t: TaskId) -> tuple[tuple[str, str, int], ...]:
     """Return what a pointer standby holds: the newest snapshot of each store, unless it has a copy of it."""
     held = situation.copies.of(member)
     return tuple(
         (store, entry.snapshot.id, entry.snapshot.head.version)
-        for store, entry in zip(situation.stores, situation.entries(key_group), strict=True)
-        if entry.snapshot is not None and (store, key_group) not in held
+        for store, entry in zip(situation.stores_of(t), situation.entries(t), strict=True)
+        if entry.snapshot is not None and (store, t.key_group) not in held
     )
 
 
@@ -215,6 +225,24 @@ def with_room(state: MemberState, members: Members) -> MemberState:
     disk, memory = members.disks.get(state.id, (None, 0)), members.memories.get(state.id, (None, 0))
     share = members.memory_shares.get(state.id)
     return replace(state, disk_used_share=disk[0], memory_bytes=memory[0], memory_used_share=share)
+
+
+def with_load(
+    states: Iterable[MemberState], owners: Mapping[TaskId, MemberId], measured: Mapping[TaskId, float]
+) -> tuple[MemberState, ...]:  # fmt: skip
+    """Return members' states with the measured work of what they own."""
+    load: dict[MemberId, float] = {}
+    for t, owner in owners.items():
+        load[owner] = load.get(owner, 0.0) + measured.get(t, 0.0)
+    return tuple(replace(state, load=round(load.get(state.id, 0.0), 1)) for state in states)
+
+
+def followed_by(present: Assignment, homes: Homes, group: str) -> dict[int, tuple[MemberId, ...]]:
+    """Return, by key-group of a group, who will read its deltas: those that it awaits, warm-ups, standbys."""
+    copies, tasks = (present.warmups, present.standbys), [t for t in present.owners if t.group == group]
+    every = {t: [*homes.followers(t), *(m for held in copies for m in held.get(t, ()))] for t in tasks}
+    named = {t.key_group: tuple(filter(None, dict.fromkeys(members))) for t, members in every.items()}
+    return {key_group: members for key_group, members in named.items() if members}
 
 
 def _counted(groups: Iterable[Iterable[MemberId]]) -> dict[MemberId, int]:

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
+from riffle_spark.protocol.ownership.groups import GROUP
 
 __all__ = ["Moved", "Rebalance", "RebalanceListener", "moves_of", "notify"]
 
 Moved = Mapping[str, "str | int"]
 """One move: ``key_group``, ``role`` (owner, standby, warmup), ``from`` and ``to`` (members), ``from_executor`` and
-``to_executor``, ``reason`` and ``goal``; where dispatch is by partition also ``topic`` and ``partition``."""
+``to_executor``, ``reason`` and ``goal``; where dispatch is by partition also ``topic`` and ``partition``, and ``group``
+of a key-group whose store is in a co-location group of its own."""
 
 
 class RebalanceListener:
@@ -62,10 +64,11 @@ def moves_of(
 
 
 def _moved(move: Move, source: MemberId, executors: Mapping[MemberId, str]) -> Moved:
+    of_group: Moved = {} if move.task.group == GROUP else {"group": move.task.group}
     return {
         "key_group": move.task.key_group, "role": move.role, "from": source, "to": move.target,
         "from_executor": executors.get(source, ""), "to_executor": executors.get(move.target, ""),
-        "reason": move.reason, "goal": move.goal,
+        "reason": move.reason, "goal": move.goal, **of_group,
     }  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from riffle_spark.assign.model import MemberId, TaskId
-from riffle_spark.protocol.ownership.view import Situation, task
+from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.settings import Settings
 
 __all__ = ["Shunned"]
@@ -92,17 +93,17 @@ class Shunned:
     def fall_behind(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
         """Take standbys whose lags grow and grow; tell whether one of them is new and another member can do better."""
         live, present = situation.members.live, situation.present.standbys
-        lags = {copy: situation.lag(copy[1], copy[0].key_group) for copy in self._slow if copy[1] in live}
+        lags = {copy: situation.lag(copy[1], copy[0]) for copy in self._slow if copy[1] in live}
         self._slow = {(t, m): None for (t, m), lag in lags.items() if lag or m not in present.get(t, ())}
         fresh = {copy: lag for copy, lag in standbys.items() if copy not in self._slow}
         self._slow |= dict.fromkeys(fresh)
         better = {copy for copy in fresh if self._others(copy[0], situation)}
         for member in sorted({member for _, member in fresh}):
-            mine = {t.key_group: lag for (t, m), lag in sorted(fresh.items()) if m == member}
+            mine = {named(t): lag for (t, m), lag in sorted(fresh.items()) if m == member}
             moved = "other members take them over" if any(m == member for _, m in better) else "nobody can do better"
             self._warnings.append(
                 f"standbys on member {member} (executor {live[member].executor.id}) fall behind with every batch: "
-                f"key-groups {', '.join(map(str, mine))}, by up to {max(mine.values())} changed records; {moved}\n"
+                f"key-groups {', '.join(mine)}, by up to {max(mine.values())} changed records; {moved}\n"
                 "  What to do: raise `upkeep_bandwidth`, or look at that executor's disk, network and cores"
             )
         return bool(better)
@@ -111,9 +112,8 @@ class Shunned:
         """Return by task the members that should have no copy of it."""
         if not self._marks and not self._slow:
             return {}
-        tasks = [task(key_group) for key_group in situation.key_groups]
         held = {member: situation.held(member) for member in situation.members.live}
-        found = {t: self._shunned(t, held, situation) for t in tasks}
+        found = {t: self._shunned(t, held, situation) for t in situation.tasks}
         return {t: members for t, members in found.items() if members}
 
     def _shunned(self, t: TaskId, held: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
@@ -147,7 +147,7 @@ def _next_to_go(
     owners, memory = situation.present.owners, situation.memory
 
     def size(t: TaskId) -> float:
-        return situation.bytes(t.key_group) if kind == "disk" else memory.get(t.key_group, 0.0)
+        return situation.bytes(t) if kind == "disk" else memory.get(t, 0.0)
 
     return frozenset(sorted(held, key=lambda t: (owners.get(t) == member, -size(t), t))[:most])
 

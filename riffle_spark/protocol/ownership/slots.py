@@ -3,12 +3,13 @@ hashes. Does not know batches or copies.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
 from riffle_spark.keygroups import slot_numbers
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups, task
 from riffle_spark.protocol.ownership.members import LiveMember
-from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import LINES, Settings
@@ -20,9 +21,21 @@ Cut: TypeAlias = tuple[LiveMember, tuple[int, ...]]
 
 
 def laid_out(
-    members: Mapping[str, LiveMember], owners: Mapping[int, str], most: int | None = None, shards: Shards | None = None
+    members: Mapping[str, LiveMember], owners: Mapping[TaskId, str], groups: Groups = ONE_GROUP,
+    most: int | None = None, shards: Shards | None = None,
+) -> SlotLayout:  # fmt: skip
+    """Return slots for the owners' key-groups, of each group apart: no more on an executor than it has cores, or
+    key-groups of that group, or ``most``.
+    """
+    each = [{t.key_group: owner for t, owner in owners.items() if t.group == group} for group in groups.names]
+    first, *others = (_of_group(members, mine, most, shards) for mine in each)
+    stores = (groups.stores_of(group, groups.of_stores) for group in groups.names[1:])
+    return replace(first, apart=tuple(zip(stores, others, strict=True))) if others else first
+
+
+def _of_group(
+    members: Mapping[str, LiveMember], owners: Mapping[int, str], most: int | None, shards: Shards | None
 ) -> SlotLayout:
-    """Return slots for the owners' key-groups: no more on an executor than it has cores, or key-groups, or ``most``."""
     owned: dict[str, list[int]] = {}
     for key_group, owner in sorted(owners.items()):
         owned.setdefault(owner, []).append(key_group)

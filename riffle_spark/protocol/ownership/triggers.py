@@ -7,12 +7,16 @@ is a trigger again.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
+from riffle_spark.protocol.ownership.groups import named
 from riffle_spark.protocol.ownership.weights import Weights
 
 __all__ = ["Measured", "Patience", "Probes", "loads_of", "outside_band", "read_across"]
 
+_What = TypeVar("_What")
+"""What is owned: tasks, or their numbers."""
 _BATCHES_OUTSIDE_BAND = 5
 _BATCHES_READING_ACROSS = 3
 _BATCHES_GROWING = 10
@@ -96,13 +100,13 @@ class Patience:
 
 
 def loads_of(
-    weights: Mapping[int, float], owners: Mapping[int, MemberId], slots: Mapping[MemberId, int]
+    weights: Mapping[_What, float], owners: Mapping[_What, MemberId], slots: Mapping[MemberId, int]
 ) -> dict[MemberId, float]:
     """Return each member's work per slot as a multiple of the mean; nothing where there is none."""
     load = dict.fromkeys(slots, 0.0)
-    for key_group, owner in owners.items():
+    for t, owner in owners.items():
         if owner in load:
-            load[owner] += weights.get(key_group, 0.0)
+            load[owner] += weights.get(t, 0.0)
     total = sum(slots.values())
     if not total or not any(load.values()):
         return {}
@@ -111,7 +115,7 @@ def loads_of(
 
 
 def outside_band(
-    weights: Mapping[int, float], owners: Mapping[int, MemberId], slots: Mapping[MemberId, int], band: float
+    weights: Mapping[_What, float], owners: Mapping[_What, MemberId], slots: Mapping[MemberId, int], band: float
 ) -> bool:
     """Tell whether some member's work per slot is further than ``band`` from the mean."""
     return any(not 1 - band <= load <= 1 + band for load in loads_of(weights, owners, slots).values())
@@ -119,7 +123,7 @@ def outside_band(
 
 @dataclass(frozen=True, slots=True)
 class ReadAcross:
-    """Shares of all rows: what owners read across racks, and what they did if each key-group were in its best rack."""
+    """Shares of all rows: what owners read across racks, and what they did if each task were in its best rack."""
 
     now: float = 0.0
     least: float = 0.0
@@ -135,14 +139,14 @@ class ReadAcross:
 
 
 def read_across(
-    traffic: Mapping[int, Traffic], owners: Mapping[int, MemberId], racks: Mapping[MemberId, str | None]
+    traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId], racks: Mapping[MemberId, str | None]
 ) -> ReadAcross:
     """Return what ``owners`` read across racks; nothing where a member's rack is not known."""
     total = sum(each.total for each in traffic.values())
     if not total or None in racks.values():
         return ReadAcross()
     every = set(racks.values())
-    now = sum(each.parts_read_across(racks.get(owners.get(group, ""))) for group, each in traffic.items())
+    now = sum(each.parts_read_across(racks.get(owners.get(t, ""))) for t, each in traffic.items())
     least = sum(min(each.parts_read_across(rack) for rack in every) for each in traffic.values())
     return ReadAcross(now / total, least / total)
 
@@ -152,17 +156,17 @@ class Measured:
 
     def __init__(self, weights: Weights, patience: Patience) -> None:
         self.weights = weights
-        self.traffic: dict[int, Traffic] = {}
+        self.traffic: dict[TaskId, Traffic] = {}
         """What assignments go by: as it was measured when the first of those began that are on their way."""
         self._patience = patience
         self._unlevelled: Mapping[MemberId, float] = {}
         self._left_across = 0.0
         self._latched = False
-        self._said: set[int] = set()
+        self._said: set[TaskId] = set()
         self._warnings: list[str] = []
 
     def is_unlevel(
-        self, owners: Mapping[int, MemberId], slots: Mapping[MemberId, int], band: float, *, settled: bool
+        self, owners: Mapping[TaskId, MemberId], slots: Mapping[MemberId, int], band: float, *, settled: bool
     ) -> bool:
         """Tell whether work has been outside its band for long enough, and not only as it was left; assignments then
         go by it.
@@ -181,15 +185,15 @@ class Measured:
         return loads.keys() != left.keys() or any(abs(loads[m] - left[m]) > _NEWS * max(left[m], 1.0) for m in left)
 
     def reads_across(
-        self, traffic: Mapping[int, Traffic], owners: Mapping[int, MemberId], racks: Mapping[MemberId, str | None],
-        *, settled: bool,
+        self, traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId],
+        racks: Mapping[MemberId, str | None], *, settled: bool,
     ) -> bool:  # fmt: skip
         """Tell whether owners have read more across racks for some batches than they would have to."""
         outside = settled and read_across(traffic, owners, racks).is_outside(self._left_across)
         return self._patience.reads_across(outside)
 
     def assigned(
-        self, target: Mapping[int, MemberId], slots: Mapping[MemberId, int], racks: Mapping[MemberId, str | None],
+        self, target: Mapping[TaskId, MemberId], slots: Mapping[MemberId, int], racks: Mapping[MemberId, str | None],
         band: float,
     ) -> None:  # fmt: skip
         """Keep what an assignment leaves undone even once it is carried out; say once which key-group is too heavy."""
@@ -200,13 +204,13 @@ class Measured:
         loads = loads_of(work, target, slots)
         heavy = {member for member, load in loads.items() if load > 1 + band}
         self._unlevelled = loads if heavy else {}
-        worst = {m: max((work.get(kg, 0.0), kg) for kg, owner in target.items() if owner == m)[1] for m in heavy}
-        for member in sorted(m for m, key_group in worst.items() if key_group not in self._said):
+        worst = {m: max((work.get(t, 0.0), t) for t, owner in target.items() if owner == m)[1] for m in heavy}
+        for member in sorted(m for m, t in worst.items() if t not in self._said):
             share = work[worst[member]] / (loads[member] * sum(work.values()) * slots[member] / sum(slots.values()))
             self._warnings.append(
                 f"member {member} has {loads[member]:.1f} times the mean work, and no assignment levels it: key-group "
-                f"{worst[member]} is {share:.0%} of that\n  What to do: see whether one key has most of the rows, or "
-                "takes most of the time; it is looked at again once the load has changed much"
+                f"{named(worst[member])} is {share:.0%} of that\n  What to do: see whether one key has most of the "
+                "rows, or takes most of the time; it is looked at again once the load has changed much"
             )
         self._said = set(worst.values())
 

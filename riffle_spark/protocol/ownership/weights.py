@@ -4,14 +4,18 @@ know when to assign anew.
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
-from riffle_spark.assign.model import MemberId, Traffic
+from riffle_spark.assign.model import MemberId, TaskId, Traffic
 from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups, named, task_named
 from riffle_spark.state.log.manifest import Manifest
 
 __all__ = ["Weights", "memory_by_member"]
 
+_What = TypeVar("_What")
 _FEW_ROWS = 50.0
 """So many rows of the whole input stand beside what was seen of a key-group: few rows tell little of their racks."""
 _ROW_US = 1.0
@@ -30,8 +34,8 @@ _SCALE = 1000
 
 
 class Weights:
-    """What each key-group takes, in microseconds of a core a batch: rows and bytes that it reads and writes, its share
-    of snapshots, and time in the user's code; and rows by key-group and, where slots count them, by partition. Means
+    """What each task takes, in microseconds of a core a batch: rows and bytes that it reads and writes, its share
+    of snapshots, and time in the user's code; and rows by task and, where slots count them, by partition. Means
     over batches that fade; of times the median of the last ones.
 
     ``latched`` are the weights that assignments go by: measured ones, taken only when they were outside the band for
@@ -39,14 +43,16 @@ class Weights:
     """
 
     def __init__(self) -> None:
-        self.measured: dict[int, float] = {}
-        self.latched: dict[int, int] = {}
-        self._counted: dict[int, float] = {}
-        self._times: deque[dict[int, float]] = deque(maxlen=_TIMES)
-        self.memory: dict[int, float] = {}
-        """Bytes of memory by key-group: those of Python workers, shared out by rows."""
-        self._rows: dict[int, float] = {}
-        self._read: dict[int, dict[int, float]] = {}
+        self.measured: dict[TaskId, float] = {}
+        self.latched: dict[TaskId, int] = {}
+        self.groups = ONE_GROUP
+        """The groups of the stores that receipts are of."""
+        self._counted: dict[TaskId, float] = {}
+        self._times: deque[dict[TaskId, float]] = deque(maxlen=_TIMES)
+        self.memory: dict[TaskId, float] = {}
+        """Bytes of memory by task: those of Python workers, shared out by rows."""
+        self._rows: dict[TaskId, float] = {}
+        self._read: dict[TaskId, dict[int, float]] = {}
         self.racks_of: Mapping[int, tuple[str, ...]] = {}
         """The racks that hold a replica of each partition of the input, by the number that slots count under."""
         self.racks_of_shards: Mapping[tuple[str, int], tuple[str, ...]] = {}
@@ -59,23 +65,22 @@ class Weights:
         """Take a batch's receipts; ``before`` tells of its state. Work for a store counts as much as its weight says, 1
         where nothing does.
         """
-        work: dict[int, float] = {}
-        rows: dict[int, float] = {}
-        times: dict[int, float] = {}
-        read: dict[int, dict[int, float]] = {}
+        work: dict[TaskId, float] = {}
+        rows: dict[TaskId, float] = {}
+        times: dict[TaskId, float] = {}
+        read: dict[TaskId, dict[int, float]] = {}
         for receipt in receipts:
-            weight = store_weights.get(receipt.store, 1.0)
+            weight, of_task = store_weights.get(receipt.store, 1.0), partial(self.groups.task, receipt.store)
             for key_group, took in self._work_of(receipt, before):
-                work[key_group] = work.get(key_group, 0.0) + weight * took
+                _add(work, of_task(key_group), weight * took)
             for key_group, count in zip(*receipt.received, strict=True):
-                rows[key_group] = rows.get(key_group, 0.0) + count
+                _add(rows, of_task(key_group), count)
             for key_group, took in self._time_of(receipt).items():
-                times[key_group] = times.get(key_group, 0.0) + weight * took
+                _add(times, of_task(key_group), weight * took)
             for key_group, partition, count in receipt.read:
-                of_group = read.setdefault(key_group, {})
-                of_group[partition] = of_group.get(partition, 0.0) + count
+                _add(read.setdefault(of_task(key_group), {}), partition, count)
         self._times.append(times)
-        if held := _memory_by_key_group(receipts):
+        if held := _memory_by_task(receipts, self.groups):
             self.memory = _faded(self.memory, held)
         if work:
             self._counted = _faded(self._counted, work)
@@ -83,9 +88,9 @@ class Weights:
             self._rows = _faded(self._rows, rows)
         typical = self._typical()
         every = sorted({*self._counted, *typical}) if typical else self._counted
-        self.measured = {kg: self._counted.get(kg, 0.0) + typical.get(kg, 0.0) for kg in every}
-        for key_group in sorted({*self._read, *read}) if read else ():
-            self._read[key_group] = _summed(self._read.get(key_group, {}), read.get(key_group, {}))
+        self.measured = {t: self._counted.get(t, 0.0) + typical.get(t, 0.0) for t in every}
+        for t in sorted({*self._read, *read}) if read else ():
+            self._read[t] = _summed(self._read.get(t, {}), read.get(t, {}))
 
     def _work_of(self, receipt: Receipt, before: Manifest) -> Iterable[tuple[int, float]]:
         """Yield what rows and bytes take, by key-group: of what came in, then of what changed."""
@@ -109,32 +114,33 @@ class Weights:
         if total <= _TIMED_US:
             return {}
         if not told:
-            before = self._typical()
+            before, of_task = self._typical(), partial(self.groups.task, receipt.store)
             a_row, counts = total / max(sum(rows), 1), zip(groups, rows, strict=True)
-            share = {key_group: before.get(key_group, 0.0) or count * a_row for key_group, count in counts}
+            share = {kg: before.get(of_task(kg), 0.0) or count * a_row for kg, count in counts}
             scale = total / (sum(share.values()) or 1.0)
             told = {key_group: each * scale for key_group, each in share.items()}
         return {key_group: took * (1 - _TIMED_US / total) for key_group, took in told.items()}
 
-    def _typical(self) -> dict[int, float]:
-        every = sorted({key_group for times in self._times for key_group in times})
-        median = {kg: sorted(times.get(kg, 0.0) for times in self._times)[len(self._times) // 2] for kg in every}
+    def _typical(self) -> dict[TaskId, float]:
+        every = sorted({t for times in self._times for t in times})
+        median = {t: sorted(times.get(t, 0.0) for times in self._times)[len(self._times) // 2] for t in every}
         return median if len(self._times) == _TIMES else {}
 
     def recorded(self) -> dict[str, object]:
         """Return what a record tells of load: as it was measured, and as the last assignment went by it."""
-        told: dict[str, Mapping[int, float]] = {"measured": self.measured, "assigned": self.latched}
-        return {name: {str(kg): round(load, 3) for kg, load in by.items()} for name, by in told.items() if by}
+        told: dict[str, Mapping[TaskId, float]] = {"measured": self.measured, "assigned": self.latched}
+        return {name: {named(t): round(load, 3) for t, load in by.items()} for name, by in told.items() if by}
 
     def go_on(self, recorded: Mapping[str, object]) -> None:
         """Go on assigning by the weights of an earlier driver."""
         by = recorded.get("assigned", {})
         if not self.latched and isinstance(by, dict):
-            self.latched = {int(kg): load for kg, load in by.items() if isinstance(load, int)}
+            found = {task_named(name): load for name, load in by.items() if isinstance(load, int)}
+            self.latched = self.groups.only(found)
 
     def latch(self) -> None:
         """Let assignments go by what is measured now."""
-        self.latched = {key_group: int(weight * _SCALE) for key_group, weight in sorted(self.measured.items())}
+        self.latched = {t: int(weight * _SCALE) for t, weight in sorted(self.measured.items())}
 
     def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Take the racks of the input's partitions, by (topic, partition).
@@ -148,8 +154,8 @@ class Weights:
             numbered.setdefault(partition, set()).update(held)
         self.racks_of = {partition: tuple(sorted(held)) for partition, held in numbered.items()}
 
-    def traffic(self, shards: Sequence[tuple[str, int]] | None = None) -> dict[int, Traffic]:
-        """Return, by key-group, its rows in thousandths of a key-group's mean, and of how many of these each rack holds
+    def traffic(self, shards: Sequence[tuple[str, int]] | None = None) -> dict[TaskId, Traffic]:
+        """Return, by task, its rows in thousandths of a task's mean, and of how many of these each rack holds
         a replica.
 
         ``shards`` are the partitions that key-groups stand for, where dispatch is by partition.
@@ -159,18 +165,19 @@ class Weights:
         mean = sum(self._rows.values()) / len(self._rows) if self._rows else 0.0
         if shards is not None:
             held = [sorted(set(self.racks_of_shards.get(shard, ()))) for shard in shards]
-            parts = [round(_PARTS * self._rows.get(kg, 0.0) / mean) if mean else _PARTS for kg in range(len(held))]
-            return {kg: Traffic(parts[kg], dict.fromkeys(racks, parts[kg]), _PARTS) for kg, racks in enumerate(held)}
+            tasks = self.groups.tasks(range(len(held)))
+            parts = {t: round(_PARTS * self._rows.get(t, 0.0) / mean) if mean else _PARTS for t in tasks}
+            return {t: Traffic(n, dict.fromkeys(held[t.key_group], n), _PARTS) for t, n in parts.items()}
         whole: dict[int, float] = {}
         for counts in self._read.values():
             for partition, count in counts.items():
                 whole[partition] = whole.get(partition, 0.0) + count
         usual = self._local(whole)
-        read = sorted((key_group, counts) for key_group, counts in self._read.items() if counts)
-        return {kg: self._traffic(counts, usual, self._rows.get(kg, 0.0) / (mean or 1.0)) for kg, counts in read}
+        read = sorted((t, counts) for t, counts in self._read.items() if counts)
+        return {t: self._traffic(counts, usual, self._rows.get(t, 0.0) / (mean or 1.0)) for t, counts in read}
 
     def _traffic(self, counts: Mapping[int, float], usual: Mapping[str, float], weight: float) -> Traffic:
-        """Return a key-group's traffic, with some rows as they are all over the input beside its own."""
+        """Return a task's traffic, with some rows as they are all over the input beside its own."""
         seen, own = sum(counts.values()), self._local(counts)
         total = round(_PARTS * weight)
         local = {rack: (own.get(rack, 0.0) * seen + usual[rack] * _FEW_ROWS) / (seen + _FEW_ROWS) for rack in usual}
@@ -185,30 +192,38 @@ class Weights:
         return local
 
 
-def memory_by_member(receipts: Iterable[Receipt]) -> dict[MemberId, tuple[int, int]]:
+def memory_by_member(
+    receipts: Iterable[Receipt], groups: Groups = ONE_GROUP
+) -> dict[MemberId, tuple[int, int]]:  # fmt: skip
     """Return the bytes that each member's Python workers took, and what was left besides: a worker a slot, whichever
-    stores it served.
+    stores it served. One group's slots run after those of another, and use the same workers.
     """
-    taken: dict[MemberId, dict[int, int]] = {}
+    taken: dict[MemberId, dict[str, dict[int, int]]] = {}
     left: dict[MemberId, int] = {}
     for receipt in receipts:
         if receipt.memory[0]:
-            by_slot = taken.setdefault(receipt.member, {})
+            by_slot = taken.setdefault(receipt.member, {}).setdefault(groups.of(receipt.store), {})
             by_slot[receipt.slot] = max(by_slot.get(receipt.slot, 0), receipt.memory[0])
             left[receipt.member] = min(left.get(receipt.member, receipt.memory[1]), receipt.memory[1])
-    return {member: (sum(by_slot.values()), left[member]) for member, by_slot in taken.items()}
+    most = {member: max(sum(by_slot.values()) for by_slot in told.values()) for member, told in taken.items()}
+    return {member: (took, left[member]) for member, took in most.items()}
 
 
-def _memory_by_key_group(receipts: Iterable[Receipt]) -> dict[int, float]:
-    took: dict[int, float] = {}
+def _memory_by_task(receipts: Iterable[Receipt], groups: Groups) -> dict[TaskId, float]:
+    took: dict[TaskId, float] = {}
     for receipt in receipts:
         rows = sum(receipt.received[1])
         for key_group, count in zip(*receipt.received, strict=True) if receipt.memory[0] else ():
-            took[key_group] = max(took.get(key_group, 0.0), receipt.memory[0] * count / max(rows, 1))
+            t = groups.task(receipt.store, key_group)
+            took[t] = max(took.get(t, 0.0), receipt.memory[0] * count / max(rows, 1))
     return took
 
 
-def _faded(before: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
+def _add(totals: dict[_What, float], what: _What, more: float) -> None:
+    totals[what] = totals.get(what, 0.0) + more
+
+
+def _faded(before: Mapping[TaskId, float], now: Mapping[TaskId, float]) -> dict[TaskId, float]:
     """Return the fading mean; what has come to nothing is left out."""
     if not before:
         return dict(now)

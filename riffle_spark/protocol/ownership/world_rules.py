@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from riffle_spark.assign.model import NO_TRAFFIC, Assignment, Lag, MemberId, TaskId, View
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import LiveMember, Members
 from riffle_spark.protocol.ownership.shunned import Shunned
 from riffle_spark.protocol.ownership.triggers import Measured, Patience
-from riffle_spark.protocol.ownership.view import Situation, room_of, task
+from riffle_spark.protocol.ownership.view import Situation, room_of
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import Settings
@@ -32,17 +33,17 @@ class WorldSituation(Situation):
     sizes: Mapping[int, int] = field(default_factory=dict)
     lags: Mapping[TaskId, Mapping[MemberId, Lag]] = field(default_factory=dict)
 
-    def bytes(self, key_group: int) -> int:
+    def bytes(self, t: TaskId) -> int:
         """Return how large the whole state of a task is."""
-        return self.sizes[key_group]
+        return self.sizes[t.key_group]
 
     def held(self, member: MemberId) -> set[TaskId]:
         """Return the tasks of which a member has a copy, or should have."""
         return super().held(member) | {t for t, copies in self.lags.items() if member in copies}
 
-    def lag(self, member: MemberId, key_group: int) -> int:
+    def lag(self, member: MemberId, t: TaskId) -> int:
         """Return how many changed records a member's copy of a task lacks."""
-        return self.lags.get(task(key_group), {}).get(member) or 0
+        return self.lags.get(t, {}).get(member) or 0
 
 
 class WorldRules:
@@ -76,14 +77,14 @@ class WorldRules:
         fired = [self._shunned.fall_behind(behind, situation), self._shunned.marks_changed(situation, self._settings)]
         if seen.traffic and self._assigning.rack_aware_assignment_strategy != "none":
             settled = not present.warmups and not present.needs_probe
-            owners = {self._number[t]: owner for t, owner in seen.view.owners.items()}
-            fired.append(self._measured.reads_across(seen.traffic, owners, _racks(seen), settled=settled))
+            traffic, owners = _by_task(seen.traffic), self._tasks(seen.view.owners)
+            fired.append(self._measured.reads_across(traffic, owners, _racks(seen), settled=settled))
         return any(fired)
 
     def told(self, seen: MeasuredWorld) -> View:
         """Return what the assignor is told, with what was measured."""
         if not seen.present.needs_probe or not self._measured.traffic:
-            self._measured.traffic = dict(seen.traffic)
+            self._measured.traffic = _by_task(seen.traffic)
         situation, view, ids = self._situation(seen), seen.view, self._ids
         self._shunned.marks_changed(situation, self._settings)
         room, needs = room_of(situation, self._settings)
@@ -94,18 +95,17 @@ class WorldRules:
             members=tuple(replace(member, memory_bytes=room.get(member.id)) for member in view.members),
             tasks=tuple(
                 replace(
-                    one, memory_bytes=needs.get(n, 0), owner_traffic=traffic.get(n, NO_TRAFFIC),
-                    standby_traffic=replace(traffic.get(n, NO_TRAFFIC), later=n in traffic),
+                    one, memory_bytes=needs.get(t, 0), owner_traffic=traffic.get(t, NO_TRAFFIC),
+                    standby_traffic=replace(traffic.get(t, NO_TRAFFIC), later=t in traffic),
                 )
-                for n, one in enumerate(view.tasks)
+                for t, one in zip(situation.tasks, view.tasks, strict=True)
             ),
         )  # fmt: skip
 
     def assigned(self, answer: Assignment, seen: MeasuredWorld) -> None:
         """Note an assignment, and what it leaves undone."""
-        target = {self._number[t]: member for t, member in answer.target.items()}
         slots = {name: one.member.slots for name, one in seen.live.items()}
-        self._measured.assigned(target, slots, _racks(seen), self._assigning.balance_band)
+        self._measured.assigned(self._tasks(answer.target), slots, _racks(seen), self._assigning.balance_band)
         self._patience.start_over()
 
     def _situation(self, seen: MeasuredWorld) -> WorldSituation:
@@ -117,12 +117,17 @@ class WorldRules:
         members.memories.update(seen.memories)
         present = Assignment(self._tasks(view.owners), self._tasks(view.standbys), self._tasks(view.warmups))
         return WorldSituation(
-            members, KnownCopies(), Manifest(), (), range(len(self._ids)), seen.now, present, memory=seen.memory,
+            members, KnownCopies(), Manifest(), (), range(len(self._ids)), seen.now, present,
+            memory=_by_task(seen.memory),
             sizes=seen.bytes, lags=self._tasks(view.lags),
         )  # fmt: skip
 
     def _tasks(self, by_task: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
         return {task(self._number[one]): value for one, value in by_task.items()}
+
+
+def _by_task(by_number: Mapping[int, _T]) -> dict[TaskId, _T]:
+    return {task(n): what for n, what in by_number.items()}
 
 
 def _racks(seen: MeasuredWorld) -> dict[MemberId, str | None]:

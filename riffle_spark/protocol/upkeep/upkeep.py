@@ -207,12 +207,13 @@ class Upkeep:
         self, due_now: Mapping[Address, Entry], given: UpkeepInput
     ) -> dict[MemberId, list[SnapshotOrder]]:
         """Return the snapshots to take of those that are due, by the owner that takes them."""
-        owners, record = given.ownership.owners, given.record
+        owners, record, groups = given.ownership.present.owners, given.record, given.ownership.groups
         unlisted = {address for address, _ in self._taken}
         wanted: dict[MemberId, list[Address]] = {}
         for store, key_group in sorted(due_now):
-            if key_group in owners and (store, key_group) not in unlisted:
-                wanted.setdefault(owners[key_group], []).append((store, key_group))
+            owner = owners.get(groups.task(store, key_group))
+            if owner is not None and (store, key_group) not in unlisted:
+                wanted.setdefault(owner, []).append((store, key_group))
         return {
             member: [SnapshotOrder(*a, due_now[a]) for a in _in_turn(mine, record.sequence)]
             for member, mine in wanted.items()
@@ -334,7 +335,7 @@ def follows(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> 
     for copies in roles:
         for t, members in sorted(copies.items()):
             for member in (m for m in members if m in live):
-                for store in named:
+                for store in ownership.groups.stores_of(t.group, named):
                     address = (store, t.key_group)
                     entry = manifest.entry(*address)
                     if entry.head != EMPTY_HEAD and ownership.copies.missing(member, address, entry) != ():

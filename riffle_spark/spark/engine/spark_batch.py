@@ -118,16 +118,16 @@ class SparkWork:
 
         What comes behind a slot that failed is not run: its receipts are missing.
         """
-        executors = {slot.executor for slot in layout.slots}
+        executors = {slot.executor for each in layout.each for slot in each.slots}
         receipts: list[Receipt] = []
         with self._losses.watched(executors):
             for order in orders:
                 if order.store not in self._reads:
-                    receipts += self._run(layout, order, several=len(executors) > 1)
+                    receipts += self._run(layout.of(order.store), order, several=len(executors) > 1)
                 elif not any(receipt.error for receipt in receipts):
                     with raising_stale_rows():
                         self._inputs[order.store] = self._input(order, receipts)
-                        receipts += self._run(layout, order, several=len(executors) > 1)
+                        receipts += self._run(layout.of(order.store), order, several=len(executors) > 1)
         self._dead = {one.store for one in receipts if one.dead_rows}
         if self._sinks.late is not None:
             late_ms = max(order.late_watermark_ms or 0 for order in orders if order.store not in self._reads)

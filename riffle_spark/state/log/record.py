@@ -39,8 +39,11 @@ __all__ = [
     "joined",
 ]
 
-FORMAT = 2
-"""Version of the record format that is written."""
+FORMAT = 3
+"""The newest version of the record format that is read: written where key-groups of several co-location groups are
+named, which older packages would lose. All else is written as ``_FORMAT_OF_ONE_GROUP``.
+"""
+_FORMAT_OF_ONE_GROUP = 2
 OLDEST_FORMAT = 1
 """The oldest that is read."""
 _MAGIC = "riffle-log"
@@ -150,8 +153,15 @@ def encode(record: Record) -> bytes:
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
-    header = {"magic": _MAGIC, "format": FORMAT, "xxh3": checksum, "length": len(plain)}
+    told = FORMAT if _names_groups(record) else _FORMAT_OF_ONE_GROUP
+    header = {"magic": _MAGIC, "format": told, "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
+
+
+def _names_groups(record: Record) -> bool:
+    """Tell whether key-groups are named by their group, too."""
+    by_name = (record.owners, record.standbys, *record.weights.values(), *map(record.orders.get, ("pins", "homes")))
+    return any("/" in name for names in by_name if isinstance(names, Mapping) for name in names)
 
 
 def decode(data: bytes, name: str) -> Record:

@@ -86,6 +86,8 @@ class Disturbances:
         operations, chance = self._world.driver.operations, self._chance
         name = chance.choice([member.id for member in operations.members] or ["nobody"])
         group = chance.randrange(self._world.settings.key_groups)
+        names = self._world.driver.ownership.groups.names
+        of = names[group % len(names)]
         changes: dict[str, object] = {
             "num_standbys": chance.randrange(3), "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),
         }  # fmt: skip
@@ -93,8 +95,8 @@ class Disturbances:
             [
                 (f"drain {name}", lambda: operations.drain(name)),
                 (f"undrain {name}", lambda: operations.undrain(name)),
-                (f"pin {group} to {name}", lambda: operations.pin(group, name)),
-                (f"unpin {group}", lambda: operations.unpin(group)),
+                (f"pin {group} to {name}", lambda: operations.pin(group, name, of)),
+                (f"unpin {group}", lambda: operations.unpin(group, of)),
                 ("rebalance", operations.request_rebalance),
                 ("one slot less", operations.remove_worker),
                 (f"reconfigure {changes}", lambda: operations.reconfigure(self._world.driver.settings, changes)),

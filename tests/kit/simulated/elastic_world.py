@@ -17,8 +17,8 @@ from riffle_spark import keygroups
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.ownership import Ownership
-from riffle_spark.protocol.ownership.view import task
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.testing import Attempt
 from tests.kit.simulated.placement_invariants import check_valid

@@ -12,9 +12,10 @@ from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
-from riffle_spark.protocol.ownership.view import assign_settings, task, view_of
+from riffle_spark.protocol.ownership.view import assign_settings, view_of
 from riffle_spark.state.log.manifest import Address
 from tests.kit.simulated.world import World
 
@@ -39,9 +40,9 @@ def check_valid(world: World) -> None:
         view, _ = view_now(world)
         wrong = violations(view, ownership.present)
         assert wrong == (), f"I6: {wrong}"
-        slots = ownership._layout.slots  # private: which slot has what
-        served = sorted(group for slot in slots for group in slot.key_groups)
-        assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
+        for layout in ownership._layout.each:  # private: which slot has what, of each co-location group
+            served = sorted(group for slot in layout.slots for group in slot.key_groups)
+            assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
 
 
 def check_converges(world: World) -> None:
@@ -86,16 +87,17 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         unanswered.setdefault(id(self), set()).update((census.member, address) for address in self.of(census.member))
 
     def answer(
-        self: Cleaner, found: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool
-    ) -> None:
-        assigned(self, found, copies, members, now, pointers=pointers)
+        self: Cleaner, found: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool,
+        groups: Groups = ONE_GROUP,
+    ) -> None:  # fmt: skip
+        assigned(self, found, copies, members, now, pointers=pointers, groups=groups)
         unanswered.pop(id(copies), None)
         needed[id(copies)] = lambda member, address: (
             member
             in (
-                found.owners[task(address[1])],
-                *(() if pointers else found.standbys.get(task(address[1]), ())),
-                *found.warmups.get(task(address[1]), ()),
+                found.owners[groups.task(*address)],
+                *(() if pointers else found.standbys.get(groups.task(*address), ())),
+                *found.warmups.get(groups.task(*address), ()),
             )
         )
 

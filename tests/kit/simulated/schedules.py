@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 import pytest
@@ -42,15 +44,18 @@ class _DrawnNames:
 
 
 class Schedule:
-    """One random history of a query. ``history`` tells what happened, for a failing test to print."""
+    """One random history of a query. ``history`` tells what happened, for a failing test to print. ``groups`` are the
+    stores that are in co-location groups of their own.
+    """
 
-    def __init__(self, seed: int, local_dir: Path) -> None:
+    def __init__(self, seed: int, local_dir: Path, groups: Mapping[str, str] = MappingProxyType({})) -> None:
         self.chance = random.Random(seed)
         batches = LONG if seed % 10 == 0 else SHORT
         self.history: list[str] = [f"seed {seed}"]
         self.world = World(
             local_dir, executors=("1", "2"), seed=seed, operators=drawn_operators(self.chance), key_groups=6,
-            snapshot_chain_links=2, deliver_after_commit=seed % 5 == 1, **drawn_settings(self.chance),
+            snapshot_chain_links=2, deliver_after_commit=seed % 5 == 1, store_groups=dict(groups),
+            **drawn_settings(self.chance),
         )  # fmt: skip
         self.world.background = InlineBackground(deferred=True)
         self.log = History(self.world)

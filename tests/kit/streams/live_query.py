@@ -18,8 +18,8 @@ from apps.demo.servers import StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.ownership import Ownership
-from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.upkeep.upkeep import follows
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory

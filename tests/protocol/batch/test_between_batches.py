@@ -10,6 +10,7 @@ import pytest
 
 from riffle_spark import RebalanceListener
 from riffle_spark.protocol.batch.will import will_in
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic_world import Elastic
 
@@ -79,7 +80,7 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     assert tail is not None
     told = will_in(tail.orders)
     assert (tail.kind, [wait.member.id for wait in told.awaited]) == ("orders", [member])
-    assert told.homes == dict.fromkeys(lost, member)
+    assert told.homes == dict.fromkeys(map(task, lost), member)
     world.clock.advance(DELAY)
     world.rest(10)
     assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
@@ -160,7 +161,7 @@ def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
     world.start(background := InlineBackground(deferred=True))
     world.feed(4)
     background.run()
-    world.driver.operations.pin(0, world.ownership.owners[0])
+    world.driver.operations.pin(0, world.ownership.owners()[0])
     world.rest(2)
     taken = {name for name in world.memory.list("") if "/snapshot/" in name}
     assert taken

@@ -15,6 +15,7 @@ from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
@@ -28,15 +29,16 @@ from tests.kit.state.drawn_records import JSON, MEMBERS, NAMES, NUMBERS, RESERVE
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
 DELAY = 300
-BY_KEY_GROUP = st.dictionaries(st.integers(0, 32_767), NAMES, max_size=3)
+TASKS = st.builds(task, st.integers(0, 32_767), st.sampled_from(["query", "heavy"]))
+BY_TASK = st.dictionaries(TASKS, NAMES, max_size=3)
 OURS = ["drained", "pins", "slots", "settings", "awaited", "homes"]
 OTHERS = RESERVED.map(lambda drawn: {name: value for name, value in drawn.items() if name not in OURS})
 AWAITED = st.lists(st.builds(Wait, NUMBERS, MEMBERS), max_size=3, unique_by=lambda wait: wait.member.id).map(
     lambda waits: tuple(sorted(waits, key=lambda wait: wait.member.id))
 )
 WILLS = st.builds(
-    Will, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_KEY_GROUP,
-    st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_KEY_GROUP, OTHERS,
+    Will, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
+    st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_TASK, OTHERS,
 )  # fmt: skip
 
 
@@ -155,7 +157,7 @@ def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> No
     assert (tail.sequence, tail.orders) == (before.sequence + 1, {"pins": {str(group): world.member("2")}})
     world.start()
     world.feed()
-    assert world.driver.operations.orders.pins == {group: world.member("2")}
+    assert world.driver.operations.orders.pins == {task(group): world.member("2")}
     world.check_state()
 
 

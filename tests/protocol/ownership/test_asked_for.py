@@ -13,6 +13,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Task, View
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Part, Receipt
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.rebalance import Moved
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.state.log.manifest import Manifest
@@ -158,24 +159,26 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
     assert all("key_group" in move and "topic" in move for move in report.moves)
     if dispatch == "partition":
         assert {(each.topic, each.partition) for each in seen.seen[-1]} >= {("events", 2)}
-    place = world.driver.ownership.place_of(0)
+    place = world.driver.ownership.place_of(task(0))
     assert place is not None
     assert (place.topic, place.partition) in told
-    assert world.driver.ownership.number_of((place.topic, place.partition)) == 0  # type: ignore[arg-type]
+    assert place.topic is not None
+    assert place.partition is not None
+    assert world.driver.ownership.task_of((place.topic, place.partition), None) == task(0)
     with pytest.raises(ConfigError, match="is no partition that the query has read"):
-        world.driver.ownership.number_of(("orders", 0))
+        world.driver.ownership.task_of(("orders", 0), None)
 
 
 def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
     """Key-group, owner, executor, host and standbys; while nobody owns it there is no answer."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=1)
-    assert world.ownership.place_of(0) is None
+    assert world.ownership.place_of(task(0)) is None
     world.feed(6)
     (operator,) = world.operators
     for group in range(6):
         key = world.keys[group][0]
         assert operator.key_group_of(key, 6) == group
-        place = world.ownership.place_of(group)
+        place = world.ownership.place_of(task(group))
         assert place is not None
         world.ran.clear()
         world.feed(keys=[key])
@@ -218,4 +221,4 @@ def test_a_row_of_a_store_counts_as_much_as_its_weight_says() -> None:
     weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
     weights.ran(receipts, Manifest({}), {"models": 20.0})
-    assert weights.measured == {3: 10 + 200}
+    assert weights.measured == {task(3): 10 + 200}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from riffle_spark.assign.model import Assignment
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ownership.cleaner import Cleaner
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
-from riffle_spark.protocol.ownership.view import task
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.manifest import Head
 from tests.kit.simulated.elastic_world import Elastic

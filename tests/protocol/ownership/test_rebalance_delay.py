@@ -24,7 +24,7 @@ def three(tmp_path: Path, **settings: Any) -> Elastic:
 
 def owners(world: Elastic) -> Mapping[int, str]:
     """Return the owner of each key-group."""
-    return dict(world.ownership.owners)
+    return dict(world.ownership.owners())
 
 
 def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":2', b'"format":3', 1)
-    with pytest.raises(CorruptStateError, match="has format 3, this version reads 1 to 2") as caught:
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":4', 1)
+    with pytest.raises(CorruptStateError, match="has format 4, this version reads 1 to 3") as caught:
         decode(newer, "log/0")
     assert "newer" in caught.value.remedy
 

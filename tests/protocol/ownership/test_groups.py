@@ -1,0 +1,193 @@
+"""Several co-location groups in a query: a key-group of the same number has an owner in each."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from riffle_spark.assign.model import TaskId
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.protocol.ownership.groups import GROUP, Groups, named, task, task_named
+from riffle_spark.settings import Settings
+from riffle_spark.state.log import paths, record
+from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.schedules import Schedule
+from tests.kit.simulated.world import World, one, totals
+
+HEAVY: Mapping[str, str] = {"models": "heavy"}
+NAMES = st.sampled_from([GROUP, "heavy", "7"])
+
+
+def in_groups(folder: Path, groups: Mapping[str, str] = HEAVY) -> Elastic:
+    """Return a query of two stores in two groups on two executors, with an odd number of key-groups."""
+    return Elastic(folder, operators=[totals(), totals("models")], key_groups=5, store_groups=dict(groups))
+
+
+def owners(world: Elastic) -> dict[str, dict[int, str]]:
+    """Return the owners by group."""
+    return {group: world.ownership.owners(group) for group in world.ownership.groups.names}
+
+
+def restart(world: Elastic, **changes: object) -> None:
+    """Start the query again, with other settings."""
+    world.settings = world.settings.but(**changes)
+    world.start()
+
+
+def check_states(world: Elastic) -> None:
+    """Compare both stores with what was fed."""
+    assert world.state("totals") == world.state("models") == world.fed
+
+
+def format_of_newest(world: Elastic) -> int:
+    """Return the format in which the newest record was written."""
+    tail = world.log().tail
+    assert tail is not None
+    data = world.memory.get(paths.record(tail.sequence))
+    assert data is not None
+    return int(json.loads(data.partition(b"\n")[0])["format"])
+
+
+@given(st.builds(task, st.integers(0, 32_767), NAMES))
+def test_a_task_is_found_by_its_name(found: TaskId) -> None:
+    """A group that is called like a number is no key-group; the usual group's names are those of ever."""
+    assert task_named(named(found)) == found
+    assert task_named(str(found.key_group)) == task(found.key_group)
+
+
+@pytest.mark.parametrize("name", ["", "x", "01", "-1", "²", "/3", "heavy/", "heavy/x", "query/3", "heavy/-1"])
+def test_what_names_no_task_is_refused(name: str) -> None:
+    """One task has one name."""
+    with pytest.raises(ValueError, match="no number of a key-group"):
+        task_named(name)
+
+
+@pytest.mark.parametrize("said", ["models", {"models": "a/b"}, {"models": ""}, ["models=a", "models=b"]])
+def test_groups_that_cannot_be_are_refused_as_settings(said: object) -> None:
+    """No slash, which stands between a group and a key-group, and one group a store."""
+    with pytest.raises(ConfigError, match="store_groups"):
+        Settings(store_groups=said)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_each_group_is_spread_by_itself_and_a_key_group_has_an_owner_in_each(tmp_path: Path) -> None:
+    """Five key-groups of two stores on two members: three and two of each, and five each in all, which one group cannot
+    have. Rows of a store go to its own owners, also after a member was lost; one record commits both.
+    """
+    world = in_groups(tmp_path)
+    world.feed(3)
+    told = owners(world)
+    assert [sorted(map(list(of.values()).count, set(of.values()))) for of in told.values()] == [[2, 3], [2, 3]]
+    assert sorted(state.owned for state in world.ownership.member_states()) == [5, 5]
+    assert [kg for kg in range(5) if told[GROUP][kg] != told["heavy"][kg]]
+    world.ran.clear()
+    before = world.log().tail
+    world.feed()
+    ran = {(ran.store, kg): world.member(ran.executor) for ran in world.ran for kg in ran.key_groups}
+    group_of = {"totals": GROUP, "models": "heavy"}
+    assert ran == {(store, kg): told[group][kg] for store, group in group_of.items() for kg in range(5)}
+    tail = world.log().tail
+    assert before is not None
+    assert tail is not None
+    assert (tail.kind, tail.sequence) == ("batch", before.sequence + 1)
+    world.cluster.lose("1", disk=True)
+    report = world.feed()
+    assert report.restores == 5, "what the lost member owned of both groups, and nothing else"
+    world.clock.advance(400)
+    world.cluster.add("3")
+    world.settle()
+    assert sorted(state.owned for state in world.ownership.member_states() if state.state == "live") == [5, 5]
+    check_states(world)
+
+
+def test_a_root_of_one_group_goes_on_in_several_and_back_and_restores_nothing(tmp_path: Path) -> None:
+    """Copies and state know no groups: what is a task of its own from now on begins where its copies are. Records of
+    one group are what they were; of several they are of a format that is newer than what older packages read.
+    """
+    world = in_groups(tmp_path, {})
+    world.feed(3)
+    assert format_of_newest(world) == 2
+    before = owners(world)[GROUP]
+    restart(world, store_groups=dict(HEAVY))
+    assert world.feed().restores == 0
+    assert owners(world) == {GROUP: before, "heavy": before}
+    assert format_of_newest(world) == 3
+    reports = world.settle()
+    assert sorted(state.owned for state in world.ownership.member_states()) == [5, 5]
+    assert not any(report.restores + report.misplaced_runs for report in reports)
+    apart = owners(world)
+    restart(world)
+    assert world.feed().restores == 0
+    assert owners(world) == apart, "the record says the owners of both"
+    restart(world, store_groups=())
+    world.feed()
+    assert owners(world).keys() == {GROUP}
+    assert format_of_newest(world) == 2
+    check_states(world)
+
+
+def test_an_older_package_refuses_a_root_of_several_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would forget the owners of all groups but one."""
+    world = in_groups(tmp_path)
+    world.feed()
+    monkeypatch.setattr(record, "FORMAT", 2)
+    with pytest.raises(CorruptStateError, match="has format 3, this version reads 1 to 2"):
+        world.log()
+
+
+@pytest.mark.usefixtures("names_in_order")
+def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path) -> None:
+    """The other store's key-group of the same number stays; without a store it is refused, and an unknown one too."""
+    world = in_groups(tmp_path)
+    world.feed(3)
+    before = owners(world)
+    (wanted,) = {world.member("1"), world.member("2")} - {before["heavy"][0]}
+    one_of = world.ownership.task_of(0, "models")
+    assert one_of == task(0, "heavy")
+    for store, told in ((None, "several co-location groups: heavy, query"), ("modles", "models")):
+        with pytest.raises(ConfigError, match=told):
+            world.ownership.task_of(0, store)
+    world.driver.operations.pin(0, wanted, "heavy")
+    moves = [move for report in world.settle() for move in report.moves if move["role"] == "owner"]
+    assert owners(world)["heavy"][0] == wanted
+    assert {(move.get("group"), move["key_group"]) for move in moves} >= {("heavy", 0)}
+    world.start()
+    world.feed()
+    place = world.ownership.place_of(one_of)
+    assert place is not None
+    assert (place.owner, place.group) == (wanted, "heavy")
+    assert world.driver.operations.orders.pins == {one_of: wanted}
+    check_states(world)
+
+
+def test_in_hashed_dispatch_groups_are_refused(tmp_path: Path) -> None:
+    """There the members alone say who owns what."""
+    world = World(tmp_path, dispatch="hashed", store_groups={"totals": "a"})
+    with pytest.raises(ConfigError, match="stores cannot be in groups of their own"):
+        world.batch(0, one(1))
+
+
+@pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_schedule_of_random_groups_ends_as_one_group_does(seed: int, tmp_path: Path) -> None:
+    """Crashes, losses, pins, drains, zombies and second drivers: each row of state and sink is what it is without."""
+    names = random.Random(seed).choices([GROUP, "a", "b"], k=3)
+    schedule = Schedule(seed, tmp_path, dict(zip(("totals", "tails", "seen"), names, strict=True)))
+    try:
+        schedule.run()
+    except BaseException:
+        print("\n".join(schedule.history))
+        raise
+
+
+def test_a_store_for_which_no_group_is_named_is_in_the_usual_one() -> None:
+    """Without a name there is one group, whatever the stores are called."""
+    groups = Groups.of_query(["totals", "models"], [("models", "heavy")])
+    assert groups.of_stores == {"totals": GROUP, "models": "heavy"}
+    assert Groups.of_query(["a", "b"], ()).tasks([1, 0]) == [task(0), task(1)]
