@@ -1,11 +1,13 @@
 """What a valid assignment is. Knows what every placement must keep. Does not know how one is found."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, Move, TaskId, View
 
 __all__ = ["orders_broken", "refusals", "violations"]
+
+_LISTS = (tuple, list)
 
 
 def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
@@ -96,8 +98,20 @@ def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str,
 
 
 def _misshapen(answer: Assignment) -> Iterator[str]:
-    """Name fields that only reports read, so that no violation would show what they are."""
-    if not all(isinstance(move, Move) for move in answer.moves):
+    """Name fields that only reports and records read, or that can be read once only: no violation shows these."""
+    if not isinstance(answer.moves, _LISTS) or not all(isinstance(move, Move) for move in answer.moves):
         yield "its moves are not all a Move"
-    if not all(isinstance(text, str) for text in answer.warnings):
+    elif not all(_can_be_told(move) for move in answer.moves):
+        yield "a move's task is no TaskId, or its role, members, goal and reason are not all texts"
+    if not isinstance(answer.warnings, _LISTS) or not all(isinstance(text, str) for text in answer.warnings):
         yield "its warnings are not all texts"
+    if not all(isinstance(task, TaskId) and isinstance(member, str) for task, member in answer.target.items()):
+        yield "its target does not name members by TaskId"
+    for task, members in (*answer.standbys.items(), *answer.warmups.items()):
+        if isinstance(members, str) or not isinstance(members, Collection):
+            yield f"standbys and warm-ups of task {task} are {type(members).__name__}, not members"
+
+
+def _can_be_told(move: Move) -> bool:
+    texts = (move.role, move.source or "", move.target, move.goal, move.reason)
+    return isinstance(move.task, TaskId) and all(isinstance(text, str) for text in texts)

@@ -70,6 +70,16 @@ def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
     assert (done.rebalances, done.moves, done.stopped["no owner"]) == (1, 4, 4 * 45)
 
 
+def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> None:
+    """Eager: until then nobody owns what a dead member had; who takes leave says so, and a rebalance follows."""
+    protocol = {"session_timeout": 45}
+    lost, left = (
+        played(made(events=[{"at": 60, how: ["m1"]}], protocol=protocol), "eager") for how in ("lose", "leave")
+    )
+    assert (lost.rebalances, left.rebalances) == (1, 1)
+    assert (lost.stopped["no owner"], left.stopped["no owner"]) == (4 * 45, 0)
+
+
 def test_cooperative_rebalancing_stops_only_what_moves() -> None:
     """Two join three: one rebalance revokes, a second hands over, and tasks that stay never stand."""
     joins = [{"at": 60, "join": [{"id": "new{}", "count": 2, **MEMBER}]}]
