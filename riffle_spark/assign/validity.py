@@ -67,7 +67,8 @@ def _warmups(assignment: Assignment, settings: AssignSettings) -> Iterator[str]:
 
 def orders_broken(view: View, assignment: Assignment, settings: AssignSettings) -> frozenset[TaskId]:
     """Return the tasks that an assignment leaves away from their pin, or whose owner or copies it leaves on drained or
-    excluded members, for good: a target that obeys is enough, for copies may have to warm up first.
+    excluded members, for good: a target that obeys is enough until it is caught up, for copies may have to warm up
+    first.
 
     A pin goes before what is excluded; where nobody is allowed, everybody is.
     """
@@ -75,12 +76,15 @@ def orders_broken(view: View, assignment: Assignment, settings: AssignSettings) 
     allowed = {member.id for member in view.members if is_allowed(member, settings)} or live
     if not view.pins and allowed == live:
         return frozenset()
-    broken = set()
+    broken, acceptable = set(), settings.acceptable_recovery_lag
+    small = {task.id for task in view.tasks if task.kind != "stateful" or task.size <= acceptable}
     for task, owner in assignment.owners.items():
         pin, goal = view.pins.get(task), assignment.target.get(task, owner)
         copies = (*assignment.standbys.get(task, ()), *assignment.warmups.get(task, ()))
         wanted = {pin} if pin in live else allowed | {member.id for member in view.awaited}
-        if goal not in wanted or any(member not in allowed and member not in wanted for member in copies):
+        lag = 0 if task in small else view.lags.get(task, {}).get(goal)
+        waits = goal in live and owner not in wanted and lag is not None and lag <= acceptable
+        if goal not in wanted or waits or any(member not in allowed and member not in wanted for member in copies):
             broken.add(task)
     return frozenset(broken)
 
