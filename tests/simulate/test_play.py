@@ -383,6 +383,12 @@ def test_a_slow_task_with_few_rows_is_work_outside_its_band() -> None:
     assert off.moves == 0
 
 
+def test_work_that_was_levelled_sets_off_nothing_more() -> None:
+    """Two slow tasks are parted with one assignment beside the first; then work is within its band."""
+    acts = played(made(every=10, events=[{"at": 100, "row_seconds": 1.5e-6, "tasks": ["s_0", "s_3"]}]), OURS)
+    assert (acts.moves > 0, acts.assigned <= 3) == (True, True)
+
+
 def test_time_in_the_users_code_is_taken_from_what_a_slot_can_do() -> None:
     """Where a row takes as long again as a slot has for one, half as many are taken in."""
     slow = {**MEMBER, "rows_per_second": 50}
