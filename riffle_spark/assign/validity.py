@@ -1,11 +1,13 @@
 """What a valid assignment is. Knows what every placement must keep. Does not know how one is found."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, Move, TaskId, View
 
 __all__ = ["orders_broken", "refusals", "violations"]
+
+_LISTS = (tuple, list)
 
 
 def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
@@ -65,7 +67,8 @@ def _warmups(assignment: Assignment, settings: AssignSettings) -> Iterator[str]:
 
 def orders_broken(view: View, assignment: Assignment, settings: AssignSettings) -> frozenset[TaskId]:
     """Return the tasks that an assignment leaves away from their pin, or whose owner or copies it leaves on drained or
-    excluded members, for good: a target that obeys is enough, for copies may have to warm up first.
+    excluded members, for good: a target that obeys is enough until it is caught up, for copies may have to warm up
+    first.
 
     A pin goes before what is excluded; where nobody is allowed, everybody is.
     """
@@ -73,12 +76,15 @@ def orders_broken(view: View, assignment: Assignment, settings: AssignSettings) 
     allowed = {member.id for member in view.members if is_allowed(member, settings)} or live
     if not view.pins and allowed == live:
         return frozenset()
-    broken = set()
+    broken, acceptable = set(), settings.acceptable_recovery_lag
+    small = {task.id for task in view.tasks if task.kind != "stateful" or task.size <= acceptable}
     for task, owner in assignment.owners.items():
         pin, goal = view.pins.get(task), assignment.target.get(task, owner)
         copies = (*assignment.standbys.get(task, ()), *assignment.warmups.get(task, ()))
         wanted = {pin} if pin in live else allowed | {member.id for member in view.awaited}
-        if goal not in wanted or any(member not in allowed and member not in wanted for member in copies):
+        lag = 0 if task in small else view.lags.get(task, {}).get(goal)
+        waits = goal in live and owner not in wanted and lag is not None and lag <= acceptable
+        if goal not in wanted or waits or any(member not in allowed and member not in wanted for member in copies):
             broken.add(task)
     return frozenset(broken)
 
@@ -96,8 +102,20 @@ def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str,
 
 
 def _misshapen(answer: Assignment) -> Iterator[str]:
-    """Name fields that only reports read, so that no violation would show what they are."""
-    if not all(isinstance(move, Move) for move in answer.moves):
+    """Name fields that only reports and records read, or that can be read once only: no violation shows these."""
+    if not isinstance(answer.moves, _LISTS) or not all(isinstance(move, Move) for move in answer.moves):
         yield "its moves are not all a Move"
-    if not all(isinstance(text, str) for text in answer.warnings):
+    elif not all(_can_be_told(move) for move in answer.moves):
+        yield "a move's task is no TaskId, or its role, members, goal and reason are not all texts"
+    if not isinstance(answer.warnings, _LISTS) or not all(isinstance(text, str) for text in answer.warnings):
         yield "its warnings are not all texts"
+    if not all(isinstance(task, TaskId) and isinstance(member, str) for task, member in answer.target.items()):
+        yield "its target does not name members by TaskId"
+    for task, members in (*answer.standbys.items(), *answer.warmups.items()):
+        if isinstance(members, str) or not isinstance(members, Collection):
+            yield f"standbys and warm-ups of task {task} are {type(members).__name__}, not members"
+
+
+def _can_be_told(move: Move) -> bool:
+    texts = (move.role, move.source or "", move.target, move.goal, move.reason)
+    return isinstance(move.task, TaskId) and all(isinstance(text, str) for text in texts)

@@ -1,7 +1,7 @@
 """How many workers, how much memory and disk a query needs: the published formula, with what standbys cost. Pure."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from riffle_spark.errors import ConfigError
 
@@ -51,10 +51,7 @@ def capacity_of(need: Need) -> Capacity:
     >>> capacity_of(Need(rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9)).total_workers
     12
     """
-    if not (need.rows_per_worker > 0 and need.cores_per_box > 0 and need.rows_per_second >= 0):
-        raise ConfigError(
-            "rows a second, rows a worker and cores must be more than 0", remedy="measure one worker", where="capacity"
-        )
+    _check(need)
     workers = max(1, math.ceil(need.rows_per_second / need.rows_per_worker))
     state = need.state_bytes / workers
     memory = state * need.cache_fraction + need.rows_in_flight * need.row_bytes
@@ -66,6 +63,17 @@ def capacity_of(need: Need) -> Capacity:
         workers, state, memory, boxes, math.ceil(workers / boxes), "memory" if by_memory > by_cores else "cores",
         need.state_bytes * copies, need.changed_bytes_per_second * copies,
     )  # fmt: skip
+
+
+def _check(need: Need) -> None:
+    told = {each.name: getattr(need, each.name) for each in fields(need)}
+    wrong = [f"{name} = {told[name]}" for name in told if told[name] is not None and not 0 <= told[name] < math.inf]
+    if wrong:
+        raise ConfigError(f"{wrong[0]} is no figure", remedy="give a number that is not below 0", where="capacity")
+    if not (need.rows_per_worker > 0 and need.cores_per_box > 0 and need.rows_per_second / need.rows_per_worker < 1e18):
+        raise ConfigError(
+            "rows a second, rows a worker and cores must be more than 0", remedy="measure one worker", where="capacity"
+        )
 
 
 def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:

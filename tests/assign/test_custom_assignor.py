@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Task, TaskId, View
+from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Move, Task, TaskId, View
 from riffle_spark.errors import ConfigError
 from tests.kit.assign_views import task, view
 
@@ -86,7 +87,7 @@ def test_what_means_to_end_the_process_is_not_held_back() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [None, Assignment(None), Assignment({1: "a", "x": "b"}), Assignment({task(0): "a"}, {task(0): None}),  # type: ignore[arg-type, dict-item]
+    [None, Assignment, Assignment(None), Assignment({1: "a", "x": "b"}), Assignment({task(0): "a"}, {task(0): None}),  # type: ignore[arg-type, dict-item]
      Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
@@ -94,6 +95,28 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
     done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
     assert done.owners == {task(0): "a"}
     assert done.warnings
+
+
+@pytest.mark.parametrize("pins", [{}, {task(1): "a"}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"target": [1]}, {"target": None}, {"target": {"x": "a"}}, {"target": {task(0): ["a"]}},
+        {"standbys": {task(0): iter("b")}}, {"standbys": {task(0): "b"}},
+        {"warmups": {task(0): 7}}, {"warnings": iter(["so"])},
+        {"moves": iter([Move(task(0), "owner", None, "a", "", "")])},
+        {"moves": (Move("x", "owner", None, "a", "", ""),)}, {"moves": (Move(task(0), "owner", None, None, "", ""),)},  # type: ignore[arg-type]
+        {"moves": (Move(task(0), "owner", None, "a", "", object()),)},  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any], pins: dict[TaskId, str]) -> None:
+    """Targets, moves and copies that a record or a report could not tell, or that can be read once only."""
+    before = replace(view("a:0 b:1"), pins=pins)
+    done = assign(before, replace(SETTINGS, assignor=lambda *_: replace(Assignment(before.owners), **field)))
+    assert done.warnings[0].startswith("the assignor's answer is refused: ")
+    assert "the last assignment stays" in done.warnings[0]
+    assert done.target.keys() == done.owners.keys()
+    assert done.owners[task(0)] == "a"
 
 
 def numpys(given: TaskId) -> TaskId:

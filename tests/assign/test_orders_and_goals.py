@@ -37,7 +37,7 @@ def deaf(before: View, settings: AssignSettings) -> Assignment:
     return assign(before, replace(settings, assignor="high_availability", exclude=()))
 
 
-@pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped])
+@pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped, deaf])
 @given(seed=st.integers(0, 2**32))
 @examples(max_examples=25, deadline=None)
 def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | Assignor, seed: int) -> None:
@@ -76,6 +76,19 @@ def test_what_an_assignor_leaves_at_a_drained_member_goes_warm_and_is_said() -> 
     assert {done.owners[task(n)] for n in range(4)} == {"a"}
     assert {done.owners[task(n)] for n in range(4, 8)} == {"a", "c"}
     assert not assign(before, replace(drained, exclude=())).warnings
+
+
+def test_warm_ups_of_what_is_mended_and_of_the_answer_are_few_together() -> None:
+    """An answer that takes all warm-ups leaves a drain none; it goes on once these are done."""
+    before = view("a:0-1 b:2 c:")
+
+    def warming(seen: View, _: AssignSettings) -> Assignment:
+        return Assignment(dict(seen.owners), warmups={task(0): ("c",)}, target={**seen.owners, task(0): "c"})
+
+    settings = replace(SETTINGS, assignor=warming, exclude=(("id", "b"),), max_warmup_replicas=1)
+    done = assign(before, settings)
+    assert (dict(done.warmups), done.owners[task(2)], done.needs_probe) == ({task(0): ("c",)}, "b", True)
+    assert sum(map(len, assign(before, replace(settings, max_warmup_replicas=2)).warmups.values())) == 2
 
 
 def test_what_an_assignor_wants_against_a_drain_is_not_probed_for() -> None:

@@ -256,6 +256,18 @@ def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
     assert gained == {"b": 4, "c": 8}
 
 
+@pytest.mark.parametrize("standby", ["b", "c"])
+def test_while_a_member_is_waited_for_its_standby_stands_in_before_others_that_are_as_warm(standby: str) -> None:
+    """A copy that happens to be level may go at any time; the standby is followed on."""
+    before = view("a:0 b:1 c:2")
+    lost = replace(
+        before, members=before.members[1:], awaited=before.members[:1], homes={task(0): "a"},
+        owners={t: owner for t, owner in before.owners.items() if owner != "a"}, standbys={task(0): (standby,)},
+        lags={**before.lags, task(0): {"b": 0, "c": 0}},
+    )  # fmt: skip
+    assert assign(lost, replace(SETTINGS, num_standbys=1)).owners[task(0)] == standby
+
+
 def test_unknown_lag_ranks_after_every_known_one() -> None:
     """A copy that lags is preferred to one of unknown lag."""
     before = View((Member("a"), Member("b")), (Task(task(0), size=WHOLE),), lags={task(0): {"a": None, "b": 20_000}})

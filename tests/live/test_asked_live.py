@@ -27,6 +27,7 @@ MASTER = "local-cluster[2,1,600]"
 KEYS = 24
 RAN = pa.schema([("k", pa.int64()), ("executor", pa.string())])
 MOST_BATCHES = 20
+MIB = 2**20
 
 
 def tells_who_ran(rows: pa.Table, _: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -118,6 +119,8 @@ def test_a_pin_holds_under_hash_and_filters_change_live(spark: SparkSession, tmp
     states = {member.id: member for member in played.job.members()}
     assert states[place.owner].load > states[other.id].load > 0
     assert states[other.id].disk_used_share is not None
+    taken = {state.id: (state.memory_bytes, state.memory_used_share) for state in states.values()}
+    assert all(told and told > 10 * MIB and share and 0 < share < 1 for told, share in taken.values()), taken
 
 
 def _two_members(played: Played) -> set[str]:

@@ -5,6 +5,7 @@ standbys that only know which snapshot to fetch, state that is not durable; and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,20 +66,35 @@ def test_standbys_differ_in_each_tag_that_is_asked_for(
 def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    """It follows nothing before; its readiness names the snapshot."""
+    """It follows nothing before; its readiness names the snapshot. It takes over all that it points to, though others
+    have as little to do and balance alone would share it out.
+    """
     query = query_on(
         spark, cluster, tmp_path, standby_mode="snapshot_pointer", snapshot_chain_links=2, retained_versions=4
     )
+    query.job.reconfigure(rebalance_enable="none", acceptable_recovery_lag=0, state_cleanup_delay=0)
+    lost, points, *_ = query.job.members()
+    present = query.ownership.present
+    lost_tasks = {t for t, owner in present.owners.items() if owner == lost.id}
+    assert len(lost_tasks) == 2
+    standbys = {**present.standbys, **dict.fromkeys(lost_tasks, (points.id,))}
+    query.ownership.present = replace(present, standbys=standbys)
+    query.feed_until(lambda: has_only_owners_copies(query), "there is no copy beside the owners'")
     query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "each has a snapshot to point to")
-    before, lost = query.ownership.present, query.job.members()[0]
-    lost_tasks = {t for t, owner in before.owners.items() if owner == lost.id}
-    assert lost_tasks
+    assert {t: query.ownership.present.standbys[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, (points.id,))
     cluster.stop_worker(HOSTS.index(lost.host))
     await_executors(spark, len(HOSTS) - 1)
     report, after = query.feed(), query.ownership.present
-    assert {t: after.owners[t] in before.standbys[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, True)
+    assert {t: after.owners[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, points.id)
     assert report.restores == len(lost_tasks)
     assert report.fetched_snapshot_bytes > 0
+
+
+def has_only_owners_copies(query: LiveQuery) -> bool:
+    """Tell whether nobody has a copy of what another member owns."""
+    live, owners = query.ownership.members.live, query.ownership.owners
+    copies = {(kg, member) for member in live for _, kg in query.ownership.copies.of(member)}
+    return copies == set(owners.items())
 
 
 def test_two_losses_at_once_restore_what_both_had_and_nothing_else(

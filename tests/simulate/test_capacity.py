@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +38,16 @@ def test_what_fits_into_no_box_is_refused() -> None:
         capacity_of(replace(NEED, memory_per_box=1e9))
     with pytest.raises(ConfigError, match="must be more than 0"):
         capacity_of(replace(NEED, rows_per_worker=0))
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Need)])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_figure_that_is_none_is_refused_by_its_name(name: str, value: float) -> None:
+    """Less than nothing, no number, or without end: nothing could be worked out."""
+    with pytest.raises(ConfigError, match=f"{name} = {value} is no figure"):
+        capacity_of(replace(NEED, **{name: value}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="must be more than 0"):
+        capacity_of(replace(NEED, rows_per_worker=5e-324))
 
 
 @settings(deadline=None)

@@ -70,6 +70,16 @@ def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
     assert (done.rebalances, done.moves, done.stopped["no owner"]) == (1, 4, 4 * 45)
 
 
+def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> None:
+    """Eager: until then nobody owns what a dead member had; who takes leave says so, and a rebalance follows."""
+    protocol = {"session_timeout": 45}
+    lost, left = (
+        played(made(events=[{"at": 60, how: ["m1"]}], protocol=protocol), "eager") for how in ("lose", "leave")
+    )
+    assert (lost.rebalances, left.rebalances) == (1, 1)
+    assert (lost.stopped["no owner"], left.stopped["no owner"]) == (4 * 45, 0)
+
+
 def test_cooperative_rebalancing_stops_only_what_moves() -> None:
     """Two join three: one rebalance revokes, a second hands over, and tasks that stay never stand."""
     joins = [{"at": 60, "join": [{"id": "new{}", "count": 2, **MEMBER}]}]
@@ -371,6 +381,12 @@ def test_a_slow_task_with_few_rows_is_work_outside_its_band() -> None:
     assert (acts.moves > 0, heavy) == (True, 1)
     off = play(world, POLICIES[OURS], Rules(Probes(), Patience(), lambda *_: False, WorldRules(world)))
     assert off.moves == 0
+
+
+def test_work_that_was_levelled_sets_off_nothing_more() -> None:
+    """Two slow tasks are parted with one assignment beside the first; then work is within its band."""
+    acts = played(made(every=10, events=[{"at": 100, "row_seconds": 1.5e-6, "tasks": ["s_0", "s_3"]}]), OURS)
+    assert (acts.moves > 0, acts.assigned <= 3) == (True, True)
 
 
 def test_time_in_the_users_code_is_taken_from_what_a_slot_can_do() -> None:

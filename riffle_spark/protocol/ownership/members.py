@@ -83,8 +83,10 @@ class Members:
 
     @property
     def memory_shares(self) -> dict[str, float]:
-        """How much of the memory that a member's Python workers take or could have they take."""
-        return {member: taken / (taken + left) for member, (taken, left) in self.memories.items()}
+        """How much of the memory that a member's Python workers take or could have they take. Operators ask from other
+        threads, while batches measure.
+        """
+        return {member: taken / (taken + left) for member, (taken, left) in tuple(self.memories.items())}
 
     def of_executor(self, executor: str) -> LiveMember | None:
         """Return the member that an executor holds."""

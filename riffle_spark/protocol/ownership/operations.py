@@ -29,7 +29,9 @@ class OperatorOrders:
 
 
 class Operations:
-    """The orders that stand, and the checks of new ones. Every method may be called from any thread, and again."""
+    """The orders that stand, and the checks of new ones. Every method may be called from any thread, and again: what an
+    order is checked against, or adds to, is looked at while no other thread can change it.
+    """
 
     def __init__(self, key_groups: int, dispatch: str, lock: Lock) -> None:
         self._key_groups = key_groups
@@ -51,9 +53,13 @@ class Operations:
         if not 0 <= key_group < self._key_groups:
             raise _refused(f"there is no key-group {key_group}", f"choose 0 to {self._key_groups - 1}")
         name = self._member(member)
-        if name in self.orders.drained:
-            raise _refused(f"member {name} is being drained", "undrain it first, or pin to another one")
-        self._change(lambda orders: replace(orders, pins={**orders.pins, TaskId(group, key_group): name}))
+
+        def pinned(orders: OperatorOrders) -> OperatorOrders:
+            if name in orders.drained:
+                raise _refused(f"member {name} is being drained", "undrain it first, or pin to another one")
+            return replace(orders, pins={**orders.pins, TaskId(group, key_group): name})
+
+        self._change(pinned)
 
     def unpin(self, key_group: int, group: str = GROUP) -> None:
         """Let a group's key-group go where it is best again."""
@@ -66,13 +72,16 @@ class Operations:
         Raises ``ConfigError`` if it is unknown, or the last one that is not drained.
         """
         name = self._member(member)
-        left = [m.id for m in self.members if m.state == "live" and m.id not in self.orders.drained | {name}]
-        if not left:
-            raise _refused(f"member {name} is the last one", "add an executor first")
-        pinned = [named(t) for t, to in sorted(self.orders.pins.items()) if to == name]
-        if pinned:
-            raise _refused(f"key-groups {', '.join(pinned)} are pinned to member {name}", "unpin them first")
-        self._change(lambda orders: replace(orders, drained=orders.drained | {name}))
+
+        def drained(orders: OperatorOrders) -> OperatorOrders:
+            if not any(m.state == "live" and m.id not in orders.drained | {name} for m in self.members):
+                raise _refused(f"member {name} is the last one", "add an executor first")
+            pinned = [named(t) for t, to in sorted(orders.pins.items()) if to == name]
+            if pinned:
+                raise _refused(f"key-groups {', '.join(pinned)} are pinned to member {name}", "unpin them first")
+            return replace(orders, drained=orders.drained | {name})
+
+        self._change(drained)
 
     def undrain(self, member: str) -> None:
         """Let a member take part again. One that is gone may be named, too."""
@@ -112,9 +121,8 @@ class Operations:
         fixed = sorted(set(changes) - LIVE)
         if fixed:
             raise _refused(f"{', '.join(fixed)} cannot change while a query runs", "set it and restart the query")
-        changed = (self.orders.settings or settings).but(**changes)
-        self._change(lambda orders: replace(orders, settings=changed))
-        return changed
+        self._change(lambda orders: replace(orders, settings=(orders.settings or settings).but(**changes)))
+        return self.orders.settings or settings
 
     def take_over(self, orders: OperatorOrders, *, alone: bool) -> None:
         """Let what was asked of another driver stand: ``alone``, or beside what was asked of this one already."""

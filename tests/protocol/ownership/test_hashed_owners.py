@@ -50,20 +50,24 @@ def test_a_drained_member_is_not_counted() -> None:
 CORES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), min_size=1)
 
 
-@given(CORES, CORES, st.integers(0, 60))
-def test_owners_and_layout_agree_whatever_was_before(cores: dict[str, int], before: dict[str, int], count: int) -> None:
-    """Every shard has one slot, on its owner's executor; an executor has no more slots than cores; moves are the
-    owners that changed.
+@given(CORES, CORES, st.integers(0, 60), st.none() | st.integers(1, 4))
+def test_owners_and_layout_agree_whatever_was_before(
+    cores: dict[str, int], before: dict[str, int], count: int, most: int | None
+) -> None:
+    """Every shard has one slot, on its owner's executor; an executor has no more slots than cores, or than operators
+    want; moves are the owners that changed.
     """
     shards = Shards(tuple(("events", number) for number in range(count)))
     members, present = living_members(**cores), hashed_assignment(living_members(**before), shards, NOTHING)
-    assignment, layout = hashed_assignment(members, shards, present), hashed_layout(members, shards)
+    assignment = hashed_assignment(members, shards, present, (), most)
+    layout = hashed_layout(members, shards, (), most)
     owners = {t.key_group: owner for t, owner in assignment.owners.items()}
     placed = {shard: place.executor for place in layout.slots for shard in place.key_groups}
     assert placed == {shard: members[owner].executor.id for shard, owner in owners.items()}
     assert sorted(placed) == list(range(count))
     executors = [place.executor for place in layout.slots]
-    assert all(executors.count(living.executor.id) <= living.executor.cores for living in members.values())
+    most_of = {living.executor.id: min(living.executor.cores, most or 9) for living in members.values()}
+    assert all(executors.count(executor) <= slots for executor, slots in most_of.items())
     assert {(m.task, m.target) for m in assignment.moves} == set(assignment.owners.items()) - set(
         present.owners.items()
     )

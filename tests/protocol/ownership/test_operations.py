@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.operations import Operations
+from riffle_spark.protocol.ownership.readiness import MemberState
+from riffle_spark.settings import Settings
 from riffle_spark.spark.stateful import JobOperations
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic_world import Elastic
@@ -249,3 +252,39 @@ def test_a_drained_member_goes_on_where_all_others_are_lost(tmp_path: Path) -> N
     world.settle()
     assert world.owned("1") == set()
     world.check_state()
+
+
+class AfterAnother:
+    """A lock that another thread always has first: it asks for something, then lets go."""
+
+    def __init__(self) -> None:
+        self.first: list[Callable[[], object]] = []
+
+    def __enter__(self) -> None:
+        """Wait for the other thread."""
+        while self.first:
+            self.first.pop()()
+
+    def __exit__(self, *_: object) -> None:
+        """Let go."""
+
+
+def test_orders_of_two_threads_are_checked_one_after_the_other() -> None:
+    """Whoever is second is checked against what the first has asked, and takes nothing of it back."""
+    lock = AfterAnother()
+    asked = Operations(8, "key_group", lock)
+    asked.saw((MemberState("m1", "1", "a", 1), MemberState("m2", "2", "b", 1)))
+    lock.first.append(lambda: asked.drain("m2"))
+    with pytest.raises(ConfigError, match="m1 is the last one"):
+        asked.drain("m1")
+    lock.first.append(lambda: asked.pin(3, "m1"))
+    asked.undrain("m2")
+    with pytest.raises(ConfigError, match=r"\[3\] are pinned"):
+        asked.drain("1")
+    lock.first.append(lambda: asked.drain("m2"))
+    with pytest.raises(ConfigError, match="is being drained"):
+        asked.pin(4, "2")
+    settings = Settings()
+    lock.first.append(lambda: asked.reconfigure(settings, {"num_standbys": 1}))
+    changed = asked.reconfigure(settings, {"moves_at_once": 3})
+    assert (changed.num_standbys, changed.moves_at_once) == (1, 3)

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from riffle_spark.assign.model import Assignment
+from riffle_spark.protocol.ownership.members import Homes
+from riffle_spark.protocol.ownership.view import task
 from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -148,3 +151,17 @@ def test_members_that_are_waited_for_are_shown(tmp_path: Path) -> None:
     world.clock.advance(DELAY + 1)
     world.feed()
     assert member not in {state.id for state in world.driver.operations.members}
+
+
+def test_a_task_is_its_first_members_as_long_as_that_one_is_waited_for() -> None:
+    """Who stood in for it and is lost too gets back only what was its own; once nobody waits, it is the last one's."""
+
+    def owned(homes: Homes, by: str, *awaited: str) -> dict[int, str]:
+        homes.remember([by], awaited, Assignment({task(0): by, task(1): "b"}))
+        return {t.key_group: home for t, home in homes.owners.items()}
+
+    homes = Homes()
+    assert owned(homes, "a", "a") == {0: "a"}
+    assert owned(homes, "b", "a", "b") == {0: "a", 1: "b"}
+    assert owned(homes, "b", "b") == {0: "b", 1: "b"}
+    assert owned(Homes(), "a") == {}

@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.protocol.ownership.view import assign_settings, view_of
-from tests.kit.simulated.elastic_world import Elastic
+from tests.kit.simulated.elastic_world import Elastic, warnings
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -32,6 +32,16 @@ def test_a_pointer_standby_keeps_no_copy_and_fetches_nothing(tmp_path: Path) -> 
     assert all(world.copies_of(executor) == world.owned(executor) for executor in THREE)
     report = world.feed()
     assert (report.upkeep_fetched_bytes, report.upkeep_restores, report.upkeep_folds) == (0, 0, 0)
+
+
+def test_a_pointer_does_not_fall_behind(tmp_path: Path) -> None:
+    """What its key-group grows by between two snapshots is no copy's lag: nobody is warned, and nothing moves."""
+    world = pointing(tmp_path, snapshot_chain_links=100, retained_versions=100)
+    reports = [world.feed() for _ in range(14)]
+    lags = [sum(report.lag_records.values()) for report in reports]
+    assert lags == sorted(set(lags)), "with every batch"
+    assert not warnings(reports, "fall behind")
+    assert [report.moves for report in reports] == [()] * 14
 
 
 def test_the_pointer_moves_on_with_every_snapshot(tmp_path: Path) -> None:
