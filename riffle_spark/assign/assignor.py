@@ -15,7 +15,7 @@ from typing import cast, get_args
 
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
 from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of, is_allowed
-from riffle_spark.assign.explain import Placement, assignment_of
+from riffle_spark.assign.explain import Placement, assignment_of, with_moves
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Member, MemberId, Task, TaskId, View
 from riffle_spark.assign.owner_goals import BuiltIn, Goals, name_of
 from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
@@ -42,6 +42,8 @@ __all__ = [
 
 _OURS = ("high_availability", "sticky", "hash")
 _NAMED = 5
+_DEAREST = 1_000_000_000
+"""What a user's cost counts at most: sums of more would lose the difference that a move makes."""
 
 
 def assign(view: View, settings: AssignSettings) -> Assignment:
@@ -73,13 +75,13 @@ def _answer(view: View, settings: AssignSettings) -> Assignment:
 def _users_assignment(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
     """Take a user's answer if it is valid, pins and drains mended; else keep what is and say what was wrong."""
     try:
-        answer = assignor(view, settings)
+        answer = assignor(view.read_only(), settings)
     except Exception as error:  # noqa: BLE001 - the user's code: the query goes on with what is, and the warning says why
         return _last_or_default(view, settings, [raised(error, assignor)])
     wrong = refusals(view, answer, settings)
     if wrong:
         return _last_or_default(view, settings, wrong)
-    return obeyed(view, with_target(_in_ids_of(view, answer)), settings)
+    return obeyed(view, with_moves(view, with_target(_in_ids_of(view, answer))), settings)
 
 
 def obeyed(view: View, answer: Assignment, settings: AssignSettings) -> Assignment:
@@ -147,7 +149,8 @@ def high_availability(view: View, settings: AssignSettings) -> Assignment:
     board = board_of(view, WITH_STATE, settings)
     goals = Goals(board, settings, racks=racks)
     wanted = goals.improved(owner_target(board, settings, racks=racks))
-    target = _unless_kept(board, wanted, replace(settings, rebalance_enable="none") if goals.missed else settings)
+    stays = goals.missed or asked.moves_at_once == 0  # then nothing warms up in vain
+    target = _unless_kept(board, wanted, replace(settings, rebalance_enable="none") if stays else settings)
     plan = plan_owners(board, target, settings)
     if settings is not asked:
         plan = _all_at_once(board, target, asked) or plan
@@ -291,13 +294,15 @@ def _with_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, l
 
     def known(task: Task, member: Member) -> int | None:
         at = (task.id, member.id)
-        return costs[at] if at in costs else rule(task, member)
+        return costs[at] if at in costs else _whole(rule(task, member))
 
     return replace(settings, user_cost=known), told
 
 
 def _whole(cost: object) -> int | None:
-    return None if cost is None else operator.index(cost)  # type: ignore[arg-type] # else it raises, as it should
+    if cost is None:
+        return None
+    return min(max(operator.index(cost), -_DEAREST), _DEAREST)  # type: ignore[arg-type] # else it raises, as it should
 
 
 def raised(error: Exception, assignor: Assignor) -> str:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from zlib import crc32
 
 from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of
@@ -14,6 +15,8 @@ from riffle_spark.assign.standby_moves import StandbyPlan
 from riffle_spark.assign.standby_target import standby_target
 
 __all__ = ["hash_assignor", "sticky_assignor"]
+
+_NOT_HEEDED = ("rebalance_enable", "moves_at_once", "goals", "hard_goals", "user_cost")
 
 
 def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
@@ -88,4 +91,8 @@ def _placed(view: View, board: Board, owners: list[int], settings: AssignSetting
         save_traffic(copies, settings)
     standbys = [[m for m in held if board.live[m]] for held in copies.standbys]
     kept = StandbyPlan(standbys, [()] * len(standbys), [])
-    return assignment_of(view, Placement(board, plan, copies, kept, board_of(view, (), settings), []), settings)
+    found = assignment_of(view, Placement(board, plan, copies, kept, board_of(view, (), settings), []), settings)
+    usual = AssignSettings()
+    idle = [name for name in _NOT_HEEDED if getattr(settings, name) != getattr(usual, name)]
+    told = (f"the assignor {settings.assignor} does not heed these settings: {', '.join(idle)}",) if idle else ()
+    return replace(found, warnings=(*found.warnings, *told))

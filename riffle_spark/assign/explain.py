@@ -3,7 +3,7 @@ nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from riffle_spark.assign.racks import rack_cost, rack_warnings
 from riffle_spark.assign.standby_moves import StandbyPlan
 from riffle_spark.assign.standby_target import Copies
 
-__all__ = ["Placement", "assignment_of", "balance_of", "spread_per_slot"]
+__all__ = ["Placement", "assignment_of", "balance_of", "spread_per_slot", "with_moves"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ def assignment_of(view: View, placement: Placement, settings: AssignSettings) ->
         cost=_cost_of(placement, settings),
     )
     of_goals = placement.goals.warnings if placement.goals else ()
-    asked = (*_filter_warnings(view, settings), *_awareness_warnings(view, placement.copies, settings), *of_goals)
+    told = (*_filter_warnings(view, settings), *_tag_warnings(view, settings), *_standby_warnings(view, settings))
+    asked = (*told, *_awareness_warnings(view, placement.copies, settings), *of_goals)
     warnings = (*_memory_warnings(view, assignment), *rack_warnings(view, settings), *asked)
     return replace(assignment, balance=balance_of(view, assignment), warnings=warnings)
 
@@ -106,6 +107,26 @@ def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
             if pairs
         ]
         yield f"no live member is left by {' and '.join(told)}: all count as if nothing had been said"
+
+
+def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
+    """Say which tags no member has that settings name: what they ask for has no effect."""
+    here = (*view.members, *view.awaited)
+    for name, tags in (
+        ("include", [tag for tag, _ in settings.include]),
+        ("exclude", [tag for tag, _ in settings.exclude]),
+        ("rack_aware_assignment_tags", settings.rack_aware_assignment_tags),
+    ):
+        for tag in dict.fromkeys(tags):
+            if here and all(member.attribute(tag) is None for member in here):
+                yield f"{name} names the tag {tag}, which no member has"
+
+
+def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
+    """Say where members are too few for the standbys that are wanted."""
+    able = len(view.members) + len(view.awaited)
+    if settings.num_standbys >= able > 0 and any(task.kind == "stateful" for task in view.tasks):
+        yield f"num_standbys = {settings.num_standbys}, and {able} members have room for {able - 1} beside the owner"
 
 
 def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
@@ -227,6 +248,26 @@ class _Reasons:
             return _Reason("standby", "its owner until now keeps a copy")
         holds = board.rank(task, member) < board.absent[task]
         return _Reason("standby", "already holds a copy" if holds else "keeps a spare copy")
+
+
+def with_moves(view: View, answer: Assignment) -> Assignment:
+    """Return an answer of a user's assignor with the moves that it makes and does not name."""
+    named = {(move.task, move.role, move.target) for move in answer.moves}
+    owners = {task: (owner,) for task, owner in answer.owners.items()}
+    before = {task: (owner,) for task, owner in view.owners.items()}
+    roles: tuple[tuple[Role, Mapping[TaskId, tuple[MemberId, ...]], Mapping[TaskId, tuple[MemberId, ...]]], ...] = (
+        ("owner", owners, before),
+        ("standby", answer.standbys, view.standbys),
+        ("warmup", answer.warmups, view.warmups),
+    )
+    unnamed = [
+        Move(task, role, view.owners.get(task), member, "user", "the assignor's answer")
+        for role, now, then in roles
+        for task, members in sorted(now.items())
+        for member in members
+        if member not in then.get(task, ()) and (task, role, member) not in named
+    ]
+    return replace(answer, moves=(*answer.moves, *unnamed))
 
 
 def spread_per_slot(view: View, holders: Iterable[MemberId]) -> float:

@@ -4,7 +4,7 @@ One in, one out: ``assign(view, settings) -> Assignment``. Everything is frozen;
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -148,6 +148,13 @@ class View:
     target: Mapping[TaskId, MemberId] = field(default_factory=lambda: MappingProxyType({}))
     drained: frozenset[MemberId] = frozenset()
     shunned: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def read_only(self) -> "View":
+        """Return it as somebody else may have it: what they do to a mapping fails, and changes nothing here."""
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        told["lags"] = {task: MappingProxyType(dict(lags)) for task, lags in self.lags.items()}
+        held = {name: MappingProxyType(dict(each)) for name, each in told.items() if isinstance(each, Mapping)}
+        return replace(self, **held)  # type: ignore[arg-type] # each in its own field
 
 
 UserCost: TypeAlias = Callable[[Task, Member], int | None]

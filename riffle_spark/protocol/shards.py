@@ -7,7 +7,9 @@ no number changes its meaning when a topic gets more partitions. The registry is
 """
 
 import json
+import operator
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -19,7 +21,7 @@ import xxhash
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["HEARTBEAT", "PARTITION_MAX", "Partition", "Shards", "partition_hash", "partitions_in"]
+__all__ = ["HEARTBEAT", "PARTITION_MAX", "Partition", "Shards", "number_asked", "partition_hash", "partitions_in"]
 
 Partition: TypeAlias = tuple[str, int]
 """(topic, partition)."""
@@ -100,6 +102,21 @@ class Shards:
         for shard, partition in enumerate(self.partitions):
             dealt[partition_hash(partition) % slots].append(shard)
         return [tuple(shards) for shards in dealt]
+
+
+def number_asked(asked: object, shards: Shards | None) -> int:
+    """Return the key-group that is asked for by its number or, where dispatch is by partition, by a (topic, partition).
+
+    Raises ``ConfigError`` for what is neither.
+    """
+    if not isinstance(asked, (bool, tuple)):
+        with suppress(TypeError):
+            number = operator.index(asked)  # type: ignore[arg-type] # else it raises
+            if shards is None or 0 <= number < len(shards):
+                return number
+    if shards is None:
+        raise ConfigError(f"{asked!r} is no key-group", remedy="give a key-group's number, from 0 on", where="dispatch")
+    return shards.number_of(asked)
 
 
 def partition_hash(partition: Partition) -> int:

@@ -14,7 +14,7 @@ from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver
 from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
-from riffle_spark.protocol.ownership.rebalance import RebalanceListener
+from riffle_spark.protocol.ownership.rebalance import RebalanceListener, check_listener
 from riffle_spark.settings import Settings, hasty
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
@@ -123,6 +123,7 @@ class JobOperations:
 
     @listener.setter
     def listener(self, listener: RebalanceListener | None) -> None:
+        check_listener(listener)
         self._listener = listener
         if self._driver is not None:
             self._driver.ownership.listener = listener

@@ -189,3 +189,41 @@ def test_a_users_assignor_by_path_is_used() -> None:
     assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
     with pytest.raises(ConfigError, match="no assignor is found"):
         assign(view("a:0"), replace(SETTINGS, assignor="no.such.thing"))
+
+
+def clearing_assignor(before: View, _: AssignSettings) -> Assignment:
+    """Take the view for its own."""
+    before.lags[before.tasks[0].id].clear()  # type: ignore[attr-defined]
+    before.owners.clear()  # type: ignore[attr-defined]
+    raise RuntimeError("not reached")
+
+
+def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
+    """A view of a running query has plain mappings; the last assignment stays, and is known to be there."""
+    before = view("a:0-1 b:2-3")
+    before = replace(before, owners=dict(before.owners), lags={t: dict(held) for t, held in before.lags.items()})
+    done = assign(before, replace(SETTINGS, assignor=clearing_assignor))
+    assert done.owners == before.owners
+    assert "the last assignment stays" in done.warnings[0]
+
+
+def test_moves_that_an_own_assignor_does_not_name_are_told() -> None:
+    """Reports and listeners hear of each, and of one that it does name once."""
+    before = view("a:0-1 b:2-3")
+    swapped = {task(0): "b", task(1): "a", task(2): "a", task(3): "b"}
+    named = Move(task(2), "owner", "b", "a", "user", "because")
+    answer = Assignment(swapped, standbys={task(1): ("b",)}, moves=(named,))
+    done = assign(before, replace(SETTINGS, assignor=lambda *_: answer))
+    assert sorted((move.task, move.role, move.source, move.target) for move in done.moves) == [
+        (task(0), "owner", "a", "b"), (task(1), "standby", "a", "b"), (task(2), "owner", "b", "a"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("assignor", ["sticky", "hash"])
+def test_what_sticky_and_hash_do_not_heed_is_said(assignor: str) -> None:
+    """They place by their own steps alone."""
+    settings = replace(SETTINGS, assignor=assignor)
+    assert assign(view("a:0-1 b:2-3"), settings).warnings == ()
+    asked = replace(settings, rebalance_enable="none", moves_at_once=0)
+    (said,) = assign(view("a:0-1 b:2-3"), asked).warnings
+    assert said == f"the assignor {assignor} does not heed these settings: rebalance_enable, moves_at_once"

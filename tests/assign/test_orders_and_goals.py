@@ -243,3 +243,40 @@ def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> N
     first = assign(before, asked)
     done = settled(before, asked)
     assert done.owners == first.target
+
+
+@pytest.mark.parametrize("dear", [1 << 52, 10**18, 1 << 70])
+def test_a_cost_beyond_all_measure_counts_as_the_dearest(dear: int) -> None:
+    """Whoever means "never, if it can be helped" may say any number: owners go elsewhere, and nothing overflows."""
+    before = view("a:0-63 b: c:")
+    settings = replace(SETTINGS, user_cost=lambda _, member: dear if member.id == "a" else -dear, instance_balance=0)
+    done = assign(before, replace(settings, max_warmup_replicas=100))
+    assert done.warnings == ()
+    assert set(done.target.values()) <= {"a", "b", "c"}
+    free = assign(before, replace(settings, user_cost=lambda _, member: int(member.id == "a") * 1_000_000_000))
+    assert Counter(done.target.values())["a"] == Counter(free.target.values())["a"]
+
+
+def test_where_no_owner_may_move_nothing_warms_up() -> None:
+    """What is fetched could never be used; a drained member is left all the same."""
+    before = view("a:0-7 b:")
+    before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
+    none = replace(SETTINGS, moves_at_once=0)
+    done = assign(before, none)
+    assert (done.warmups, done.needs_probe) == ({}, False)
+    assert assign(before, replace(none, exclude=(("id", "a"),))).warmups
+
+
+def test_tags_that_nobody_has_and_standbys_without_a_place_are_said() -> None:
+    """A misspelled tag asks for nothing; of more standbys than there can be the possible ones are kept."""
+    before = view("a:0-1 b:2-3")
+    before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
+    odd = replace(SETTINGS, exclude=(("rak", "c"),), rack_aware_assignment_tags=("zne",), num_standbys=2)
+    said = "\n".join(assign(before, odd).warnings)
+    assert "exclude names the tag rak, which no member has" in said
+    assert "rack_aware_assignment_tags names the tag zne, which no member has" in said
+    assert "num_standbys = 2, and 2 members have room for 1 beside the owner" in said
+    assert (
+        assign(before, replace(odd, exclude=(("id", "z"),), rack_aware_assignment_tags=(), num_standbys=1)).warnings
+        == ()
+    )

@@ -12,7 +12,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
 from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.messages.slot_orders import Home, Receipt
-from riffle_spark.protocol.ownership import readiness
+from riffle_spark.protocol.ownership import readiness, slots
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.groups import GROUP, Groups
@@ -21,13 +21,12 @@ from riffle_spark.protocol.ownership.members import Homes, LostMember, MemberCha
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.shunned import Shunned
-from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, laid_out, without_effect
 from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
 from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, view_of
 from riffle_spark.protocol.ownership.weights import Weights, memory_by_member
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.protocol.receipts import error_of, is_refused
-from riffle_spark.protocol.shards import Shards
+from riffle_spark.protocol.shards import Shards, number_asked
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
@@ -99,7 +98,7 @@ class Ownership:
 
     def obey(self, settings: Settings) -> None:
         """Take changed settings: they count from the next assignment on, which is now."""
-        if idle := [n for n in without_effect(settings) if getattr(settings, n) != getattr(self._settings, n)]:
+        if idle := [n for n in slots.without_effect(settings) if getattr(settings, n) != getattr(self._settings, n)]:
             self.warn(f"with dispatch = hashed these settings have no effect: {', '.join(idle)}")
         self._settings = settings
         self._arrivals.obey(settings)
@@ -200,8 +199,7 @@ class Ownership:
 
     @property
     def _slots(self) -> dict[MemberId, int]:
-        drained = self._operations.orders.drained
-        return {name: living.executor.cores for name, living in self.members.live.items() if name not in drained}
+        return slots.slots_to_level(self.members.live, self._settings, self._operations.orders.drained)
 
     @property
     def _racks(self) -> dict[MemberId, str | None]:
@@ -259,7 +257,7 @@ class Ownership:
     def _assigned(self, situation: Situation) -> Assignment:
         if self._settings.dispatch == "hashed" and self.shards is not None:
             most = self._obeyed.slots
-            return hashed_assignment(self.members.live, self.shards, self.present, situation.drained, most)
+            return slots.hashed_assignment(self.members.live, self.shards, self.present, situation.drained, most)
         self.shunned.marks_changed(situation, self._settings)  # a new driver knows them from censuses
         shunned = self.shunned.of(situation)
         view = view_of(replace(situation, traffic=self._measured.traffic, shunned=shunned), self._settings)
@@ -267,8 +265,8 @@ class Ownership:
 
     def _laid_out(self, situation: Situation) -> SlotLayout:
         if self._settings.dispatch == "hashed" and self.shards is not None:
-            return hashed_layout(self.members.live, self.shards, situation.drained, self._obeyed.slots)
-        return laid_out(self.members.live, self.present.owners, self.groups, self._obeyed.slots, self.shards)
+            return slots.hashed_layout(self.members.live, self.shards, situation.drained, self._obeyed.slots)
+        return slots.laid_out(self.members.live, self.present.owners, self.groups, self._obeyed.slots, self.shards)
 
     def _show(self, situation: Situation) -> None:
         """Let operators see who is there."""
@@ -283,8 +281,7 @@ class Ownership:
 
     def task_of(self, asked: int | tuple[str, int], store: str | None) -> TaskId:
         """Return the task of a key-group, or (topic, partition), and a store: without one where there is one group."""
-        number = asked if isinstance(asked, int) else (self.shards or Shards()).number_of(asked)
-        return TaskId(self.groups.meant(store), number)
+        return TaskId(self.groups.meant(store), number_asked(asked, self.shards))
 
     def place_of(self, one: TaskId) -> readiness.KeyPlace | None:
         """Return where a task is, ``None`` while nobody owns it."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
+from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.groups import GROUP
 
-__all__ = ["Moved", "Rebalance", "RebalanceListener", "moves_of", "notify"]
+__all__ = ["Moved", "Rebalance", "RebalanceListener", "check_listener", "moves_of", "notify"]
 
 Moved = Mapping[str, "str | int"]
 """One move: ``key_group``, ``role`` (owner, standby, warmup), ``from`` and ``to`` (members), ``from_executor`` and
@@ -32,6 +33,17 @@ class RebalanceListener:
 
     def on_assigned(self, moves: Sequence[Moved]) -> None:
         """Hear of key-groups that get an owner."""
+
+
+def check_listener(listener: object) -> None:
+    """Raise ``ConfigError`` for what could not be told of each move."""
+    named = [name for name in vars(RebalanceListener) if name.startswith("on_")]
+    missing = [name for name in named if not callable(getattr(listener, name, None))]
+    if listener is not None and (missing or isinstance(listener, type)):
+        problem = "is a class" if isinstance(listener, type) else f"has no {', '.join(missing)}"
+        raise ConfigError(
+            f"the listener {listener!r} {problem}", remedy="give an instance of a class made from RebalanceListener"
+        )
 
 
 @dataclass(frozen=True, slots=True)

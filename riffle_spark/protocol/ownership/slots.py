@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from riffle_spark.assign.model import Assignment, MemberId, Move, TaskId
+from riffle_spark.assign.board import is_allowed
+from riffle_spark.assign.model import Assignment, AssignSettings, MemberId, Move, TaskId
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups, task
 from riffle_spark.protocol.ownership.members import LiveMember
@@ -14,7 +15,16 @@ from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import LINES, Settings
 
-__all__ = ["Cut", "cut_into_slots", "hands_of", "hashed_assignment", "hashed_layout", "laid_out", "without_effect"]
+__all__ = [
+    "Cut",
+    "cut_into_slots",
+    "hands_of",
+    "hashed_assignment",
+    "hashed_layout",
+    "laid_out",
+    "slots_to_level",
+    "without_effect",
+]
 
 Cut: TypeAlias = tuple[LiveMember, tuple[int, ...]]
 """A slot to be: its member, and the key-groups it serves."""
@@ -69,6 +79,15 @@ def without_effect(settings: Settings) -> tuple[str, ...]:
         return ()
     lines = sorted(LINES.items())
     return tuple(name for name, line in lines if line.of_assignment and getattr(settings, name) != line.default)
+
+
+def slots_to_level(
+    members: Mapping[MemberId, LiveMember], settings: Settings, drained: Collection[MemberId]
+) -> dict[MemberId, int]:
+    """Return the slots of the members among which work is to be level: those that may own in the end."""
+    asked = AssignSettings(include=settings.include, exclude=settings.exclude)
+    every = {name: living.executor.cores for name, living in members.items() if name not in drained}
+    return {name: cores for name, cores in every.items() if is_allowed(members[name].member(), asked)} or every
 
 
 def hashed_layout(

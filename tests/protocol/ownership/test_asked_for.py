@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from riffle_spark import RebalanceListener
@@ -222,3 +223,34 @@ def test_a_row_of_a_store_counts_as_much_as_its_weight_says() -> None:
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
     weights.ran(receipts, Manifest({}), {"models": 20.0})
     assert weights.measured == {task(3): 10 + 200}
+
+
+@pytest.mark.parametrize("odd", [True, "3", 2.0, None])
+def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> None:
+    """A record could not be read again that names it. Numbers of NumPy are numbers."""
+    world = Elastic(tmp_path)
+    world.feed()
+    with pytest.raises(ConfigError, match="is no key-group"):
+        world.ownership.task_of(odd, None)  # type: ignore[arg-type]
+    assert world.ownership.task_of(np.int64(2), None) == task(2)  # type: ignore[arg-type]
+
+
+def test_a_shard_that_no_partition_has_cannot_be_pinned(tmp_path: Path) -> None:
+    """Where dispatch is by partition a number is one of a partition that was read."""
+    world = World(tmp_path, dispatch="partition", key_groups=16)
+    world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
+    read = len(world.driver.ownership.shards or ())
+    assert world.driver.ownership.task_of(read - 1, None) == task(read - 1)
+    with pytest.raises(ConfigError, match="is no partition that the query has read"):
+        world.driver.ownership.task_of(read, None)
+
+
+def test_members_that_are_excluded_are_not_those_among_which_work_is_level(tmp_path: Path) -> None:
+    """That one has nothing is what was asked for, and neither a trigger nor a warning."""
+    world = Elastic(tmp_path, executors=THREE, num_standbys=0)
+    world.feed(2)
+    reconfigured(world, exclude=f"id={world.member('1')}")
+    reports = [world.feed() for _ in range(8)]
+    assert world.owned("1") == set()
+    assert not [warning for report in reports for warning in report.warnings]
+    assert not [move for report in reports for move in report.moves]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.protocol.ownership.rebalance import Moved, RebalanceListener
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ownership.rebalance import Moved, RebalanceListener, check_listener
 from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -120,3 +121,19 @@ def test_a_quiet_query_computes_nothing(tmp_path: Path) -> None:
         world.feed()
     assert world.ownership._layout is layout
     assert world.ownership.present is present
+
+
+class Deaf:
+    """Hears of one thing alone."""
+
+    def on_assigned(self, moves: Sequence[Moved]) -> None:
+        """Hear."""
+
+
+@pytest.mark.parametrize("listener", [Deaf(), print, Scribe])
+def test_what_cannot_hear_is_refused_as_it_is_given(listener: object) -> None:
+    """Not with the first batch, which it would end."""
+    with pytest.raises(ConfigError, match="give an instance of a class made from RebalanceListener"):
+        check_listener(listener)
+    check_listener(None)
+    check_listener(Scribe())
