@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
 from riffle_spark.offline import recovery
+from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.state.log.manifest import Head
@@ -57,17 +58,13 @@ class Lines:
         assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
         self._check(store, rows, int(line), int(version))
 
-    def check_sinks(self, sinks: Mapping[str, SimSink], lost: Iterable[str]) -> None:
-        """Compare what sinks hold by delivery id with what the newest line should have brought; those ``lost`` may be
-        missing: a rollback went on after them before they were delivered.
-        """
-        line, excused = len(self.jobs) - 1, set(lost)
+    def check_sinks(self, sinks: Mapping[str, SimSink]) -> None:
+        """Compare what sinks hold by delivery id with what the newest line should have brought."""
+        line = len(self.jobs) - 1
         for store in self.jobs[0].outputs[0]:
             for version in range(self._batches):
                 name = f"query/{self.origin(line, version)}/{version}"
-                got = sinks[store].by_id.get(name)
-                if got is not None or name not in excused:
-                    self._check(store, got, line, version)
+                self._check(store, sinks[store].by_id.get(name), line, version)
 
     def _check(self, store: str, rows: pa.Table | None, line: int, version: int) -> None:
         self.jobs[line].check_delivery(store, [] if rows is None else rows.to_pylist(), version)
@@ -100,7 +97,6 @@ class Remedies:
         self.begun = 0
         self.line = 0
         """The line that Spark's checkpoint is of."""
-        self.lost: set[str] = set()
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
@@ -177,7 +173,7 @@ class Remedies:
         lines = world.lines
         world.step("begins")
         try:
-            plan = recovery.rollback(world.home.root, to, str(checkpoint), execute=True)
+            plan = recovery.rollback(world.home.root, to, checkpoint.location, execute=True)
         except RiffleError as error:
             world.say(f"{to}: {type(error).__name__}: {str(error)[:150]}")
             fine = isinstance(error, (ConfigError, CorruptStateError)) and not promised
@@ -185,12 +181,11 @@ class Remedies:
                 world.check_expected(error)
             return
         world.step("query taken back")
-        self.line, world.committed = len(lines.jobs) - 1, plan.version
-        name = f"query/{lines.origin(self.line, plan.version)}/{plan.version}"
-        self.lost |= {name for sink in world.sinks.values() if plan.version >= 0 and name not in sink.by_id}
+        with world.scheduler.quiet():
+            self.line, world.committed = len(lines.jobs) - 1, checkpoint.next_batch() - 1
         world.say(f"line {self.line} goes on after batch {plan.version}")
 
-    def _checkpoint(self) -> Path:
+    def _checkpoint(self) -> Checkpoint:
         """Write Spark's checkpoint as it would be now."""
         folder = self._folder / f"checkpoint-{self.begun}"
         with self._world.scheduler.quiet():
@@ -199,4 +194,4 @@ class Remedies:
                 for version in range(self._world.committed + 1):
                     (folder / name / str(version)).write_text(f"{name}-{version}")
             (folder / "metadata").write_text(json.dumps({"id": "query"}))
-        return folder
+        return Checkpoint(str(folder))
