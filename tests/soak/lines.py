@@ -33,7 +33,7 @@ from tests.soak.scheduler import FOREVER, Actor, Process
 
 __all__ = ["Lines", "LinesHistory", "Remedies"]
 
-MOST_REMEDIES = 3
+MOST_REMEDIES = 4
 NOT_SWEPT_YET = 4
 """So many records after a promise was raised, at most, what it gave up is deleted."""
 DAMAGES = ("flipped byte", "truncated")
@@ -63,17 +63,29 @@ class Lines:
     def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
         """Compare what a sink is given with what it should be."""
         query, line, version = delivery.id.split("/")
-        assert (query, int(version)) == ("query", delivery.batch_id), f"a delivery under the id {delivery.id}"
+        known = query.startswith("query") and int(version) == delivery.batch_id
+        assert known, f"a delivery under the id {delivery.id}"
         assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
         self._check(store, rows, int(line), int(version))
 
-    def check_sinks(self, sinks: Mapping[str, SimSink]) -> None:
-        """Compare what sinks hold by delivery id with what the newest line should have brought."""
-        line = len(self.jobs) - 1
+    def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
+        """Compare what sinks hold by delivery id with what the newest line should have brought. What was sealed and not
+        delivered when another query took the state over may be missing.
+        """
+        line, dropped = len(self.jobs) - 1, dict[tuple[int, int], bool]()
+        queries, newest = dict[tuple[int, int], str](), (-1, -1)
+        for _, record in sorted(records.items()):
+            if record.kind == "batch":
+                newest = (record.rollbacks, record.version)
+                queries[newest], dropped[newest] = record.query_id, False
+            elif record.kind == "adopt" and newest[1] >= 0:
+                dropped[newest] = records[record.sequence - 1].delivers_after_commit
         for store in self.jobs[0].outputs[0]:
             for version in range(self._batches):
-                name = f"query/{self.origin(line, version)}/{version}"
-                self._check(store, sinks[store].by_id.get(name), line, version)
+                of = (self.origin(line, version), version)
+                got = sinks[store].by_id.get(f"{queries[of]}/{of[0]}/{version}")
+                if got is not None or not dropped[of]:
+                    self._check(store, got, line, version)
 
     def _check(self, store: str, rows: pa.Table | None, line: int, version: int) -> None:
         self.jobs[line].check_delivery(store, [] if rows is None else rows.to_pylist(), version)
@@ -172,8 +184,11 @@ class Remedies:
 
     def begins(self) -> bool:
         """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
-        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", 0.1)):
+        share = 0.2 if self._world.settings.retained_versions > 4 else 0.1
+        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", share)):
             self._begin()
+        elif self.begun < MOST_REMEDIES and self._world.often("adopt", 0.04):
+            self._begin_adopting()
         return self.at_work()
 
     def finish(self) -> None:
@@ -212,6 +227,36 @@ class Remedies:
             f"operator {self.begun}", "operator", process, lambda: self._take_back(to)
         )
 
+    def _begin_adopting(self) -> None:
+        """Stop the query, and have one with a checkpoint of its own take its state over, where that is at the batch
+        that Spark has committed last. Event time would begin anew.
+        """
+        world = self._world
+        with world.scheduler.quiet():
+            world.log_seen.look()
+        records, late = world.log_seen.records, any(one.kind == "late put" for one in world.scheduler.actors)
+        newest = records[max(records)] if records else None
+        is_there = newest is not None and newest.version == world.committed >= 0
+        if not is_there or late or "event" in world.kind:
+            return
+        self.begun += 1
+        for program in [one for one in world.programs if one.alive]:
+            world.stop(program)
+        name = f"operator {self.begun}"
+        world.say(f"{name} has another query take the state over")
+        self._actor = world.scheduler.spawn(name, "operator", Process(name), self._adopt)
+
+    def _adopt(self) -> None:
+        world, checkpoint = self._world, self._checkpoint(f"query{self.begun}")
+        world.step("begins")
+        try:
+            recovery.adopt(world.home.root, checkpoint.location, execute=True)
+        except RiffleError as error:
+            world.say(f"{type(error).__name__}: {str(error)[:150]}")
+            world.check_expected(error)
+            return
+        world.step("state taken over")
+
     def _choose(self) -> int | str | None:
         """Draw where to: a batch or a record before what Spark has committed, now and then one that is promised no
         more. Where the last operator went before the end, it is what the log says.
@@ -224,9 +269,18 @@ class Remedies:
         if self.unfinished():
             return newest.version
         first = 0 if self._chance.random() < 0.2 else newest.promised
-        kept = [one for n, one in seen.records.items() if n >= first and one.version < self._world.committed]
+        first = max([first, *(n + 1 for n, one in seen.records.items() if one.kind == "adopt")])
+        kept = [
+            one
+            for n, one in seen.records.items()
+            if n >= first and one.version < self._world.committed and (one.offsets or one.version < 0)
+        ]
         if not kept:
             return None
+        newest_of = {one.version: one for one in kept}
+        astray = [v for v, one in newest_of.items() if seen.target_of(v, newest.sequence) not in (one.sequence, None)]
+        if astray and self._chance.random() < 0.6:
+            return self._chance.choice(astray)
         target = self._chance.choice(kept)
         lines, line = self._world.lines, newest.rollbacks
         is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
@@ -252,15 +306,15 @@ class Remedies:
             self.line, world.committed = len(lines.jobs) - 1, checkpoint.next_batch() - 1
         world.say(f"line {self.line} goes on after batch {plan.version}")
 
-    def _checkpoint(self) -> Checkpoint:
-        """Write Spark's checkpoint as it would be now."""
+    def _checkpoint(self, query_id: str = "") -> Checkpoint:
+        """Write Spark's checkpoint as it would be now, or that of another query which is as far."""
         folder = self._folder / f"checkpoint-{self.begun}"
         with self._world.scheduler.quiet():
             for name in ("offsets", "commits"):
                 (folder / name).mkdir(parents=True)
                 for version in range(self._world.committed + 1):
                     (folder / name / str(version)).write_text(f"{name}-{version}")
-            (folder / "metadata").write_text(json.dumps({"id": "query"}))
+            (folder / "metadata").write_text(json.dumps({"id": query_id or self._world.query_id}))
         return Checkpoint(str(folder))
 
 

@@ -72,6 +72,7 @@ class Schedule(World):
         self.job = self.lines.jobs[0]
         settings = {
             "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 300]),
+            "retained_versions": chance.choice([2, 2, 2, 4, 20]),
             **drawn_settings(chance), **self.job.settings,
         }  # fmt: skip
         super().__init__(
@@ -114,6 +115,10 @@ class Schedule(World):
         self.runs += 1
         name = f"driver {self.runs}"
         self.run_id = f"run-{self.runs}"
+        with self.scheduler.quiet():
+            self.log_seen.look()
+        records = self.log_seen.records
+        self.query_id = records[max(records)].query_id if records else "query"  # whose state it is by now
         program = _Program(name, self.run_id)
         program.background = SoakBackground(self.scheduler, program)
         clock = SkewedClock(self.clock, self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000]))
@@ -383,4 +388,4 @@ class Schedule(World):
             self.lines.jobs[record.rollbacks].check_records([record])
         for store, state in self.lines.jobs[-1].contents[self.last].items():
             same(self.state(store), dict(state), f"the state of {store}")
-        self.lines.check_sinks(self.sinks)
+        self.lines.check_sinks(self.sinks, self.log_seen.records)

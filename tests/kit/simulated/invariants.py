@@ -87,6 +87,10 @@ class History:
                 assert entry.head == before.entry(*address).head, "I3: a will changed the state"
                 _check_entry(before.entry(*address), entry, replace(new, version=-2))
             return
+        if new.kind == "adopt":
+            assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: who takes state over raises the epoch"
+            assert after.entries == before.entries, "I3: taking state over changed it"
+            return
         if new.kind == "rollback":
             self._check_taken_back(old, new, after)
             return
