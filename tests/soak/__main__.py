@@ -33,7 +33,7 @@ SHRINKS = 60
 AIMED_FROM = 24
 """The first schedules of a run find the steps that the later ones aim at."""
 AIMS_AT_ONCE = 16
-EXPLORES = 5
+EXPLORES = 2
 """Every so manieth schedule goes on finding steps."""
 
 
@@ -45,16 +45,19 @@ class Soaked:
     steps: Counter[str] = field(default_factory=Counter)
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
     reached: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    by_aims: dict[str, tuple[int, Sequence[Aim]]] = field(default_factory=dict)
     aimed: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-    def add(self, schedule: Schedule) -> None:
+    def add(self, schedule: Schedule, aims: Sequence[Aim]) -> None:
         """Count one schedule."""
         self.schedules += 1
         self.steps.update(schedule.disturbed)
         self.met.update(schedule.faults.met)
-        if not schedule.aimed:
-            for step, times in schedule.disturbed.items():
+        for step, times in schedule.disturbed.items():
+            if aims:
+                self.by_aims.setdefault(step, (schedule.seed, aims))
+            else:
                 self.reached.setdefault(step, []).append((schedule.seed, times))
 
     def empty(self) -> list[tuple[str, str]]:
@@ -135,11 +138,15 @@ def aims_for(soaked: Soaked, number: int) -> tuple[int, list[Aim]]:
     """
     is_aimed = number >= AIMED_FROM and number % EXPLORES
     chance = random.Random(number)
-    empty = [cell for cell in soaked.empty() if cell[1] in soaked.reached] if is_aimed else []
+    empty = [cell for cell in soaked.empty() if cell[1] in {**soaked.reached, **soaked.by_aims}] if is_aimed else []
     chance.shuffle(empty)
-    empty.sort(key=lambda cell: (soaked.aimed[cell], len(soaked.reached[cell[1]])))
+    empty.sort(key=lambda cell: (soaked.aimed[cell], len(soaked.reached.get(cell[1], ()))))
     if not empty:
         return number, []
+    if empty[0][1] not in soaked.reached:  # only what befell others led there
+        soaked.aimed[empty[0]] += 1
+        seed, before = soaked.by_aims[empty[0][1]]
+        return seed, [*before, Aim(*empty[0], 1)]
     seed = chance.choice(soaked.reached[empty[0][1]])[0]
     times = {step: dict(of_step).get(seed, 0) for step, of_step in soaked.reached.items()}
     chosen = [cell for cell in empty if times.get(cell[1])][:AIMS_AT_ONCE]
@@ -164,7 +171,7 @@ def played(soaked: Soaked, seed: int, aims: Sequence[Aim], job: str = "", *, tel
                 [*schedule.history, "its last steps:", last, told, f"replay: ./run soak --seed {seed}{again}"]
             )
         finally:
-            soaked.add(schedule)
+            soaked.add(schedule, aims)
     return None
 
 

@@ -22,6 +22,8 @@ from tests.soak.scheduler import Actor, Process, Scheduler, TurnLock
 
 __all__ = ["SkewedClock", "SoakBackground", "SoakCluster", "SoakSink", "SoakWork"]
 
+LOST_BLOCKS = 0.04
+"""So often results are lost before the sink has read them, besides where a fault has it."""
 SPECULATION_SECONDS = 30.0
 """So long Spark waits for a task until it runs it once more, elsewhere."""
 
@@ -198,7 +200,8 @@ class SoakWork(SimWork):
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
         """Deliver, unless some of what slots answered is lost by then."""
-        if self._scheduler.step("results read") == "block lost":
+        befalls = self._scheduler.step("results read")
+        if befalls == "block lost" or self._scheduler.chance.random() < LOST_BLOCKS:
             raise StaleRows("some of the results are nowhere any more")
         super().deliver(receipts, delivery, check)
 

@@ -176,7 +176,7 @@ def timers(chance: Drawn, batches: int) -> Job:
     named = chance.choice([[], ["first", "second"], [USUAL_INITIAL]])
     states = {name: _initial_state(chance) for name in named}
     initial = [(name, states[name]) for name in chance.choices(named, k=batches)] if named else []
-    begins = chance.choice([0, 1, 2]) if named == [USUAL_INITIAL] else 0
+    begins = chance.choice([1, 2]) if named == [USUAL_INITIAL] else 0
     beside = columns_of_keys(chance, batches)
     job = Job(
         [*beside.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}

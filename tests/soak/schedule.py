@@ -65,7 +65,6 @@ class Schedule(World):
         self.ready = False
         self.seed = seed
         aims = list(aims)
-        self.aimed = bool(aims)
         chance = random.Random(seed)
         self.kind = job or chance.choice(list(JOBS))
         self.lines = Lines(seed, self.kind, chance.choice([4, 5, 5, 9]))
