@@ -45,31 +45,45 @@ class Checkpoint:
         files, base = self._files()
         return self._read(files, f"{base}/offsets/{batch}")
 
-    def restore(self, version: int, offsets: str | None, before: str | None = None) -> list[str]:
+    def restore(
+        self, version: int, offsets: str | None, before: str | None = None, *, comes_again: bool = False
+    ) -> list[str]:
         """Make ``version`` the last committed batch, with the offset-log entry ``offsets``; return what was done.
 
         Entries after it are removed, newest first, so that a crash in between leaves a gap that is seen. What is
         there already and right is left alone; a commit that has to be written says the watermark that Spark noted
         with the offsets. Spark reads the entry of the batch ``before`` too: where the checkpoint goes forward by
-        several batches, that is written as well.
+        several batches, that is written as well. ``comes_again``: the last one that is committed is the one before, and
+        Spark will run ``version`` once more.
         """
-        files, base = self._files()
-        done = []
-        for folder in ("commits", "offsets"):
-            for batch in reversed([b for b in self._ids(folder) if b > version]):
-                self._remove(files, f"{base}/{folder}", batch)
-                done.append(f"removed {folder}/{batch}")
+        done, last = [], version - 1 if comes_again and offsets is not None else version
+        for folder, newest in (("commits", last), ("offsets", version)):
+            done += self._forget_after(folder, newest)
         if version >= 0 and offsets is not None:
-            if version > 0 and self._read(files, f"{base}/offsets/{version - 1}") is None:
-                self._write(files, f"{base}/offsets", version - 1, before or offsets)
-                done.append(f"wrote offsets/{version - 1}")
-            if self._read(files, f"{base}/offsets/{version}") != offsets:
-                self._write(files, f"{base}/offsets", version, offsets)
-                done.append(f"wrote offsets/{version}")
-            if version not in self._ids("commits"):
-                self._write(files, f"{base}/commits", version, _COMMIT % _watermark_in(offsets))
-                done.append(f"wrote commits/{version}")
+            if version > 0:
+                done += self._have("offsets", version - 1, before or offsets, replaces=False)
+            done += self._have("offsets", version, offsets)
+            if last >= 0:
+                noted = (before or offsets) if last < version else offsets
+                done += self._have("commits", last, _COMMIT % _watermark_in(noted), replaces=False)
         return done
+
+    def _forget_after(self, folder: str, newest: int) -> list[str]:
+        """Remove entries after the ``newest``, from the last one on."""
+        files, base = self._files()
+        gone = [batch for batch in reversed(self._ids(folder)) if batch > newest]
+        for batch in gone:
+            self._remove(files, f"{base}/{folder}", batch)
+        return [f"removed {folder}/{batch}" for batch in gone]
+
+    def _have(self, folder: str, batch: int, text: str, *, replaces: bool = True) -> list[str]:
+        """Write an entry that is missing or, if it ``replaces``, another one than it should be."""
+        files, base = self._files()
+        there = self._read(files, f"{base}/{folder}/{batch}")
+        if there == text or (there is not None and not replaces):
+            return []
+        self._write(files, f"{base}/{folder}", batch, text)
+        return [f"wrote {folder}/{batch}"]
 
     def _read(self, files: fs.FileSystem, name: str) -> str | None:
         if files.get_file_info(name).type is not fs.FileType.File:

@@ -4,7 +4,7 @@ record promises, and Spark's checkpoint.
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from riffle_spark.errors import ConfigError, CorruptStateError
@@ -12,7 +12,6 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
@@ -57,7 +56,7 @@ def adopt(
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
-        late_watermark_ms=None, event_times={},
+        late_watermark_ms=None, event_times={}, delivers_as=None,
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
     if execute:
@@ -72,9 +71,10 @@ def rollback(
     ``to``.
 
     -1 is the state before the first batch. ``record:17`` names a record of the log instead, also one of a line that
-    a rollback has given up. Does nothing unless ``execute``. Raises ``ConfigError`` if no retained record is of that
-    batch, or the newest one does not promise it any more (``Record.promised``), ``CorruptStateError`` if objects that
-    it needs are gone.
+    a rollback has given up. A batch with sealed output may not have been delivered yet: it stays planned in the
+    checkpoint, so that it comes once more, and is. Does nothing unless ``execute``. Raises ``ConfigError`` if no
+    retained record is of that batch, or the newest one does not promise it any more (``Record.promised``),
+    ``CorruptStateError`` if objects that it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root), Checkpoint(checkpoint)
@@ -84,12 +84,14 @@ def rollback(
     query_id = spark.query_id()
     target = target_of(log, tail, to)
     manifest = log.manifest_of(target)
-    _check_present(objects, manifest)
+    sealed = target.delivers_after_commit and target.version >= 0
+    needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
+    _check_present(objects, needed)
     stamp, is_same = _stamp(), (target.dispatch, target.total) == (tail.dispatch, tail.total)
     draft = replace(
         target, kind="rollback", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=tail.epoch + 1,
         query_id=query_id, rollbacks=tail.rollbacks + 1, target=target.sequence,
-        promised=tail.promised, members=tail.members,
+        promised=tail.promised, members=tail.members, delivers_as=target.line if sealed else None,
         orders=tail.orders if is_same else without_key_groups(tail.orders),
     )  # fmt: skip
     steps = [
@@ -99,10 +101,13 @@ def rollback(
     if execute:
         before = offsets_before(log, target)
         log.append(draft, manifest)
-        _check_present(objects, manifest)
-        steps += spark.restore(target.version, target.offsets, before)
+        _check_present(objects, needed)
+        steps += spark.restore(target.version, target.offsets, before, comes_again=sealed)
     else:
-        steps.append(f"make batch {target.version} the last one of the checkpoint {checkpoint}")
+        steps.append(
+            f"make batch {target.version} the last one of the checkpoint {checkpoint}"
+            + (", as one that comes again: its sealed output may not have been delivered" if sealed else "")
+        )
     return Plan(tuple(steps), execute, target.version, target.offsets)
 
 
@@ -110,8 +115,8 @@ def _stamp() -> Stamp:
     return Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)
 
 
-def _check_present(objects: ObjectStore, manifest: Manifest) -> None:
-    gone = [name for name in sorted(manifest.objects()) if not objects.exists(name)]
+def _check_present(objects: ObjectStore, needed: Iterable[str]) -> None:
+    gone = [name for name in sorted(needed) if not objects.exists(name)]
     if gone:
         raise CorruptStateError(
             f"{len(gone)} objects that this batch's state needs are gone",

@@ -2,7 +2,7 @@
 users or copies.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -75,14 +75,17 @@ class SealedDelta:
 
 def seal(
     order: Order, changes: StateChanges, output: pa.Table, attempt: str, due: str | None = None,
-    keys: Keys | None = None,
+    keys: Keys | None = None, lost: Set[int] = frozenset(),
 ) -> SealedDelta:  # fmt: skip
     """Return the delta of one attempt, output rows last if they are to be sealed too. ``due`` names the due column;
-    parts are encrypted with ``keys``.
+    parts are encrypted with ``keys``. Key-groups that were ``lost``, and nothing changed in, have a part without rows:
+    who still has what was lost is behind it, and does not go on with that.
 
     Parts that one member will read lie together, else key-groups ascend: one ranged get takes all, and little else.
     """
-    tables = sorted(changes.parts(), key=lambda part: (order.followed_by.get(part[0], ()), part[0]))
+    changed = dict(changes.parts())
+    changed |= {key_group: changes.table.slice(0, 0) for key_group in lost - changed.keys()}
+    tables = sorted(changed.items(), key=lambda part: (order.followed_by.get(part[0], ()), part[0]))
     if order.seal_output and output.num_rows:
         tables.append((_OUTPUT_PART, output))
     chunks: list[bytes] = []

@@ -87,6 +87,7 @@ class _Attempt:
         self.facts: dict[str, object] = {}
         self.seconds: dict[str, float] = {}
         self.merges: list[Callable[[], None]] = []
+        self.lost: set[int] = set()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -110,7 +111,7 @@ class _Attempt:
         computed = self._compute(slot, rows, touched)
         output = computed.output
         with self.step("seal"):
-            sealed = seal(order, computed.changes, output, self.name, self.schema.due, self.keys)
+            sealed = seal(order, computed.changes, output, self.name, self.schema.due, self.keys, self.lost)
         if sealed.data:
             self.folder.keep_sealed(order.version, self.name, sealed.data)
         if order.durable or sealed.output is not None:
@@ -143,7 +144,8 @@ class _Attempt:
         if order.durable:
             self._check_placed(entries)
         else:
-            StackKeeper(self.folder, self.schema, self.reader, order.epoch, self.whole).begin_caches(entries)
+            keeper = StackKeeper(self.folder, self.schema, self.reader, order.epoch, self.whole)
+            self.lost = keeper.begin_caches(entries)
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:

@@ -13,24 +13,27 @@ from tests.kit.streams.streaming import Feed, Kept, records, run_to_end, setting
 pytestmark = pytest.mark.spark
 
 
-def test_spark_goes_on_from_a_line_that_was_given_up(spark: SparkSession, tmp_path: Path) -> None:
-    """Neither offsets nor commits of the batches in between are there any more, and none are needed."""
+@pytest.mark.parametrize("sealed", [False, True])
+def test_spark_goes_on_from_a_line_that_was_given_up(sealed: bool, spark: SparkSession, tmp_path: Path) -> None:
+    """Neither offsets nor commits of the batches in between are there any more, and none are needed. Where output is
+    sealed the batch itself comes once more, and is delivered as it was.
+    """
     feed, sink, checkpoint = Feed(tmp_path / "in", "k long, v long"), Kept(), tmp_path / "checkpoint"
-    root = f"file://{tmp_path}/state"
+    root, given = f"file://{tmp_path}/state", settings_in(tmp_path, key_groups=2, deliver_after_commit=sealed)
 
     def job() -> StatefulJob:
         compute = aggregate(rows=count(), total=sum_("v"))
-        return Stateful("totals", "k", compute, settings=settings_in(tmp_path, key_groups=2)).into(sink)
+        return Stateful("totals", "k", compute, settings=given).into(sink)
 
     for number in range(4):
         feed.add([{"k": 1, "v": 10**number}])
     run_to_end(feed.stream(spark), job(), checkpoint)
     last = records(root)[-1].sequence
     rollback(root, 0, str(checkpoint), execute=True)
-    assert sorted(path.name for path in (checkpoint / "commits").glob("[0-9]*")) == ["0"]
+    assert sorted(path.name for path in (checkpoint / "commits").glob("[0-9]*")) == ([] if sealed else ["0"])
     plan = rollback(root, f"record:{last}", str(checkpoint), execute=True)
     assert plan.version == 3
     feed.add([{"k": 1, "v": 10**4}])
     run_to_end(feed.stream(spark), job(), checkpoint)
     assert sink.latest("k") == {1: {"rows": 5, "total": 11_111}}
-    assert [call for call, _ in sink.calls] == [0, 1, 2, 3, 4]
+    assert [call for call, _ in sink.calls] == [0, 1, 2, 3, *([3] if sealed else []), 4]

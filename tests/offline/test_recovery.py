@@ -165,3 +165,45 @@ def test_a_root_restored_from_a_backup_is_followed_by_warm_copies(world: World) 
     report = world.batch(3, one(1000))
     assert report.runs == 2
     assert world.state("totals") == {"a": (4, 1003)}
+
+
+def crashed_before_delivery(folder: Path, batches: int) -> World:
+    """Return a query of which the last batch is committed, sealed and not delivered."""
+    world = World(folder, deliver_after_commit=True, retained_versions=20)
+    fill(world, batches - 1)
+    world.crash_at = "after record"
+    with pytest.raises(BaseException, match="after record"):
+        world.batch(batches - 1, one(batches - 1))
+    return world
+
+
+def goes_on(world: World, checkpoint: Path, batches: int) -> list[str]:
+    """Run a new driver by the checkpoint up to so many batches; return its decisions."""
+    world.start()
+    first = Checkpoint(str(checkpoint)).next_batch()
+    return [world.batch(version, one(version)).decision for version in range(first, batches)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "ids"),
+    [
+        (None, 3, {"query/1/4"}),
+        (1, "record:4", {"query/1/2", "query/2/4"}),
+        (3, 3, {"query/2/4"}),
+    ],
+)
+def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
+    first: int | None, then: int | str, ids: set[str], tmp_path: Path, checkpoint: Path
+) -> None:
+    """It is committed and nobody has got it: it comes again, under the delivery id of the line that it was run on, also
+    from a line that was given up, and after a second rollback.
+    """
+    world = crashed_before_delivery(tmp_path, 4)
+    if first is not None:
+        rollback(world.home.root, first, str(checkpoint), execute=True)
+        goes_on(world, checkpoint, 3 if first < 3 else 0)
+    rollback(world.home.root, then, str(checkpoint), execute=True)
+    assert goes_on(world, checkpoint, 5) == ["repeat", "run"]
+    got = world.sinks["totals"].by_id
+    assert got["query/0/3"].to_pylist() == [{"k": "a", "count": 4, "total": 6}]
+    assert set(got) == {"query/0/0", "query/0/1", "query/0/2", "query/0/3"} | ids

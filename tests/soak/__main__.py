@@ -28,11 +28,13 @@ from tests.soak.schedule import Schedule
 __all__ = ["Soaked", "main", "played"]
 
 MEMORY = Path("/dev/shm")
-ACTORS = ("second driver", "executors", "operator", "remedy")
+ACTORS = ("second driver", "executors", "operator", "remedy", "adopt", "reader")
 SHRINKS = 60
 AIMED_FROM = 24
 """The first schedules of a run find the steps that the later ones aim at."""
 AIMS_AT_ONCE = 16
+EXPLORES = 2
+"""Every so manieth schedule goes on finding steps."""
 
 
 @dataclass
@@ -43,15 +45,19 @@ class Soaked:
     steps: Counter[str] = field(default_factory=Counter)
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
     reached: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    by_aims: dict[str, tuple[int, Sequence[Aim]]] = field(default_factory=dict)
+    aimed: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-    def add(self, schedule: Schedule) -> None:
+    def add(self, schedule: Schedule, aims: Sequence[Aim]) -> None:
         """Count one schedule."""
         self.schedules += 1
         self.steps.update(schedule.disturbed)
         self.met.update(schedule.faults.met)
-        if not schedule.aimed:
-            for step, times in schedule.disturbed.items():
+        for step, times in schedule.disturbed.items():
+            if aims:
+                self.by_aims.setdefault(step, (schedule.seed, aims))
+            else:
                 self.reached.setdefault(step, []).append((schedule.seed, times))
 
     def empty(self) -> list[tuple[str, str]]:
@@ -128,17 +134,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def aims_for(soaked: Soaked, number: int) -> tuple[int, list[Aim]]:
     """Return the seed of a schedule, and what it is to aim at: cells that are empty so far and that this seed's history
-    comes to. Until something befalls it, it is the history that was seen before.
+    comes to, those first that were aimed at least. Until something befalls it, it is the history that was seen before.
     """
-    empty = [cell for cell in soaked.empty() if cell[1] in soaked.reached] if number >= AIMED_FROM else []
-    rarest = min(empty, key=lambda cell: (len(soaked.reached.get(cell[1], ())), soaked.steps[cell[1]]), default=None)
-    if rarest is None:
-        return number, []
+    is_aimed = number >= AIMED_FROM and number % EXPLORES
     chance = random.Random(number)
-    seed = chance.choice(soaked.reached[rarest[1]])[0]
+    empty = [cell for cell in soaked.empty() if cell[1] in {**soaked.reached, **soaked.by_aims}] if is_aimed else []
+    chance.shuffle(empty)
+    empty.sort(key=lambda cell: (soaked.aimed[cell], len(soaked.reached.get(cell[1], ()))))
+    if not empty:
+        return number, []
+    if empty[0][1] not in soaked.reached:  # only what befell others led there
+        soaked.aimed[empty[0]] += 1
+        seed, before = soaked.by_aims[empty[0][1]]
+        return seed, [*before, Aim(*empty[0], 1)]
+    seed = chance.choice(soaked.reached[empty[0][1]])[0]
     times = {step: dict(of_step).get(seed, 0) for step, of_step in soaked.reached.items()}
-    others = [cell for cell in empty if cell != rarest and times.get(cell[1])]
-    chosen = [rarest, *chance.sample(others, min(len(others), AIMS_AT_ONCE - 1))]
+    chosen = [cell for cell in empty if times.get(cell[1])][:AIMS_AT_ONCE]
+    soaked.aimed.update(chosen)
     return seed, [Aim(kind, step, chance.randint(1, 1 + times[step] // 2)) for kind, step in chosen]
 
 
@@ -159,7 +171,7 @@ def played(soaked: Soaked, seed: int, aims: Sequence[Aim], job: str = "", *, tel
                 [*schedule.history, "its last steps:", last, told, f"replay: ./run soak --seed {seed}{again}"]
             )
         finally:
-            soaked.add(schedule)
+            soaked.add(schedule, aims)
     return None
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.errors import Misplaced, RiffleError, UnavailableError
-from riffle_spark.messages.slot_orders import RECEIPT, Home
+from riffle_spark.messages.slot_orders import RECEIPT, Home, Receipt
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ports import Delivery, Executor, Lock
+from riffle_spark.protocol.ports import Delivery, Executor, Lock, StaleRows
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import Attempt, ManualClock, SimCluster, SimSink, SimWork
 from riffle_spark.worker.census import take_census
@@ -22,6 +22,8 @@ from tests.soak.scheduler import Actor, Process, Scheduler, TurnLock
 
 __all__ = ["SkewedClock", "SoakBackground", "SoakCluster", "SoakSink", "SoakWork"]
 
+LOST_BLOCKS = 0.04
+"""So often results are lost before the sink has read them, besides where a fault has it."""
 SPECULATION_SECONDS = 30.0
 """So long Spark waits for a task until it runs it once more, elsewhere."""
 
@@ -195,6 +197,13 @@ class SoakWork(SimWork):
                 if not any(_answered(task) for task in of_slot) and self._is_given_up(of_slot[-1]):
                     of_slot.append(self._begun(attempt, self._elsewhere()))
         return [self._told(next(t.result for t in of_slot if _answered(t))) for of_slot in tasks]
+
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
+        """Deliver, unless some of what slots answered is lost by then."""
+        befalls = self._scheduler.step("results read")
+        if befalls == "block lost" or self._scheduler.chance.random() < LOST_BLOCKS:
+            raise StaleRows("some of the results are nowhere any more")
+        super().deliver(receipts, delivery, check)
 
     def _is_given_up(self, task: Actor) -> bool:
         return task.done or self._scheduler.now > task.began + SPECULATION_SECONDS

@@ -13,7 +13,7 @@ __all__ = ["KINDS", "Aim", "Faults", "impossible"]
 
 KINDS = (
     "crash", "hang", "pause", "slow", "error before", "error after", "late effect", "refused disk", "flipped byte",
-    "truncated", "clock back", "reboot", "row lost", "receipt lost",
+    "truncated", "clock back", "reboot", "row lost", "receipt lost", "block lost",
 )  # fmt: skip
 ON_EXECUTORS = ("slot", "merge", "piece", "census")
 _STORE = ("put", "get", "head", "list", "delete")
@@ -54,10 +54,14 @@ def impossible(kind: str, step: str) -> str | None:
         "refused disk": (on_files and word != "lock", "no file is used"),
         "flipped byte": (reads, "no bytes of state are read"),
         "truncated": (reads, "no bytes of state are read"),
-        "clock back": (actor not in ON_EXECUTORS or actor == "census", "no clock is asked but how long things take"),
+        "clock back": (
+            (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
+            "no clock is asked but how long things take",
+        ),
         "reboot": (actor in ON_EXECUTORS, "a driver keeps no files: its reboot is a crash"),
         "row lost": (label == "rows read", "no rows are on their way"),
         "receipt lost": (label == "answer read", "no receipt is on its way"),
+        "block lost": (label == "results read", "no results are read"),
     }
     if kind in reasons:
         can, why = reasons[kind]

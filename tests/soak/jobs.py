@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from riffle_spark import keygroups
+from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.log.record import Record
 from tests.kit.simulated.alarms import Alarms, AlarmsOracle
@@ -18,6 +22,7 @@ from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
 
 __all__ = ["JOBS", "Drawn", "Job", "same"]
 
+KEY_GROUPS = 6
 BATCH_MS = 1_000
 """So much later than the one before is each batch, as ``World.incoming`` has it."""
 Rows = list[dict[str, object]]
@@ -39,8 +44,10 @@ class Drawn(random.Random):
 @dataclass(frozen=True)
 class Job:
     """One query. ``contents`` has each durable store's state after each batch, ``outputs`` what its sink should get of
-    it. The last of the ``batches`` is for the end, when nothing is disturbed any more. ``incoming`` is what the source
-    says of each batch, ``times`` what must be known of it. Times are not looked at where there are none.
+    it. The last two of the ``batches`` are for the end, when nothing is disturbed any more. ``incoming`` is what the
+    source says of each batch, ``times`` what must be known of it. Times are not looked at where there are none.
+    ``initial`` is the initial state of ``alarms`` that a batch is run with, by name. A cache may be lost at any batch:
+    ``caches`` has for each batch what its sink should get if that had happened last with batch 0, 1, ... to this one.
     """
 
     operators: Sequence[Operator]
@@ -51,10 +58,20 @@ class Job:
     incoming: Mapping[str, object] = field(default_factory=dict)
     absent: Mapping[str, range] = field(default_factory=dict)
     times: Sequence[BatchTimes] = ()
+    initial: Sequence[tuple[str, pa.Table]] = ()
+    caches: Mapping[str, Sequence[Sequence[Rows]]] = field(default_factory=dict)
 
     def operators_of(self, version: int) -> list[Operator]:
         """Return the operators that a batch is run with: some join the query late, or pause, as ``absent`` says."""
-        return [one for one in self.operators if version not in self.absent.get(one.store, ())]
+        present = [one for one in self.operators if version not in self.absent.get(one.store, ())]
+        if self.initial:
+            name, rows = self.initial[version]
+            present = [with_initial(one, rows.schema, name) if one.store == "alarms" else one for one in present]
+        return present
+
+    def initial_of(self, version: int) -> dict[str, pa.Table]:
+        """Return the initial state of each store that a batch is run with."""
+        return {"alarms": self.initial[version][1]} if self.initial else {}
 
     def check(self, report: BatchReport) -> None:
         """Compare what a batch tells of its rows and times with ``times``."""
@@ -71,10 +88,25 @@ class Job:
             same(found, wanted, f"the record of batch {record.version}")
 
     def check_delivery(self, store: str, rows: Rows, version: int) -> None:
-        """Compare what a sink gets of a batch with ``outputs``; what a cache tells depends on what it lost."""
+        """Compare what a sink gets of a batch with ``outputs``; of a cache, each key-group with one of ``caches``."""
         if store in self.outputs[version]:
             wanted = sorted(self.outputs[version][store], key=repr)
             same(sorted(rows, key=repr), wanted, f"the sink of {store}, batch {version}")
+        elif store in self.caches:
+            found, allowed = _by_key_group(rows), [_by_key_group(told) for told in self.caches[store][version]]
+            for group in sorted({*found, *(group for told in allowed for group in told)}):
+                some = [told.get(group, []) for told in allowed]
+                what = f"the sink of the cache {store}, batch {version}, key-group {group}"
+                assert found.get(group, []) in some, f"{what} is {found.get(group)}, not one of {some}"
+
+
+def _by_key_group(rows: Rows) -> dict[int, Rows]:
+    """Return rows by the key-group of their key, in an order of their own."""
+    groups = keygroups.key_groups([pa.array([row["k"] for row in rows], pa.string())], KEY_GROUPS).tolist()
+    found: dict[int, Rows] = {}
+    for group, row in sorted(zip(groups, rows, strict=True), key=repr):
+        found.setdefault(group, []).append(row)
+    return found
 
 
 def same(found: object, wanted: object, what: str) -> None:
@@ -85,10 +117,6 @@ def same(found: object, wanted: object, what: str) -> None:
 def columns_of_keys(chance: Drawn, batches: int) -> Job:
     """Draw running totals, a function for which order matters, and sometimes a cache beside them."""
     operators = [totals(), tails()]
-    if chance.random() < 0.3:
-        operators.append(
-            replace(operator_of("seen", ["k"], aggregate(count=count()), (), totals().rows), durable=False)
-        )
     rows = [drawn_batch(chance.of(version), version) for version in range(batches)]
     oracle, contents, outputs = Oracle(), list[Mapping[str, State]](), list[Mapping[str, Rows]]()
     for batch in rows:
@@ -108,23 +136,67 @@ def columns_of_keys(chance: Drawn, batches: int) -> Job:
     return Job(operators, rows, contents, outputs)
 
 
+def caches(chance: Drawn, batches: int) -> Job:
+    """Draw running totals beside two caches: counts, and a processor with timers."""
+    seen = operator_of("seen", ["k"], aggregate(count=count()), (), ROWS)
+    alarms = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
+    job = columns_of_keys(chance, batches)
+    told: dict[str, list[list[Rows]]] = {store: [[] for _ in range(batches)] for store in ("seen", "alarms")}
+    for begin in range(batches):
+        counts, oracle = Counter[str](), AlarmsOracle()
+        for version in range(begin, batches):
+            keys = job.batches[version]["k"].to_pylist()
+            counts.update(keys)
+            told["seen"][version].append([{"k": key, "count": counts[key]} for key in sorted(set(keys))])
+            told["alarms"][version].append(_rung(oracle, job.batches[version], version))
+    operators = [totals(), *(replace(one, durable=False) for one in (seen, alarms))]
+    outputs = [{"totals": of_batch["totals"]} for of_batch in job.outputs]
+    contents = [{"totals": of_batch["totals"]} for of_batch in job.contents]
+    settings = {"deliver_after_commit": chance.random() < 0.4}
+    return replace(job, operators=operators, outputs=outputs, contents=contents, caches=told, settings=settings)
+
+
+def _rung(oracle: AlarmsOracle, batch: pa.Table, version: int) -> Rows:
+    """Feed a batch to timers by the clock; return what they tell."""
+    now_ms, in_order = BATCH_MS * version, sorted(batch.to_pylist(), key=lambda row: row["at"])
+    return oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])
+
+
 def sealed_columns(chance: Drawn, batches: int) -> Job:
     """Draw the same, delivered after the commit."""
     return replace(columns_of_keys(chance, batches), settings={"deliver_after_commit": True})
 
 
 def timers(chance: Drawn, batches: int) -> Job:
-    """Draw a processor with timers by the clock and values that live for a while."""
-    operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
-    rows, oracle = [drawn_batch(chance.of(version), version) for version in range(batches)], AlarmsOracle()
+    """Draw a processor with timers by the clock and values that live for a while. Sometimes it is run with one or the
+    other of two initial states, or with one that comes when it joins the query.
+    """
+    operator, oracle = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS), AlarmsOracle()
+    rows = [drawn_batch(chance.of(version), version) for version in range(batches)]
+    named = chance.choice([[], ["first", "second"], [USUAL_INITIAL]])
+    states = {name: _initial_state(chance) for name in named}
+    initial = [(name, states[name]) for name in chance.choices(named, k=batches)] if named else []
+    begins = chance.choice([1, 2]) if named == [USUAL_INITIAL] else 0
+    beside = columns_of_keys(chance, batches)
+    job = Job(
+        [*beside.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}
+    )
     contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
     for version, batch in enumerate(rows):
-        now_ms = BATCH_MS * version
-        in_order = sorted(batch.to_pylist(), key=lambda row: row["at"])
-        outputs.append({"alarms": oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])})
+        told, seen = list[dict[str, object]](), {name for name, _ in initial[begins:version]}
+        if version >= begins:
+            if initial and initial[version][0] not in seen:
+                oracle.give(zip(*initial[version][1].to_pydict().values(), strict=True))
+            told = _rung(oracle, batch, version)
+        outputs.append({"alarms": told})
         contents.append({"alarms": oracle.state()})
         times.append(BatchTimes(0, oracle.fired, oracle.expired))
-    return Job([operator], rows, contents, outputs, times=times)
+    return replace(job, contents=contents, outputs=outputs, times=times)
+
+
+def _initial_state(chance: Drawn) -> pa.Table:
+    keys, sums = [f"key-{n}" for n in chance.sample(range(14), 5)], chance.choices(range(1, 9), k=5)
+    return pa.table([keys, sums], pa.schema([("k", pa.string()), ("n", pa.int64())]))
 
 
 def events(chance: Drawn, batches: int) -> Job:
@@ -152,6 +224,6 @@ def sealed_events(chance: Drawn, batches: int) -> Job:
 
 
 JOBS: Mapping[str, Callable[[Drawn, int], Job]] = {
-    "columns": columns_of_keys, "sealed": sealed_columns, "timers": timers, "events": events,
+    "columns": columns_of_keys, "sealed": sealed_columns, "caches": caches, "timers": timers, "events": events,
     "sealed events": sealed_events,
 }  # fmt: skip

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,28 @@ import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
 from riffle_spark.offline import recovery
+from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp
 from riffle_spark.protocol.ports import Delivery
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import SimSink
 from tests.kit.simulated.invariants import History
-from tests.soak.jobs import JOBS, Drawn, Job
+from tests.kit.simulated.world import held_by_key
+from tests.soak.jobs import JOBS, Drawn, Job, same
 from tests.soak.scheduler import FOREVER, Actor, Process
 
 __all__ = ["Lines", "LinesHistory", "Remedies"]
 
-MOST_REMEDIES = 3
+MOST_REMEDIES = 4
+NOT_SWEPT_YET = 4
+"""So many records after a promise was raised, at most, what it gave up is deleted."""
+DAMAGES = ("flipped byte", "truncated")
 
 
 class Lines:
@@ -53,20 +63,28 @@ class Lines:
     def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
         """Compare what a sink is given with what it should be."""
         query, line, version = delivery.id.split("/")
-        assert (query, int(version)) == ("query", delivery.batch_id), f"a delivery under the id {delivery.id}"
+        known = query.startswith("query") and int(version) == delivery.batch_id
+        assert known, f"a delivery under the id {delivery.id}"
         assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
         self._check(store, rows, int(line), int(version))
 
-    def check_sinks(self, sinks: Mapping[str, SimSink], lost: Iterable[str]) -> None:
-        """Compare what sinks hold by delivery id with what the newest line should have brought; those ``lost`` may be
-        missing: a rollback went on after them before they were delivered.
+    def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
+        """Compare what sinks hold by delivery id with what the newest line should have brought. What was sealed and not
+        delivered when another query took the state over may be missing.
         """
-        line, excused = len(self.jobs) - 1, set(lost)
+        line, dropped = len(self.jobs) - 1, dict[tuple[int, int], bool]()
+        queries, newest = dict[tuple[int, int], str](), (-1, -1)
+        for _, record in sorted(records.items()):
+            if record.kind == "batch":
+                newest = (record.rollbacks, record.version)
+                queries[newest], dropped[newest] = record.query_id, False
+            elif record.kind == "adopt" and newest[1] >= 0:
+                dropped[newest] = records[record.sequence - 1].delivers_after_commit
         for store in self.jobs[0].outputs[0]:
             for version in range(self._batches):
-                name = f"query/{self.origin(line, version)}/{version}"
-                got = sinks[store].by_id.get(name)
-                if got is not None or name not in excused:
+                of = (self.origin(line, version), version)
+                got = sinks[store].by_id.get(f"{queries[of]}/{of[0]}/{version}")
+                if got is not None or not dropped[of]:
                     self._check(store, got, line, version)
 
     def _check(self, store: str, rows: pa.Table | None, line: int, version: int) -> None:
@@ -74,15 +92,67 @@ class Lines:
 
 
 class LinesHistory(History):
-    """A log that may be taken back: its lines begin where its records say so."""
+    """A log that may be taken back: its lines begin where its records say so. ``asked`` has, by the commit id of each
+    operator's record, where it was to lead.
+    """
 
     lines: Lines
+
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self.schedule = world
+        self.asked: dict[str, int | str] = {}
 
     def _note(self, sequence: int, record: Record, log: Any) -> None:
         super()._note(sequence, record, log)
         if record.kind == "rollback":
             assert record.target is not None
+            asked = self.asked[record.commit_id]
+            wanted = self.target_of(asked, sequence - 1)
+            damaged = self.schedule.faults.met.keys() & {(kind, "operator: get record") for kind in DAMAGES}
+            assert record.target == wanted or damaged, f"{asked} led to record {record.target}, not {wanted}"
+            assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)
+
+    def kept_seconds(self) -> float:
+        """Return for how long at least records are promised: of those of before a driver goes by when they were
+        written, by the clock of who wrote them.
+        """
+        skews = self.schedule.skews
+        return super().kept_seconds() - (max(skews) - min(skews)) / 1000
+
+    def target_of(self, asked: int | str, newest: int) -> int | None:
+        """Return the record that a batch, or a record by its number, stands for where ``newest`` is the last one."""
+        if isinstance(asked, str):
+            return int(asked.removeprefix("record:"))
+        at: int | None = newest
+        while at is not None and at >= 0 and self.records[at].version != asked:
+            record = self.records[at]
+            at = at - 1 if record.target is None else record.target
+        return at if at is not None and at >= 0 else None
+
+    def check_bounded(self) -> None:
+        """Compare what is stored, once all is quiet and scans had their time, with what retained records list."""
+        newest = max(self.records)
+        tail, first = self.records[newest], self.records[newest].promised - NOT_SWEPT_YET
+        told = {n: record for n, record in self.records.items() if n >= first}
+        listed = {link.object for record in told.values() for _, link in record.outputs}
+        listed |= {name for n in told for name in self.manifests[n].objects()}
+        present = self.world.memory.list("")
+        needed = self.records[max(first, 0)].full - 1
+        old = [name for name in present if needed > (paths.record_sequence(name) or newest)]
+        assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
+        others = [said for name in present if name not in listed and (said := paths.parse(name))]
+        unlisted = [said for said in others if said.epoch < tail.epoch or said.kind == "delta"]
+        assert not unlisted, f"{len(unlisted)} objects stay that nothing retained lists, such as {unlisted[0]}"
+        assert len(others) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
+
+    def refuses(self, asked: int | str) -> bool:
+        """Tell whether a rollback to there may be refused: nothing intact leads there, or it is not promised."""
+        self.look()
+        newest = max(self.records)
+        target = self.target_of(asked, newest)
+        return target is None or not self.records[newest].promised <= target <= newest
 
     def _contents_at(self, head: Head, contents: Any) -> Any:  # noqa: ARG002 - there are several lines
         epoch = int(head.attempt.split("-")[0])
@@ -97,10 +167,10 @@ class Remedies:
         self._world, self._folder = world, folder
         self._chance: random.Random = world.chance
         self._actor: Actor | None = None
+        self._asking: int | str = -1
         self.begun = 0
         self.line = 0
         """The line that Spark's checkpoint is of."""
-        self.lost: set[str] = set()
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
@@ -108,12 +178,17 @@ class Remedies:
         patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
 
     def _drawn_stamp(self) -> Stamp:
-        return Stamp(self._chance.randbytes(16).hex(), self._world.clock.wall_ms())
+        stamp = Stamp(self._chance.randbytes(16).hex(), self._world.clock.wall_ms())
+        self._world.log_seen.asked[stamp.commit_id] = self._asking
+        return stamp
 
     def begins(self) -> bool:
         """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
-        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", 0.1)):
+        share = 0.2 if self._world.settings.retained_versions > 4 else 0.1
+        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", share)):
             self._begin()
+        elif self.begun < MOST_REMEDIES and self._world.often("adopt", 0.04):
+            self._begin_adopting()
         return self.at_work()
 
     def finish(self) -> None:
@@ -136,7 +211,7 @@ class Remedies:
     def _begin(self) -> None:
         """Stop the query, but perhaps for what goes on unseen, and take it back."""
         with self._world.scheduler.quiet():
-            to, promised = self._choose()
+            to = self._choose()
         if to is None:
             return
         self.begun += 1
@@ -146,57 +221,144 @@ class Remedies:
                 self._world.stop(program)
         alone = not any(one.alive for one in others)
         self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
+        self._asking = to
         process = Process(f"operator {self.begun}")
         self._actor = self._world.scheduler.spawn(
-            f"operator {self.begun}", "operator", process, lambda: self._take_back(to, promised and alone)
+            f"operator {self.begun}", "operator", process, lambda: self._take_back(to)
         )
 
-    def _choose(self) -> tuple[int | str | None, bool]:
-        """Draw where to: a batch or a record before what Spark has committed. Where the last operator went before the
-        end, it is what the log says.
+    def _begin_adopting(self) -> None:
+        """Stop the query, and have one with a checkpoint of its own take its state over, where that is at the batch
+        that Spark has committed last. Event time would begin anew.
+        """
+        world = self._world
+        with world.scheduler.quiet():
+            world.log_seen.look()
+        records, late = world.log_seen.records, any(one.kind == "late put" for one in world.scheduler.actors)
+        newest = records[max(records)] if records else None
+        is_there = newest is not None and newest.version == world.committed >= 0
+        if not is_there or late or "event" in world.kind:
+            return
+        self.begun += 1
+        for program in [one for one in world.programs if one.alive]:
+            world.stop(program)
+        name = f"operator {self.begun}"
+        world.say(f"{name} has another query take the state over")
+        self._actor = world.scheduler.spawn(name, "operator", Process(name), self._adopt)
+
+    def _adopt(self) -> None:
+        world, checkpoint = self._world, self._checkpoint(f"query{self.begun}")
+        world.step("begins")
+        try:
+            recovery.adopt(world.home.root, checkpoint.location, execute=True)
+        except RiffleError as error:
+            world.say(f"{type(error).__name__}: {str(error)[:150]}")
+            world.check_expected(error)
+            return
+        world.step("state taken over")
+
+    def _choose(self) -> int | str | None:
+        """Draw where to: a batch or a record before what Spark has committed, now and then one that is promised no
+        more. Where the last operator went before the end, it is what the log says.
         """
         seen = self._world.log_seen
         seen.look()
         newest = seen.records[max(seen.records, default=0)] if seen.records else None
         if newest is None:
-            return None, False
+            return None
         if self.unfinished():
-            return newest.version, False
-        kept = [one for n, one in seen.records.items() if n >= newest.promised and one.version < self._world.committed]
+            return newest.version
+        first = 0 if self._chance.random() < 0.2 else newest.promised
+        first = max([first, *(n + 1 for n, one in seen.records.items() if one.kind == "adopt")])
+        kept = [
+            one
+            for n, one in seen.records.items()
+            if n >= first and one.version < self._world.committed and (one.offsets or one.version < 0)
+        ]
         if not kept:
-            return None, False
+            return None
+        newest_of = {one.version: one for one in kept}
+        astray = [v for v, one in newest_of.items() if seen.target_of(v, newest.sequence) not in (one.sequence, None)]
+        if astray and self._chance.random() < 0.6:
+            return self._chance.choice(astray)
         target = self._chance.choice(kept)
         lines, line = self._world.lines, newest.rollbacks
         is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
         if is_present and self._chance.random() < 0.6:
-            return target.version, False  # the newest record of it may be of before the promise
-        return f"record:{target.sequence}", True
+            return target.version
+        return f"record:{target.sequence}"
 
-    def _take_back(self, to: int | str, promised: bool) -> None:
+    def _take_back(self, to: int | str) -> None:
         world, checkpoint = self._world, self._checkpoint()
         lines = world.lines
         world.step("begins")
         try:
-            plan = recovery.rollback(world.home.root, to, str(checkpoint), execute=True)
+            plan = recovery.rollback(world.home.root, to, checkpoint.location, execute=True)
         except RiffleError as error:
             world.say(f"{to}: {type(error).__name__}: {str(error)[:150]}")
-            fine = isinstance(error, (ConfigError, CorruptStateError)) and not promised
-            if not fine:
+            with world.scheduler.quiet():
+                refused = isinstance(error, (ConfigError, CorruptStateError)) and world.log_seen.refuses(to)
+            if not refused:
                 world.check_expected(error)
             return
         world.step("query taken back")
-        self.line, world.committed = len(lines.jobs) - 1, plan.version
-        name = f"query/{lines.origin(self.line, plan.version)}/{plan.version}"
-        self.lost |= {name for sink in world.sinks.values() if plan.version >= 0 and name not in sink.by_id}
+        with world.scheduler.quiet():
+            self.line, world.committed = len(lines.jobs) - 1, checkpoint.next_batch() - 1
         world.say(f"line {self.line} goes on after batch {plan.version}")
 
-    def _checkpoint(self) -> Path:
-        """Write Spark's checkpoint as it would be now."""
+    def _checkpoint(self, query_id: str = "") -> Checkpoint:
+        """Write Spark's checkpoint as it would be now, or that of another query which is as far."""
         folder = self._folder / f"checkpoint-{self.begun}"
         with self._world.scheduler.quiet():
             for name in ("offsets", "commits"):
                 (folder / name).mkdir(parents=True)
                 for version in range(self._world.committed + 1):
                     (folder / name / str(version)).write_text(f"{name}-{version}")
-            (folder / "metadata").write_text(json.dumps({"id": "query"}))
-        return folder
+            (folder / "metadata").write_text(json.dumps({"id": query_id or self._world.query_id}))
+        return Checkpoint(str(folder))
+
+
+class SlowReader:
+    """Who reads the newest state from the objects, at leisure, while the query goes on. ``world`` is the schedule."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self._world, self._folder = world, folder
+
+    def begin(self, number: int) -> None:
+        """Begin to read."""
+        name = f"reader {number}"
+        self._world.scheduler.spawn(name, "reader", Process(name), lambda: self._read(name))
+
+    def _read(self, name: str) -> None:
+        """Compare what every store holds. What is not promised any more may go under the reader's hands."""
+        world = self._world
+        world.step("begins")
+        log = Log(world.stepped, world.home.root)
+        tail = None
+        try:
+            tail = log.open()
+            if tail is None or tail.version < 0:
+                return
+            wanted = world.lines.jobs[tail.rollbacks].contents[tail.version]
+            for store in sorted(wanted.keys() & tail.schemas.keys()):
+                found = self._state(log, tail, store, self._folder / name / store)
+                same(found, dict(wanted[store]), f"the state of {store} by record {tail.sequence}, as {name} sees it")
+                world.scheduler.sleep(world.chance.choice([0.1, 10.0, 200.0]))
+            world.say(f"{name} has read record {tail.sequence}")
+        except RiffleError as error:
+            world.say(f"{name}: {type(error).__name__}: {str(error)[:150]}")
+            if not (tail is not None and isinstance(error, CorruptStateError) and self._is_given_up(tail)):
+                world.check_expected(error)
+
+    def _state(self, log: Log, tail: Record, store: str, folder: Path) -> dict[object, tuple[object, ...]]:
+        entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
+        schema, found = schema_of_text(store, tail.schemas[store]), dict[object, tuple[object, ...]]()
+        for table in restored(schema, entries, Reader(self._world.stepped, None), folder).values():
+            found |= held_by_key(table)
+        return found
+
+    def _is_given_up(self, tail: Record) -> bool:
+        seen = self._world.log_seen
+        with self._world.scheduler.quiet():
+            seen.look()
+        return tail.sequence < seen.records[max(seen.records)].promised

@@ -23,12 +23,12 @@ from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
-from tests.kit.simulated.placement_invariants import watch_the_cleaner
+from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
 from tests.soak.jobs import JOBS, same
-from tests.soak.lines import Lines, LinesHistory, Remedies
+from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
@@ -36,8 +36,11 @@ from tests.soak.stepped_store import SteppedStore
 __all__ = ["Schedule"]
 
 MOST_DRIVERS = 3
+MOST_READERS = 2
 MOST_STARTS = 60
 REST_SECONDS = 5_000.0
+OLD_SECONDS = 700.0
+"""Longer than scans, clean-ups and retention wait."""
 
 
 class _Program(Process):
@@ -62,12 +65,15 @@ class Schedule(World):
         self.ready = False
         self.seed = seed
         aims = list(aims)
-        self.aimed = bool(aims)
         chance = random.Random(seed)
         self.kind = job or chance.choice(list(JOBS))
-        self.lines = Lines(seed, self.kind, chance.choice([3, 4, 4, 8]))
+        self.lines = Lines(seed, self.kind, chance.choice([4, 5, 5, 9]))
         self.job = self.lines.jobs[0]
-        settings = {"orphan_scan_interval": chance.choice([1, 60, 600]), **drawn_settings(chance), **self.job.settings}
+        settings = {
+            "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 300]),
+            "retained_versions": chance.choice([2, 2, 2, 4, 20]),
+            **drawn_settings(chance), **self.job.settings,
+        }  # fmt: skip
         super().__init__(
             local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, snapshot_chain_links=2,
             **settings,
@@ -89,14 +95,15 @@ class Schedule(World):
         }
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
-        self.remedies = Remedies(self, local_dir)
+        self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
         self.operator = Disturbances(self, chance, self.say)
         self.skew_ms = 0
+        self.skews = {0}
         self.committed = -1
         self.disturbed: Counter[str] = Counter()
-        self.last = len(self.job.batches) - 2
+        self.last = len(self.job.batches) - 3
         self.programs: list[_Program] = []
-        self.executors = 2
+        self.executors, self.readers = 2, 0
         self.ready = True
 
     def start(self, background: Any = None) -> Driver:  # noqa: ARG002 - each driver has one of its own here
@@ -107,9 +114,14 @@ class Schedule(World):
         self.runs += 1
         name = f"driver {self.runs}"
         self.run_id = f"run-{self.runs}"
+        with self.scheduler.quiet():
+            self.log_seen.look()
+        records = self.log_seen.records
+        self.query_id = records[max(records)].query_id if records else "query"  # whose state it is by now
         program = _Program(name, self.run_id)
         program.background = SoakBackground(self.scheduler, program)
         clock = SkewedClock(self.clock, self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000]))
+        self.skews.add(clock.skew_ms)
         ports = DriverPorts(
             self.stepped, self.cluster, clock, program.background, new_id=lambda: self.chance.randbytes(16).hex(),
             reached=self.step, upkeep_objects=None,
@@ -148,7 +160,8 @@ class Schedule(World):
                 offsets = f"offsets-{self.lines.origin(line, version)}-{version}"
                 incoming = self.incoming(version, run_id=program.run_id, offsets=offsets, **job.incoming)
                 operators = job.operators_of(version)
-                work = SoakWork(self.cluster, job.batches[version], operators, self.sinks, {})
+                given = job.initial_of(version)
+                work = SoakWork(self.cluster, job.batches[version], operators, self.sinks, given)
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
                 program.claimed = True
@@ -183,6 +196,9 @@ class Schedule(World):
                 continue
             if not self._driving() or (len(self._driving()) < MOST_DRIVERS and self.often("second driver", 0.04)):
                 self.start()
+            if self.readers < MOST_READERS and self.often("reader", 0.06):
+                self.readers += 1
+                self.reader.begin(self.readers)
             if self.often("executors", 0.1):
                 self._change_executors()
             if self.often("operator", 0.15):
@@ -200,7 +216,23 @@ class Schedule(World):
         self.start()
         self.scheduler.wait(lambda: self.committed >= self.last or not self._driving(), REST_SECONDS)
         assert self.committed >= self.last, "the query cannot go on"
+        self._rest()
+        self._age(self.programs[-1])
+
+    def _rest(self) -> None:
         self.scheduler.wait(lambda: not self.programs[-1].background.busy(), REST_SECONDS)
+
+    def _age(self, program: _Program) -> None:
+        """Let the time go by after which what is old is deleted, with one more batch of the same driver."""
+        self.scheduler.sleep(OLD_SECONDS)
+        self.last += 1
+        self.scheduler.spawn(f"{program.name} batches", "driver", program, lambda: self._drive(program))
+        self.scheduler.wait(lambda: self.committed >= self.last or not program.alive, REST_SECONDS)
+        assert self.committed >= self.last, "the query cannot go on after a while"
+        self._rest()
+        self.scheduler.sleep(OLD_SECONDS)
+        self._rest()
+        self._holds(self._check_bounded)
 
     def _driving(self) -> list[_Program]:
         return [one for one in self.programs if one.alive and not one.ended and not self._hangs(one)]
@@ -211,7 +243,7 @@ class Schedule(World):
         )
 
     def _zombies(self) -> list[Actor]:
-        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, "late put", "operator")]
+        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, "late put", "operator", "reader")]
 
     def _let_go(self) -> None:
         """Let whoever hangs go on."""
@@ -341,6 +373,12 @@ class Schedule(World):
         if not fine:
             self.scheduler.broke(error)
 
+    def _check_bounded(self) -> None:
+        """Compare what is stored with what is needed: objects, and copies of members that live."""
+        self.log_seen.look()
+        self.log_seen.check_bounded()
+        check_copies_bounded(self)
+
     def _compare(self) -> None:
         """Compare state, sinks and what is stored with what they should be."""
         self.log_seen.look()
@@ -349,4 +387,4 @@ class Schedule(World):
             self.lines.jobs[record.rollbacks].check_records([record])
         for store, state in self.lines.jobs[-1].contents[self.last].items():
             same(self.state(store), dict(state), f"the state of {store}")
-        self.lines.check_sinks(self.sinks, self.remedies.lost if self.settings.deliver_after_commit else ())
+        self.lines.check_sinks(self.sinks, self.log_seen.records)

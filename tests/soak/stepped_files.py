@@ -68,7 +68,7 @@ class SteppedFiles:
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Hear of an operation before it is done."""
         actor = self._scheduler.mine()
-        if actor is None:
+        if actor is None or actor.kind == "reader":  # it has files of its own, which nobody else uses
             return
         if event == "fcntl.flock":
             self._lock(actor, *arguments[:2])

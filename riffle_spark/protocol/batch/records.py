@@ -72,7 +72,8 @@ def batch_record(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,
         input_digest=incoming.input_digest,
         time_ms=incoming.time_ms, schemas={**tail.schemas, **durable},
-        outputs=outputs_of(receipts), delivers_after_commit=after_commit, shards=shards.partitions if shards else (),
+        outputs=outputs_of(receipts), delivers_after_commit=after_commit, delivers_as=None,
+        shards=shards.partitions if shards else (),
         initial_states=loaded(tail, operators), **_placement(ownership),
         **watermark_fields(tail, incoming, operators, receipts),
     )  # fmt: skip

@@ -55,9 +55,9 @@ class Log:
         """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
 
         One list, which may lag, a head and at most three gets. Raises ``ConflictError`` if a record is missing in
-        between, ``CorruptStateError`` if one is damaged or does not follow the one before, ``ConfigError`` if the
-        root holds objects that are not ours. ``broken``: take the newest record that can be read instead, for a
-        rollback.
+        between, ``CorruptStateError`` if one is damaged or does not follow the one before, ``UnavailableError`` instead
+        if the query went on meanwhile, ``ConfigError`` if the root holds objects that are not ours. ``broken``: take
+        the newest record that can be read instead, for a rollback.
         """
         self._looked = self._seconds()
         sequences, foreign = self._listed()
@@ -74,9 +74,15 @@ class Log:
         if broken:
             return self._open_broken(sequences)
         record, data = self._read_newest(sequences)
-        self._check_whole(sequences, record)
-        self._check_follows(record)
-        self._adopt_tail(record, data)
+        try:
+            self._check_whole(sequences, record)
+            self._check_follows(record)
+            self._adopt_tail(record, data)
+        except (ConflictError, CorruptStateError) as error:
+            if not self._store.exists(newer := paths.record(record.sequence + 1)):
+                raise
+            problem, remedy = "the query went on while its log was read", "start again; else see riffle verify"
+            raise UnavailableError(problem, remedy=remedy, where=newer) from error
         return record
 
     def _listed(self) -> tuple[list[int], bool]:
@@ -138,22 +144,18 @@ class Log:
         unseen = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
         lost = [s for s in unseen if not self._store.exists(paths.record(s))]
         if lost:
-            raise ConflictError(
-                f"{self._root} has lost record {lost[0]} of its log"
-                + (f" and {len(lost) - 1} more" if len(lost) > 1 else ""),
-                remedy="restore the objects from a backup, or roll back to a version whose records are intact: "
-                f"riffle rollback --root {self._root} --to VERSION --checkpoint PATH --execute",
-                where=paths.record(lost[0]),
-            )
+            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            remedy = "restore the objects from a backup, or roll back to a version whose records are intact: "
+            remedy += f"riffle rollback --root {self._root} --to VERSION --checkpoint PATH --execute"
+            problem = f"{self._root} has lost record {lost[0]} of its log{more}"
+            raise ConflictError(problem, remedy=remedy, where=paths.record(lost[0]))
 
     def _check_follows(self, newest: Record) -> None:
         before = self._got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
         if before is not None and digest(before) != newest.previous:
-            raise CorruptStateError(
-                "the newest record does not follow the one before it: one of them is not what was written there",
-                remedy="restore the log's objects from one backup, or roll back (riffle rollback)",
-                where=paths.record(newest.sequence),
-            )
+            problem = "the newest record does not follow the one before it: one of them is not what was written there"
+            remedy = "restore the log's objects from one backup, or roll back (riffle rollback)"
+            raise CorruptStateError(problem, remedy=remedy, where=paths.record(newest.sequence))
 
     def _adopt_tail(self, record: Record, data: bytes) -> None:
         full = record if record.full == record.sequence else self.read(record.full)
@@ -310,11 +312,9 @@ class Log:
                 return
             if found is not None:
                 raise self._fenced(record)
-        raise UnavailableError(
-            f"it is unclear whether record {record.sequence} was committed to {self._root}",
-            remedy="make the store reachable and restart the query: the record is read before anything is run again",
-            where=name,
-        ) from trouble
+        problem = f"it is unclear whether record {record.sequence} was committed to {self._root}"
+        remedy = "make the store reachable and restart the query: the record is read before anything is run again"
+        raise UnavailableError(problem, remedy=remedy, where=name) from trouble
 
     def _fenced(self, record: Record) -> FencedError:
         self._unclear = None

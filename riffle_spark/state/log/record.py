@@ -53,7 +53,7 @@ _BODY_TIMES_MAX = 256
 """A record that says it is larger unpacked, or so many times its bytes and not small, is not unpacked."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
-_SINCE_2 = ("promised", "members", "weights", "watermarks", "orders")
+_SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
 _REMEDY_FOREIGN = (
     "point `root` at an empty folder or prefix, or at one that riffle wrote; restore the object if it was ours"
@@ -67,7 +67,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_NUMBERS, (int,)),
     **dict.fromkeys(_TEXTS, (str,)),
     **dict.fromkeys(_MAPS, (dict,)),
-    **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms"), (int, type(None))),
+    **dict.fromkeys(("target", "time_ms", "watermark_ms", "late_watermark_ms", "delivers_as"), (int, type(None))),
     **dict.fromkeys(("offsets", "input_digest"), (str, type(None))),
     **dict.fromkeys(("outputs", "shards", "members"), (list,)),
     "delivers_after_commit": (bool,),
@@ -96,7 +96,8 @@ class Record:
     gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
     ``late_watermark_ms`` are late; where the watermark is Spark's, both are that of its batch. By store,
     ``event_times`` are the newest event times seen and ``initial_states`` the names of the initial states that were
-    loaded.
+    loaded. ``delivers_as``: after a rollback to a batch with sealed output rows, the ``rollbacks`` that were before
+    it was run.
 
     ``promised`` is the oldest sequence that a rollback may go back to: no delete that was sent, or is sent before a
     newer record says otherwise, is of an object that it or a later one lists. ``members`` are the live ones, in full
@@ -137,6 +138,12 @@ class Record:
     weights: Mapping[str, object] = field(default_factory=dict)
     watermarks: Mapping[str, object] = field(default_factory=dict)
     orders: Mapping[str, object] = field(default_factory=dict)
+    delivers_as: int | None = None
+
+    @property
+    def line(self) -> int:
+        """The ``rollbacks`` in the delivery id of its batch: those of the line that the batch was run on."""
+        return self.rollbacks if self.delivers_as is None else self.delivers_as
 
 
 def digest(data: bytes) -> str:
@@ -150,6 +157,8 @@ def encode(record: Record) -> bytes:
     body["entries"] = entries_to_json(record.entries)
     body["outputs"] = [[store, *link_to_json(link)] for store, link in record.outputs]
     body["members"] = [member.to_json() for member in record.members]
+    if record.delivers_as is None:
+        del body["delivers_as"]  # or versions that do not know it would refuse every record
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"

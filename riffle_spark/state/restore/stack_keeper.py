@@ -240,12 +240,14 @@ class StackKeeper:
         """
         return {key_group: whole_rows(one.runs, self._schema) for key_group, one in self.bring(entries)[0].items()}
 
-    def begin_caches(self, entries: Mapping[int, Entry]) -> None:
-        """Make every copy one that can be brought to its entry's head from what lies in the folder.
+    def begin_caches(self, entries: Mapping[int, Entry]) -> set[int]:
+        """Make every copy one that can be brought to its entry's head from what lies in the folder; return those that
+        were lost.
 
         Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand,
-        before it is begun again, empty, at the head.
+        before it is lost, and begun again, empty, at the head.
         """
+        lost: set[int] = set()
         for key_group, entry in entries.items():
             if entry.head == EMPTY_HEAD:
                 self._stacks.drop(key_group)
@@ -255,6 +257,8 @@ class StackKeeper:
             begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
             if begin is not None:
                 self._stacks.switch(key_group, before, Stack(begin))
+                lost |= {key_group} if begin == entry.head else set()
+        return lost
 
 
 def _cause(error: DamagedCopy) -> RiffleError:

@@ -63,8 +63,9 @@ class _Ringing:
         self._cells: Mapping[str, Any] = session.cells
         self._timers = session.timers
 
-    def initial(self, key: Key, state: object) -> None:
-        raise NotImplementedError
+    def initial(self, key: Key, state: object) -> None:  # noqa: ARG002 - the session is at the key
+        assert isinstance(state, int)
+        self._cells["sum"].update((_number(self._cells["sum"].get()) + state,))
 
     def as_of(self, watermark_ms: int | None) -> None:
         pass
@@ -128,7 +129,8 @@ class _Values:
         return (iter(pairs[start:end]) for start, end in pairwise(positions))
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        raise NotImplementedError
+        values = states.column("n").to_pylist()
+        return (iter(values[start:end]) for start, end in pairwise(positions))
 
     def take(self, output: Iterable[object]) -> None:
         self._taken.extend(output)
@@ -174,6 +176,12 @@ class AlarmsOracle:
             del self.held[key][name]
         self.expired = len(gone)
         return told
+
+    def give(self, initial: Iterable[tuple[str, int]]) -> None:
+        """Take initial state: (key, sum), which comes before a batch's rows."""
+        for key, n in initial:
+            held = self.held.setdefault(key, {})
+            held["sum", 0] = (held.get(("sum", 0), (0, None))[0] + n, None)
 
     def state(self) -> dict[object, tuple[object, ...]]:
         """Return what a store must hold, as ``held_by_key`` gives it."""

@@ -35,6 +35,7 @@ class History:
         self.manifests: dict[int, Manifest] = {}
         self.heads: dict[Address, set[Head]] = {}
         self.timers: dict[tuple[Address, Head], int | None] = {}
+        self.seen_at: dict[int, float] = {}
         self.swept: set[int] = set()
         """Records that are gone: a put that lands very late may bring a number back, below all that anybody reads."""
 
@@ -60,6 +61,7 @@ class History:
         if sequence > 0:
             self._check_follows(self.records[sequence - 1], self.manifests[sequence - 1], record, manifest)
         self.records[sequence], self.manifests[sequence] = record, manifest
+        self.seen_at[sequence] = self.world.clock.seconds()
         for address, entry in manifest.entries.items():
             _check_one_attempt_a_version(entry)
             self.heads.setdefault(address, set()).add(entry.head)
@@ -70,6 +72,9 @@ class History:
         assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
         retained = max(new.sequence - self.world.settings.retained_versions + 1, old.promised, 0)
         assert new.promised <= retained, "fewer records than retained_versions are promised"
+        now, kept_for = self.world.clock.seconds(), self.kept_seconds()
+        young = [n for n in range(old.promised, new.promised) if now - self.seen_at.get(n, now) < kept_for]
+        assert not young, f"records {young} are promised no more, and not older than retained_for"
         if new.kind == "claim":
             assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
             assert after.entries == before.entries, "I3: a claim changed the state"
@@ -82,6 +87,10 @@ class History:
                 assert entry.head == before.entry(*address).head, "I3: a will changed the state"
                 _check_entry(before.entry(*address), entry, replace(new, version=-2))
             return
+        if new.kind == "adopt":
+            assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: who takes state over raises the epoch"
+            assert after.entries == before.entries, "I3: taking state over changed it"
+            return
         if new.kind == "rollback":
             self._check_taken_back(old, new, after)
             return
@@ -92,6 +101,10 @@ class History:
         assert set(before.entries) <= set(after.entries)
         for address, entry in after.entries.items():
             _check_entry(before.entry(*address), entry, new)
+
+    def kept_seconds(self) -> float:
+        """Return for how long at least records are promised."""
+        return self.world.settings.retained_for
 
     def _check_taken_back(self, old: Record, new: Record, after: Manifest) -> None:
         assert new.target is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,12 +17,15 @@ from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import assign_settings, view_of
+from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log.manifest import Address
 from tests.kit.simulated.world import World
 
-__all__ = ["check_converges", "check_valid", "watch_the_cleaner"]
+__all__ = ["check_converges", "check_copies_bounded", "check_valid", "watch_the_cleaner"]
 
 _MOST_ROUNDS = 40
+FILES_A_COPY = 12
+OTHER_FILES = 100
 
 
 def view_now(world: World) -> tuple[View, frozenset[str]]:
@@ -74,6 +78,16 @@ def _caught_up(view: View, found: Assignment) -> View:
         view, owners=found.owners, standbys=found.standbys, warmups=found.warmups, target=found.target, lags=lags,
         homes={}, awaited=(), pointers={},
     )  # fmt: skip
+
+
+def check_copies_bounded(world: World) -> None:
+    """A living member has few files for each of its copies, and few beside them."""
+    for member in world.driver.ownership.members.live:
+        for folder in [owner.parent for owner in world.local_dir.glob(f"*/{member}/owner")]:
+            files = [path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file()]
+            copies, of_copies = len(Folder(folder, "").copies()), files.count("stacks")
+            assert of_copies <= FILES_A_COPY * copies, f"{member} has {of_copies} files for {copies} copies"
+            assert len(files) - of_copies <= OTHER_FILES, f"{member} has {Counter(files)} files beside its copies"
 
 
 def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ RECORDS = st.builds(
     initial_states=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
     standbys=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
     delivers_after_commit=st.booleans(), promised=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple),
-    weights=RESERVED, watermarks=RESERVED, orders=RESERVED,
+    weights=RESERVED, watermarks=RESERVED, orders=RESERVED, delivers_as=st.none() | NUMBERS,
 )  # fmt: skip
 
 ROOT = "memory://root"

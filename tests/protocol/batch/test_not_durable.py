@@ -18,7 +18,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.testing import Attempt, InlineBackground
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import rows_of, totals
+from tests.kit.simulated.world import World, rows_of, tails, totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -108,6 +108,20 @@ def test_caches_begin_empty_after_a_restart_of_the_driver(tmp_path: Path) -> Non
     world.feed()
     assert set(counts(world).values()) == {2}
     world.check_state()
+
+
+def test_what_was_lost_of_a_cache_does_not_come_back(tmp_path: Path) -> None:
+    """A slot that ran elsewhere once found nothing to forget; its owner still has the key, and does not use it."""
+    cache = replace(tails(), durable=False)
+    world = World(tmp_path, operators=[cache])
+    world.batch(0, rows_of(("a", 1, 0)))
+
+    def elsewhere(attempt: Attempt) -> pa.Table:
+        return replace(attempt, executor="2" if attempt.executor == "1" else "1").run()
+
+    world.batch(1, rows_of(("a", -1, 1)), elsewhere)
+    world.batch(2, rows_of(("a", 3, 2)))
+    assert world.sinks["tails"].by_id["query/0/2"].to_pylist() == [{"k": "a", "last": [3]}]
 
 
 def back_to(world: Elastic, tmp_path: Path, version: int) -> None:

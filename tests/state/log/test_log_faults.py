@@ -73,6 +73,23 @@ def test_a_lost_full_record_is_named() -> None:
     assert caught.value.where == paths.record(16)
 
 
+def test_a_log_that_goes_on_while_it_is_read_is_no_damage() -> None:
+    """Who reads it slowly finds what the newest record needs gone, as that is not the newest any more."""
+
+    class Slow(MemoryStore):
+        def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+            data = super().get(name, start, length)
+            if name == paths.record(19):
+                self.put_if_absent(paths.record(20), b"newer")
+                self.delete([paths.record(s) for s in range(17)])
+            return data
+
+    store = Slow()
+    grown(store, 20)
+    with pytest.raises(UnavailableError, match="went on"):
+        opened(store)
+
+
 def test_old_records_may_go() -> None:
     """What retention removed from the beginning is no loss."""
     store = MemoryStore()

@@ -92,7 +92,7 @@ def test_a_field_of_another_type_is_damage_or_what_it_says(name: str) -> None:
         except CorruptStateError:
             refused += 1
         else:
-            assert body_of(read) == {**body, name: wrong}
+            assert body_of(read) == {**body, name: wrong} or (body_of(read) == body and getattr(read, name) is wrong)
     assert refused >= len(WRONG) - (3 if name in SINCE_2 | {"schemas"} else 2)
 
 
