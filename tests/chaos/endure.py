@@ -70,8 +70,13 @@ def sample(room: Room) -> Sample:
     found |= of_processes("driver's Python", python)
     found |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
     found["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
-    found["files of copies"] = _files([room.folder / "local"])
-    found["objects in the store"] = _files(room.folder.glob(f"s3/files/{room.store.bucket}"))
+    objects = room.folder / "s3" / "files" / room.store.bucket
+    for kind in ("sealed", "fetched", "stacks"):
+        found[f"files of copies, {kind}"] = _files((room.folder / "local").glob(f"*/*/{kind}"))
+    for query in QUERIES:
+        found[f"records of {query}"] = _files([objects / query / "log"])
+        found[f"deltas of {query}"] = _files([objects / query / "delta"])
+        found[f"snapshots of {query}"] = _files(objects.glob(f"{query}/*/key_group=*"))
     return found
 
 
