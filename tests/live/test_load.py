@@ -41,6 +41,7 @@ def test_a_key_with_most_rows_is_counted_like_any_other(spark: SparkSession, tmp
     assert [report.runs for report in job.reports] == [1, 1]
 
 
+@pytest.mark.timeout(900)
 def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: SparkSession, tmp_path: Path) -> None:
     """Executors that died of a batch are told of in our words, nothing is committed, and with fewer rows it goes on."""
     kept = Kept()
@@ -57,6 +58,7 @@ def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: 
     assert kept.latest("k") == {k: {"rows": 20, "longest": f"{90 + k}"} for k in range(10)}
 
 
+@pytest.mark.timeout(900)
 def test_ten_times_the_rows_that_batches_take_wait_at_the_source(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     """The lag that Spark's progress tells grows and is worked off; workers never hold more than a batch's rows."""
     kafka_broker.create_topic("load", partitions=2)

@@ -18,7 +18,8 @@ from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
-from riffle_spark.errors import ConfigError, Misplaced
+from riffle_spark.errors import ConfigError, Misplaced, RiffleError
+from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.worker.slot import beyond_memory
@@ -213,7 +214,7 @@ class Losses:
             if found is not None:
                 raise beyond_memory(found[1]) from error
             died = [] if handles.is_interruption(error) else self._died_of_memory()
-            if len(died) >= (_DEATHS if isinstance(error, Misplaced) else 1):
+            if len(died) >= (_DEATHS if isinstance(error, RiffleError | StaleRows) else 1):
                 raise _beyond_executors(died) from error
             raise
 
