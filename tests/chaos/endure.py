@@ -2,12 +2,18 @@
 threads, temporary files, objects in the store.
 
 ./run endure --minutes 30 [--json] [--rate 1000]
+
+What is retained fills up first. A delta goes once the chain that lists it has been cut by a snapshot, which is due at
+the latest after ``retained_versions`` batches; that record is retained no more; the record that deletes is there; and
+nothing counts on the full record any more that told of it. Deltas on local disk go once there are enough spare ones. So
+many batches later nothing is to grow any more, whatever a batch takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,16 +23,24 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.kit.memory import pss_kb
+from riffle_spark.errors import ConfigError
+from riffle_spark.settings import Settings
+from riffle_spark.state.copies import folder as deltas
+from riffle_spark.state.log.log import FULL_EVERY
 from tests.chaos.driver_app import QUERIES
 from tests.chaos.processes import drivers, python_workers
-from tests.chaos.room import APP, Room, Size, run_in_folder
+from tests.chaos.room import APP, SETTINGS, Room, Size, run_in_folder
 from tests.chaos.run_of_chaos import await_first_batches, catch_up, settled_verdicts
 from tests.chaos.slopes import Slope, slope_of
 
 SAMPLES = 60
 LEAST_SECONDS = 5.0
+LEAST_SAMPLES = 15
+SLOTS = 2
+"""An executor's."""
 LEAKED_A_BATCH = 0.1
 """What is left behind by one batch in ten is found: of files, threads and descriptors, and of 100 kB each."""
 Sample = dict[str, float]
@@ -70,8 +84,14 @@ def sample(room: Room) -> Sample:
     found |= of_processes("driver's Python", python)
     found |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
     found["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
-    found["files of copies"] = _files([room.folder / "local"])
-    found["objects in the store"] = _files(room.folder.glob(f"s3/files/{room.store.bucket}"))
+    objects = room.folder / "s3" / "files" / room.store.bucket
+    for kind in ("sealed", "fetched", "stacks"):
+        found[f"files of copies, {kind}"] = _files((room.folder / "local").glob(f"*/*/{kind}"))
+    for query in QUERIES:
+        found[f"batches of {query}"] = (room.committed_batches(query) or [-1])[-1] + 1
+        found[f"records of {query}"] = _files([objects / query / "log"])
+        found[f"deltas of {query}"] = _files([objects / query / "delta"])
+        found[f"snapshots of {query}"] = _files(objects.glob(f"{query}/*/key_group=*"))
     return found
 
 
@@ -80,10 +100,27 @@ def _files(folders: Iterable[Path]) -> int:
     return sum(len(names) for folder in folders for _, _, names in os.walk(folder))
 
 
-def slopes(times: list[float], samples: list[Sample], batches: int) -> list[Slope]:
-    """Judge every quantity that each sample has."""
-    names = [name for name in samples[-1] if all(name in one for one in samples)]
-    return [slope_of(name, times, [one[name] for one in samples], LEAKED_A_BATCH * batches) for name in names]
+def filling_batches(given: Mapping[str, Any], trigger_seconds: float) -> int:
+    """Return after how many batches all that is retained is there, by a query's settings."""
+    settings = Settings(**given)
+    retained = max(settings.retained_versions, math.ceil(settings.retained_for / trigger_seconds))
+    in_store = settings.retained_versions + retained + 2 * FULL_EVERY  # deletes come as seldom as full records
+    return max(in_store, deltas._SPARE_FILES_MAX // SLOTS)  # private: no setting says it
+
+
+def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slope]:
+    """Judge every quantity that each sample has, from the first sample on in which each query has had ``filling``
+    batches. Raises ``ConfigError`` if there are too few of these.
+    """
+    done = [min(one[f"batches of {query}"] for query in QUERIES) for one in samples]
+    first = sum(batches < filling for batches in done)
+    if len(samples) - first < LEAST_SAMPLES:
+        told = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
+        raise ConfigError(told, remedy="have it run longer: --minutes")
+    batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
+    names = [name for name in samples[-1] if "batches of" not in name and all(name in one for one in samples)]
+    least = LEAKED_A_BATCH * batches
+    return [slope_of(name, times, [one[name] for one in samples], least, first) for name in names]
 
 
 class Endure:
@@ -105,19 +142,21 @@ class Endure:
             await_first_batches(room)
             self.say("every query has committed a batch")
             times, samples = self._sampled(room, options.minutes * 60)
-            batches = sum(room.committed_batches(query)[-1] + 1 for query in QUERIES)
             sent = room.stop_producer()
             events = int(sent["events"])
             catch_up(room, events, self.say)
             room.end_all_windows()
             verdicts = settled_verdicts(room, events)
-        found = slopes(times, samples, batches)
+        filling = filling_batches({**SETTINGS, **room.size.riffle}, room.size.trigger_seconds)
+        found = slopes(times, samples, filling)
         for one in found:
             print(one, file=sys.stderr)
+        batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
         exact = all(one.is_exact for one in verdicts.values())
         return {
-            "rows": events, "batches": batches, "seconds": round(time.monotonic() - self._begun, 1), "exact": exact,
-            "failures": room.failures, "grows": [one.name for one in found if not one.is_flat],
+            "rows": events, "batches": int(batches), "exact": exact,
+            "seconds": round(time.monotonic() - self._begun, 1), "failures": room.failures,
+            "grows": [one.name for one in found if not one.is_flat],
             "slopes": [asdict(one) for one in found],
         }  # fmt: skip
 

@@ -30,7 +30,7 @@ from tests.chaos.producer import end_all_windows
 from tests.chaos.store_proxy import StoreProxy
 from tests.kit.refusing_disks import unmount_below
 
-__all__ = ["APP", "Room", "Size", "run_in_folder"]
+__all__ = ["APP", "SETTINGS", "Room", "Size", "run_in_folder"]
 
 TOPIC = "events"
 APP = Path(__file__).with_name("driver_app.py")

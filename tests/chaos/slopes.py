@@ -12,7 +12,7 @@ from dataclasses import dataclass
 __all__ = ["Slope", "slope_of"]
 
 WARM_UP_SHARE = 1 / 3
-"""Of the samples, the first of which are left out: pools fill, classes load, retention has not begun to delete."""
+"""Of the samples, the first of which are left out at least: pools fill, classes load."""
 SHARE = 0.02
 """A growth of this share of the level, over all samples that count, is none that anybody would notice."""
 SCATTERS = 2.0
@@ -43,13 +43,14 @@ class Slope:
         )
 
 
-def slope_of(name: str, times: Sequence[float], values: Sequence[float], least: float) -> Slope:
-    """Return how a quantity went; ``least`` is a growth that is always flat, whatever the level.
+def slope_of(name: str, times: Sequence[float], values: Sequence[float], least: float, first: int = 0) -> Slope:
+    """Return how a quantity went; ``least`` is a growth that is always flat, whatever the level, ``first`` the number
+    of the sample from which on it is to be.
 
     The slope is the median of those between any two samples (Theil and Sen): a single high sample, or a tooth of a saw,
     does not move it.
     """
-    skipped = int(len(times) * WARM_UP_SHARE)
+    skipped = max(first, int(len(times) * WARM_UP_SHARE))
     points = list(zip(times[skipped:], values[skipped:], strict=True))
     assert len(points) >= 2, f"{name}: {len(points)} samples are too few"
     slopes = [(v - u) / (t - s) for (s, u), (t, v) in itertools.combinations(points, 2) if t > s]

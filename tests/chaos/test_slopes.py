@@ -6,6 +6,9 @@ import random
 
 import pytest
 
+from riffle_spark.errors import ConfigError
+from tests.chaos.endure import filling_batches, slopes
+from tests.chaos.room import SETTINGS
 from tests.chaos.slopes import slope_of
 
 TIMES = [30.0 * number for number in range(60)]
@@ -48,3 +51,29 @@ def test_warming_up_does_not_count() -> None:
     assert (found.growth, found.level, found.per_hour) == (0, 150, 0)
     assert str(found).endswith("flat")
     assert "GROWS" in str(slope_of("threads", TIMES, values(10, a_minute=1), least=1.0))
+
+
+def test_what_is_left_out_may_be_more() -> None:
+    """Growth before the first sample that counts is none, and growth after it is found."""
+    fills = [min(number, 40) * 10.0 for number in range(60)]
+    assert not slope_of("x", TIMES, fills, least=1.0).is_flat
+    assert slope_of("x", TIMES, fills, least=1.0, first=40).growth == 0
+    assert not slope_of("x", TIMES, values(100, a_minute=1), least=1.0, first=30).is_flat
+
+
+def test_endure_judges_once_what_is_retained_is_there() -> None:
+    """From the batch on that the settings say, by the slowest query; a run that has few samples after it is refused."""
+    filling = filling_batches(SETTINGS, trigger_seconds=3.0)
+    assert filling == 128, "more than the 20 of a chain, the 20 that are retained and twice 16 to delete them"
+    longer = {**SETTINGS, "retained_for": "10 min"}
+    assert filling_batches(longer, trigger_seconds=3.0) == 20 + 200 + 32
+
+    def samples(a_sample: float) -> list[dict[str, float]]:
+        done = [number * a_sample for number in range(60)]
+        batches = [{"batches of totals": n, "batches of visits": n * 2, "batches of windows": n * 2} for n in done]
+        return [{**each, "deltas": min(n, filling) * 6} for each, n in zip(batches, done, strict=True)]
+
+    assert [one.name for one in slopes(TIMES, samples(4.0), filling)] == ["deltas"]
+    assert slopes(TIMES, samples(4.0), filling)[0].growth == 0
+    with pytest.raises(ConfigError, match="takes 128 batches to be there, and the run had 118"):
+        slopes(TIMES, samples(2.0), filling)

@@ -1,4 +1,4 @@
-"""A key with most of a query's rows, on a cluster."""
+"""A key with most of a query's rows, more rows than fit, and more than batches take, on clusters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from riffle_spark import Stateful, aggregate, count, sum_
-from tests.kit.streams.streaming import Kept, settings_in
+from apps.demo.jars import connector_jars
+from apps.demo.servers import KafkaBroker
+from riffle_spark import Stateful, aggregate, count, max_, sum_
+from riffle_spark.errors import ConfigError
+from tests.kit.folders import APPS
+from tests.kit.streams.apps.kafka_load_app import KEYS, SENT, TAKEN, TIMES
+from tests.kit.streams.streaming import Kept, committed, settings_in, told_by
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 MASTER = "local-cluster[1,1,1000]"
-CONF = {"spark.executor.memory": "1000m", "spark.executor.pyspark.memory": "3g"}
+CONF = {
+    "spark.executor.memory": "1000m", "spark.executor.pyspark.memory": "3g",
+    "spark.executor.extraJavaOptions": "-XX:MaxDirectMemorySize=96m",
+    "spark.network.maxRemoteBlockSizeFetchToMem": "32m",  # Spark refuses to start with as little memory for more.
+}  # fmt: skip
+TIMEOUT_SECONDS = 500
+MORE_MB = 60
+"""More than the first batch, a worker takes at most so much in any other; five times as much waits at the source."""
 
 
 def test_a_key_with_most_rows_is_counted_like_any_other(spark: SparkSession, tmp_path: Path) -> None:
@@ -27,3 +39,40 @@ def test_a_key_with_most_rows_is_counted_like_any_other(spark: SparkSession, tmp
     assert len(latest) == rows // 10
     assert {row["rows"] for key, row in latest.items() if key} == {2}
     assert [report.runs for report in job.reports] == [1, 1]
+
+
+@pytest.mark.timeout(900)
+def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: SparkSession, tmp_path: Path) -> None:
+    """Executors that died of a batch are told of in our words, nothing is committed, and with fewer rows it goes on."""
+    kept = Kept()
+    longest = aggregate(rows=count(), longest=max_("v"))
+    job = Stateful("much", "k", longest, settings=settings_in(tmp_path)).into(kept)
+    few, many = "cast(id as string) v", "repeat(cast(id % 10 as string), 2000) v"
+    job(spark.range(100).selectExpr("id % 10 k", few), 0)
+    with pytest.raises(ConfigError, match=r"executors had no memory .*: \d went, .* code 52") as refused:
+        job(spark.range(100_000).selectExpr("id % 10 k", many), 1)
+    assert "maxOffsetsPerTrigger" in refused.value.remedy
+    assert "spark.executor.memory" in refused.value.remedy
+    assert committed(f"file://{tmp_path}/state") == [0]
+    job(spark.range(100).selectExpr("id % 10 k", few), 1)
+    assert kept.latest("k") == {k: {"rows": 20, "longest": f"{90 + k}"} for k in range(10)}
+
+
+@pytest.mark.timeout(900)
+def test_ten_times_the_rows_that_batches_take_wait_at_the_source(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """The lag that Spark's progress tells grows and is worked off; workers never hold more than a batch's rows."""
+    kafka_broker.create_topic("load", partitions=2)
+    jars = ",".join(str(jar) for jar in connector_jars())
+    told = told_by(
+        APPS / "kafka_load_app.py", str(tmp_path), kafka_broker.bootstrap, "load", jars, seconds=TIMEOUT_SECONDS
+    )[0]
+    lags, batches = told["lags"], told["batches"]
+    print(lags, batches)
+    assert set(told["rows_of_key"].values()) == {(TAKEN + TIMES * SENT) // KEYS}
+    assert [batch["runs"] for batch in batches] == [1] * len(batches)
+    assert max(batch["rows"] for batch in batches) <= TAKEN
+    assert max(lags) > (TIMES - 1) * SENT / 2, "the fullest partition of two"
+    assert lags[-1] == 0
+    worked_off = lags[lags.index(max(lags)) :]
+    assert worked_off == sorted(worked_off, reverse=True)
+    assert max(batch["peak_mb"] for batch in batches) < batches[0]["peak_mb"] + MORE_MB

@@ -30,6 +30,7 @@ __all__ = [
     "looked_up",
     "observed",
     "release",
+    "removals_since",
     "running_seconds",
     "scala_seq",
     "selected",
@@ -307,6 +308,16 @@ def running_seconds(spark: SparkSession, tag: str) -> dict[str, float]:
             name, seconds = str(task.executorId()), time.time() - task.launchTime().getTime() / 1000
             found[name] = max(seconds, found.get(name, 0.0))
     return found
+
+
+def removals_since(spark: SparkSession, seconds: float) -> list[str]:
+    """Return why executors went since a time (Unix), in Spark's words, those of which it tells.
+
+    Raises whatever the JVM raises where Spark does not tell.
+    """
+    listed = context(spark)._jsc.sc().statusStore().executorList(False)
+    gone = [one for one in map(listed.apply, range(listed.size())) if one.removeReason().isDefined()]
+    return [str(one.removeReason().get()) for one in gone if one.removeTime().get().getTime() >= seconds * 1000]
 
 
 class Py4JJavaError(Exception):

@@ -18,7 +18,8 @@ from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
-from riffle_spark.errors import Misplaced
+from riffle_spark.errors import ConfigError, Misplaced, RiffleError
+from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.worker.slot import beyond_memory
@@ -43,6 +44,10 @@ _NO_MEMORY = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+((?:pyarrow\.lib\.Arrow)?MemoryError(?::[^\n]*)?)(?:\n|$)"
 )
 """As Python ends a traceback where a process may not have more memory; errors that only speak of one are none."""
+_DIED_OF_MEMORY = re.compile(r"exited with (?:exit )?code 52\b|Exit status: 52\b|memory limits|container OOM")
+"""Why an executor went: 52 is how Spark ends one that had no memory, the others are YARN's words and Kubernetes'."""
+_DEATHS = 2
+"""One may be mere chance; where the next run costs another executor, it is the batch."""
 _hurrying = threading.Lock()
 _before: list[dict[str, str | None]] = []
 """How each query in a hurry found Spark's waits: the last sets them as they were for the first."""
@@ -175,6 +180,7 @@ class Losses:
         self._spark = spark
         self._left = runs
         self._gone: frozenset[str] = frozenset()
+        self._began = time.time()
 
     @contextmanager
     def watched(self, executors: Collection[str]) -> Iterator[None]:
@@ -183,11 +189,11 @@ class Losses:
         """
         self._left -= 1
         if self._left < 1 or not inventory.has_executors(self._spark):
-            with self._hurried(), _memory_named():
+            with self._hurried(), self._memory_named():
                 yield
             return
         watch = _Watch(self._spark, frozenset(executors))
-        with self._hurried(), _memory_named(), watch.watched():
+        with self._hurried(), self._memory_named(), watch.watched():
             try:
                 yield
             except Exception as error:
@@ -195,6 +201,28 @@ class Losses:
                 if not watch.gave_up or handles.is_interruption(error):
                     raise
                 raise Misplaced(f"{', '.join(sorted(watch.gone))} went while slots ran", where="executors") from error
+
+    @contextmanager
+    def _memory_named(self) -> Iterator[None]:
+        """Have what ended for want of memory say so in our words: a task that got none for its rows before it began,
+        for Spark's own reader raises it; and executors, of which Spark in the end only says what was lost with them.
+        """
+        try:
+            yield
+        except Exception as error:
+            found = _NO_MEMORY.search(str(error))
+            if found is not None:
+                raise beyond_memory(found[1]) from error
+            died = [] if handles.is_interruption(error) else self._died_of_memory()
+            if len(died) >= (_DEATHS if isinstance(error, RiffleError | StaleRows) else 1):
+                raise _beyond_executors(died) from error
+            raise
+
+    def _died_of_memory(self) -> list[str]:
+        """Return why executors went that had no memory, since the batch began."""
+        with suppress(Exception):  # whatever a JVM may raise, or none: then it is told in Spark's words
+            return [why for why in handles.removals_since(self._spark, self._began) if _DIED_OF_MEMORY.search(why)]
+        return []
 
     @contextmanager
     def _hurried(self) -> Iterator[None]:
@@ -211,16 +239,14 @@ class Losses:
                 handles.configured(self._spark, _before.pop())
 
 
-@contextmanager
-def _memory_named() -> Iterator[None]:
-    """Have a task that got no memory for its rows before it began say so in our words: Spark's own reader raises it."""
-    try:
-        yield
-    except Exception as error:
-        found = _NO_MEMORY.search(str(error))
-        if found is None:
-            raise
-        raise beyond_memory(found[1]) from error
+def _beyond_executors(died: list[str]) -> ConfigError:
+    problem = f"executors had no memory for what a batch's slots were to get: {len(died)} went, at last by: {died[-1]}"
+    remedy = (
+        "have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), deal them to more slots (which are "
+        "executors' cores), or give executors more memory: spark.executor.memory, which is also what they have outside "
+        "the heap to hand rows to Python (or -XX:MaxDirectMemorySize), and spark.executor.memoryOverhead"
+    )
+    return ConfigError(problem, remedy=remedy, where="memory")
 
 
 class _Watch:

@@ -110,7 +110,7 @@ class Log:
         raw = self._lies_there(last)
         for sequence in reversed(sequences):
             try:
-                record = full = decode(self._lies_there(sequence), "")
+                record = full = decode(raw if sequence == last else self._lies_there(sequence), "")
                 if record.full != sequence:
                     full = decode(self._lies_there(record.full), "")
                 manifest = joined(record, full.entries)

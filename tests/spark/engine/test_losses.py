@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine.jvm import configured
-from riffle_spark.spark.engine.tagged_jobs import Losses
+from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -95,3 +95,21 @@ def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
 
     with pytest.raises(raised), Losses(spark, 1).watched(()):
         spark.range(1).mapInArrow(read, "id long").collect()
+
+
+@pytest.mark.parametrize(
+    ("why", "memory"),
+    [
+        ("Command exited with code 52", True),
+        ("The executor with id 3 exited with exit code 52(JVM OOM).", True),
+        ("Container from a bad node: container_1 on host: h. Exit status: 52. Diagnostics: ", True),
+        ("Container killed by YARN for exceeding physical memory limits. 1.5 GB of 1.4 GB used.", True),
+        ("The executor with id 3 exited with exit code 137(SIGKILL, possible container OOM).", True),
+        ("Command exited with code 137", False),
+        ("Command exited with code 520", False),
+        ("Executor killed by driver.", False),
+    ],
+)
+def test_an_executor_that_had_no_memory_is_told_from_any_other_that_went(why: str, memory: bool) -> None:
+    """By the words of each cluster manager; a mere kill may have any reason."""
+    assert bool(_DIED_OF_MEMORY.search(why)) == memory
