@@ -26,7 +26,7 @@ __all__ = [
     "number",
     "one_of",
     "optional",
-    "pairs",
+    "pairs_such_as",
     "seconds",
     "setting",
     "share",
@@ -202,9 +202,18 @@ def names(value: Value) -> Value:
     return tuple(items)
 
 
-@_range("pairs")
-def pairs(value: Value) -> Value:
-    """Return pairs of names, from ``pattern=name`` texts in a list or separated by commas, or from a table."""
+def pairs_such_as(example: str) -> Range:
+    """Return a check for pairs of names, from ``pattern=name`` texts in a list or with commas, or from a table."""
+
+    def check(value: Value) -> Value:
+        if (found := _pairs(value)) is None:
+            raise ValueError(f"pairs such as {example!r}, in a list or separated by commas, or a table")
+        return found
+
+    return Range(check, "pairs")
+
+
+def _pairs(value: Value) -> tuple[tuple[str, str], ...] | None:
     items = list(value.items()) if isinstance(value, dict) else value
     if isinstance(items, str):
         items = [v.strip() for v in items.split(",") if v.strip()]
@@ -212,7 +221,7 @@ def pairs(value: Value) -> Value:
         cut = [tuple(v.split("=", 1)) if isinstance(v, str) else tuple(v) for v in items]
         if all(len(pair) == 2 and all(isinstance(word, str) and word.strip() for word in pair) for pair in cut):
             return tuple((left.strip(), right.strip()) for left, right in cut)
-    raise ValueError("pairs such as '10.0.1.*=rack-a', in a list or separated by commas, or a table")
+    return None
 
 
 @_range("pairs `store=group`")
@@ -227,7 +236,7 @@ def groups(value: Value) -> Value:
 
 @_range("pairs `name=number`")
 def weights(value: Value) -> Value:
-    """Return pairs of a name and a number from 0 up, written as in ``pairs``, or as a table of numbers."""
+    """Return pairs of a name and a number from 0 up, written as pairs are, or as a table of numbers."""
     at_least_0, texts = number(0), {n: str(v) for n, v in value.items()} if isinstance(value, Mapping) else value
     try:
         return tuple((name, at_least_0(held[-1])) for name, held in values_by_tag(_as_texts(texts)))  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Final
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
-from riffle_spark.setting_values import names, number, one_of, optional, pairs, seconds, setting, share, text, whole
+from riffle_spark.setting_values import names, number, one_of, optional, seconds, setting, share, text, whole
 from riffle_spark.unknown_names import check_known
 
 if sys.version_info >= (3, 11):
@@ -128,11 +128,13 @@ class Settings:
         (), values.groups, "the [co-location group](assignor.md#several-groups-in-a-query) of a store, where it is not "
         "that of all others: stores of one group have one owner a key-group", example=["models=heavy"])
     include: tuple[tuple[str, str], ...] = setting(
-        (), pairs.of("`tag=value`"), "only members with one of these attributes own or keep anything in the end; `id` "
-        "and `rack` are attributes, too. Where no live member has one, all count, and a warning says so",
+        (), values.pairs_such_as("rack=a").of("`tag=value`"),
+        "only members with one of these attributes own or keep anything in the end; `id` and `rack` are attributes, "
+        "too. Where no live member has one, all count, and a warning says so",
         live=True, of_assignment=True, example=["disk=ssd"])
     exclude: tuple[tuple[str, str], ...] = setting(
-        (), pairs.of("`tag=value`"), "members with one of these attributes give everything away, warm, as if drained",
+        (), values.pairs_such_as("rack=a").of("`tag=value`"),
+        "members with one of these attributes give everything away, warm, as if drained",
         live=True, of_assignment=True, example=["rack=c"])
     rebalance_enable: str = setting(
         "all", one_of("all", "owners", "standbys", "none"), "what may move to be better placed; what has no owner is "
@@ -179,7 +181,8 @@ class Settings:
         "and what belongs to a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
         example=["zone=a", "zone=b"])
     member_racks: tuple[tuple[str, str], ...] = setting(
-        (), pairs.of("`pattern=rack`"), "racks of hosts; the first pattern that fits counts, upper and lower case are "
+        (), values.pairs_such_as("10.0.1.*=rack-a").of("`pattern=rack`"),
+        "racks of hosts; the first pattern that fits counts, upper and lower case are "
         "one", example=["10.0.1.*=rack-a", "10.0.2.*=rack-b"])
     topology_script: str | None = setting(
         None, optional(text.of("path on the driver")), "a program as Hadoop's `net.topology.script.file.name`, asked "
@@ -314,7 +317,7 @@ def read_toml(path: Path) -> dict[str, object]:
             remedy="write all settings into the table [riffle], or all at the top level",
             where=str(path),
         )
-    check_names(table, str(path))
+    check_known("setting", table, [*LINES, *(["riffle"] if table is body else [])], source=str(path))
     return {name: _checked(name, value, str(path)) for name, value in table.items()}
 
 

@@ -4,25 +4,29 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from riffle_spark.errors import ConfigError
 
 __all__ = ["check_known", "checks_keywords", "nearest", "unknown"]
 
+_NEAR: Final = 0.6
+"""How alike two names are, from 0 to 1, if one may have been meant by the other."""
+_FEW: Final = 12
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that was most likely meant, '' if there is none at all."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0)), "")
+    """Return the known name that was most likely meant, '' if none is near."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=_NEAR)), "")
 
 
 def unknown(what: str, name: object, known: Iterable[str], *, source: str, where: str = "") -> ConfigError:
     """Return the error for a name that is not among ``known``; ``source`` says where to correct it."""
-    near = nearest(str(name), known)
-    meant = f"did you mean {near!r}? Correct it in {source}" if near else f"leave it out of {source}"
+    names = sorted(known)
+    near, others = nearest(str(name), names), f", or say one of {', '.join(names)}" if 0 < len(names) <= _FEW else ""
+    meant = f"did you mean {near!r}? Correct it in {source}" if near else f"leave it out of {source}{others}"
     return ConfigError(f"there is no {what} {name!r}", remedy=meant, where=where or str(name))
 
 

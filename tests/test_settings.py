@@ -217,7 +217,7 @@ def test_an_unknown_setting_of_a_file_suggests_the_nearest(tmp_path: Path) -> No
     for written, near in (
         ("[riffle]\nretained_version = 3\n", "retained_versions"),
         ("retained_version = 3\n", "retained_versions"),
-        ("[rifle]\nretained_versions = 3\n", "did you mean"),
+        ("[rifle]\nretained_versions = 3\n", "did you mean 'riffle'"),
     ):
         (tmp_path / "riffle.toml").write_text(written)
         with pytest.raises(ConfigError, match=near):

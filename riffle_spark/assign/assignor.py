@@ -224,7 +224,8 @@ def with_own(settings: Settings) -> Settings:
     if settings.goals:
         ours = tuple(get_args(BuiltIn))
         own["goals"] = tuple(goal if goal in ours else load_own(goal, "goals", ours) for goal in settings.goals)
-    check_known("hard goal", settings.hard_goals, [name_of(goal) for goal in settings.goals], source="hard_goals")
+    names = [name_of(goal) for goal in settings.goals]
+    check_known("hard goal", settings.hard_goals, names, source="hard_goals, or name it in goals")
     changed = {name: value for name, value in own.items() if value != getattr(settings, name)}
     return settings.but(**changed) if changed else settings
 
@@ -248,9 +249,11 @@ def _imported(path: str, setting: str, ours: Sequence[str]) -> object:
     try:
         found: object = getattr(import_module(module), name)
     except Exception as missing:
-        near = f"did you mean {nearest(path, ours)!r}? Else " if ours and not module else ""
+        why = f"{type(missing).__name__}: {missing}" if module else "that is no dotted path"
+        meant = "" if module else nearest(path, ours)
+        near = f"did you mean {meant!r}? Else " if meant else ""
         raise ConfigError(
-            f"no {setting.removesuffix('s')} is found at {path!r}: {type(missing).__name__}: {missing}",
+            f"no {setting.removesuffix('s')} is found at {path!r}: {why}",
             remedy=f"{near}use {''.join(f'{one}, ' for one in ours)}a function, or the dotted path of your own",
             where=setting,
         ) from missing

@@ -9,7 +9,7 @@ import click
 from riffle_spark.console.dispatch import dispatch_command, keys_command
 from riffle_spark.console.options import conf_file_option, of_a_root, of_a_store, settings_in, show
 from riffle_spark.console.plan import plan_command, simulate_command
-from riffle_spark.errors import RiffleError
+from riffle_spark.errors import ConfigError, RiffleError
 
 __all__ = ["main"]
 
@@ -66,12 +66,12 @@ def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Pat
 
 
 @main.command()
-@click.option("--root", help="Take state and the bytes of a row from this root, instead of --state-bytes.")
+@click.option("--root", help="Take state and the bytes of a row from this root; this or --state-bytes is needed.")
 @click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
 @conf_file_option("With --root: settings of the store.")
 @click.option("--rows-per-second", type=float, required=True, help="At the peak.")
 @click.option("--rows-per-worker", type=float, required=True, help="What one slot takes in a second, measured.")
-@click.option("--state-bytes", type=float, help="Of all keys.")
+@click.option("--state-bytes", type=float, help="Of all keys; this or --root is needed.")
 @click.option("--row-bytes", type=float, help="Of a row in flight; with --root, that of a stored one if not given.")
 @click.option("--rows-in-flight", type=float, default=0.0, show_default=True, help="Rows of a batch in a worker.")
 @click.option("--cache-fraction", type=float, default=0.1, show_default=True, help="Share of state kept in memory.")
@@ -86,6 +86,10 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
     from riffle_spark.simulate.capacity import Need, capacity_of
 
     key_groups = 128
+    if (root is None) == (asked["state_bytes"] is None):
+        raise ConfigError(
+            "it takes either --state-bytes or --root", remedy="say how large the state is, or where", where="capacity"
+        )
     if root is not None:
         from riffle_spark.offline.scenario_of_root import sizes_of_root
         from riffle_spark.worker.member_folders import options_of
@@ -94,8 +98,8 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
         per_row = sizes.state_bytes / sizes.rows if sizes.rows else None
         asked = {
             **asked,
-            "state_bytes": asked["state_bytes"] or sizes.state_bytes,
-            "row_bytes": asked["row_bytes"] or per_row,
+            "state_bytes": sizes.state_bytes,
+            "row_bytes": per_row if asked["row_bytes"] is None else asked["row_bytes"],
         }
         key_groups = sizes.key_groups
     need = Need(**{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]

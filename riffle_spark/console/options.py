@@ -30,9 +30,12 @@ def of_a_store(command: _Command) -> _Command:
 
 
 def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:
-    """Return what adds ``--conf-file``, by default the file that lies beside the apps."""
-    kind, default = click.Path(dir_okay=False, path_type=Path), Path("conf/riffle.toml")
-    return click.option("--conf-file", type=kind, default=default, show_default=True, help=help_text)
+    """Return what adds ``--conf-file``, by default the file that lies beside the apps: only that one may be missing."""
+    kind, default = click.Path(exists=True, dir_okay=False, path_type=Path), Path("conf/riffle.toml")
+    return click.option(
+        "--conf-file", type=kind, help=f"{help_text}  [default: {default}]",
+        callback=lambda _, __, given: given or default,
+    )  # fmt: skip
 
 
 def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:

@@ -35,7 +35,7 @@ _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
 )
 @click.option("--root", help="The root of a query that runs, instead of a file: its members, owners and state.")
 @click.option("--add", default=0, type=click.IntRange(0), help="With --root: what if so many members join?")
-@click.option("--add-rack", "add_racks", multiple=True, help="With --add: the racks that they stand in, in turn.")
+@click.option("--add-rack", "add_racks", multiple=True, help="With --add: racks for them, in turn, also with commas.")
 @click.option("--drop", multiple=True, help="With --root: what if this member, executor or host goes?")
 @click.option("--drop-rack", "drop_racks", multiple=True, help="With --root: what if all of this rack go?")
 @click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
@@ -73,6 +73,8 @@ def plan_command(
         for scenario in _scenarios((*scenarios, *more), strategy, asked):
             planned = _plan(scenario, converge or history or asked["root"] is not None, history, keep)
             click.echo(json.dumps(planned) if as_json else _text(planned))
+            if scenario.events and "converge" not in planned:
+                click.echo(f"{scenario.name}: its events are left out; --converge plays them", err=True)
     except RiffleError as error:
         raise click.ClickException(str(error)) from error
 
@@ -86,6 +88,8 @@ def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str
 def _as_they_are(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str, object]) -> Iterator[Scenario]:
     """Read the files, or make a scenario of a root."""
     root, of_a_root = cast("str | None", asked["root"]), ("add", "add_racks", "drop", "drop_racks")
+    if asked["add_racks"] and not asked["add"]:
+        raise ConfigError("--add-rack says where new members stand", remedy="say --add too", where="--add-rack")
     if (root is None) == (not paths) or (root is None and any(asked[name] for name in of_a_root)):
         raise ConfigError(
             "it takes either files or one root, and --add, --drop and their like go with a root",
@@ -99,7 +103,8 @@ def _as_they_are(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[s
 
     settings = settings_in(cast(Path, asked["conf_file"]), cast("str | None", asked["s3_endpoint"]))
     named = cast("Mapping[str, tuple[str, ...]]", asked)
-    changes = Changes(cast(int, asked["add"]), named["drop"], named["drop_racks"], named["add_racks"])
+    into = tuple(rack.strip() for each in named["add_racks"] for rack in each.split(",") if rack.strip())
+    changes = Changes(cast(int, asked["add"]), named["drop"], named["drop_racks"], into)
     scenario = scenario_of_root(root, settings, changes, options_of(settings))
     chosen = strategy or scenario.settings.rack_aware_assignment_strategy
     yield replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_strategy=cast(Strategy, chosen)))
@@ -127,14 +132,19 @@ def simulate_command(
     """
     from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
     from riffle_spark.protocol.ownership.world_rules import WorldRules
-    from riffle_spark.simulate.outcomes import draw, json_of, table_of
+    from riffle_spark.simulate.outcomes import check_drawable, draw, json_of, table_of
     from riffle_spark.simulate.play import Rules, play
     from riffle_spark.simulate.policy import POLICIES
     from riffle_spark.simulate.world_file import read_world
 
+    if history and not as_json:
+        raise ConfigError("--history goes with --json", remedy="say both, or neither", where="riffle simulate")
     world = read_world(world_file, seed)
+    check_known("policy", world.policies, POLICIES, source="the field policies", where=world_file)
     chosen = policies or world.policies or tuple(POLICIES)
     check_known("policy", chosen, POLICIES, source="--policy")
+    if plot:
+        check_drawable(plot)
     outcomes = []
     batches = -int(-world.seconds // world.every) * len(chosen)
     with click.progressbar(length=batches, label=world.name, file=sys.stderr) as bar:

@@ -71,6 +71,8 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
             where=root,
         )
     members = recorded_members(log, tail)
+    if not members:
+        raise ConfigError("no member is known yet", remedy="wait until the query has run a batch", where=root)
     groups = _groups(tail, settings, root)
     tasks = _tasks(log, tail, groups)
     owned, kept = defaultdict[str, list[TaskId]](list), defaultdict[str, list[TaskId]](list)
@@ -149,6 +151,8 @@ def _event(changes: Changes, members: Sequence[RecordedMember]) -> Event:
     check_known("rack", changes.drop_racks, racks, source="--drop-rack")
     gone = [each.id for each in members if {each.id, each.executor, each.host} & set(changes.drop)]
     gone += [each.id for each in members if each.rack in changes.drop_racks and each.id not in gone]
+    if len(gone) == len(members) and not changes.add:
+        raise ConfigError("nobody would be left", remedy="drop fewer, or --add some", where="--drop")
     left = [rack for rack in racks if rack not in changes.drop_racks]
     into = changes.add_racks or tuple(left) or (None,)
     slots = max((each.slots for each in members), default=1)

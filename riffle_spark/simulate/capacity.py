@@ -1,11 +1,25 @@
 """How many workers, how much memory and disk a query needs: the published formula, with what standbys cost. Pure."""
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
+from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
 
 __all__ = ["Capacity", "Need", "capacity_of"]
+
+_SIZE: Final = values.number(0, 1e18)
+_ASKED: Final[Mapping[str, tuple[str, values.Check]]] = {
+    "rows_per_second": ("--rows-per-second", _SIZE), "rows_per_worker": ("--rows-per-worker", values.number(1e-9)),
+    "state_bytes": ("--state-bytes", _SIZE), "cores_per_box": ("--cores", values.whole(1)),
+    "cache_fraction": ("--cache-fraction", values.share), "rows_in_flight": ("--rows-in-flight", _SIZE),
+    "row_bytes": ("--row-bytes", _SIZE), "memory_per_box": ("--memory-bytes", values.optional(values.number(1, 1e18))),
+    "num_standbys": ("--standbys", values.whole(0)),
+    "changed_bytes_per_second": ("--changed-bytes-per-second", _SIZE),
+}  # fmt: skip
+"""What each figure of a need is called on the command line, and what it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +60,13 @@ class Capacity:
 
 
 def capacity_of(need: Need) -> Capacity:
-    """Return what meets a need. Raises ``ConfigError`` for rates and sizes that are none.
+    """Return what meets a need. Raises ``ConfigError`` for rates and sizes that are none, and where no box is enough.
 
     >>> capacity_of(Need(rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9)).total_workers
     12
     """
-    _check(need)
+    for name, (option, check) in _ASKED.items():
+        values.checked(option, getattr(need, name), check, remedy="correct it", where="capacity")
     workers = max(1, math.ceil(need.rows_per_second / need.rows_per_worker))
     state = need.state_bytes / workers
     memory = state * need.cache_fraction + need.rows_in_flight * need.row_bytes
@@ -65,17 +80,6 @@ def capacity_of(need: Need) -> Capacity:
     )  # fmt: skip
 
 
-def _check(need: Need) -> None:
-    told = {each.name: getattr(need, each.name) for each in fields(need)}
-    wrong = [f"{name} = {told[name]}" for name in told if told[name] is not None and not 0 <= told[name] < math.inf]
-    if wrong:
-        raise ConfigError(f"{wrong[0]} is no figure", remedy="give a number that is not below 0", where="capacity")
-    if not (need.rows_per_worker > 0 and need.cores_per_box > 0 and need.rows_per_second / need.rows_per_worker < 1e18):
-        raise ConfigError(
-            "rows a second, rows a worker and cores must be more than 0", remedy="measure one worker", where="capacity"
-        )
-
-
 def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
     if need.memory_per_box is None:
         return 0
@@ -86,6 +90,6 @@ def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
         raise ConfigError(
             f"a worker needs {memory:.0f} bytes of memory, a box has {need.memory_per_box:.0f}",
             remedy="take larger boxes, or more workers with less state each",
-            where="memory_per_box",
+            where="--memory-bytes",
         )
     return math.ceil(workers / fitting)

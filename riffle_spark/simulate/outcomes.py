@@ -5,6 +5,7 @@ Pictures are SVG with the same bytes for the same outcomes, so that pages that h
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from riffle_spark.simulate.world import Floats, Ints, World
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["CAUSES", "Outcome", "draw", "json_of", "table_of"]
+__all__ = ["CAUSES", "Outcome", "check_drawable", "draw", "json_of", "table_of"]
 
 CAUSES: Final = ("no owner", "pause", "restore", "batch")
 """Why a task stands: nobody has it, its group rebalances or a batch runs again, its state is fetched, another's is."""
@@ -37,7 +38,7 @@ class Outcome:
 
     ``stopped`` are task-seconds by cause, ``longest`` the seconds for which one task stood in one go, ``rows_waiting``
     the most rows that waited at a time. ``assigned`` counts calls of the assignor, ``unowned`` batches in which members
-    lived and a task had nobody.
+    lived and a task had nobody. ``warnings`` are the assignor's, each once.
     """
 
     policy: str
@@ -57,6 +58,7 @@ class Outcome:
     waiting: list[float] = field(default_factory=list)
     lacking: list[float] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def task_seconds(self) -> float:
@@ -81,6 +83,7 @@ def json_of(world: World, outcome: Outcome, *, history: bool) -> Json:
         "task_seconds_stopped_by_cause": {cause: round(outcome.stopped[cause], 3) for cause in CAUSES},
         "longest_stop_s": round(outcome.longest, 3),
         "rows_waiting_max": round(outcome.rows_waiting),
+        "warnings": outcome.warnings,
     }
     if history:
         figures["history"] = {
@@ -106,7 +109,8 @@ def table_of(world: World, outcomes: Sequence[Outcome]) -> str:
         for row in rows
     ]
     says = [f"  {each.policy}: {POLICIES[each.policy].says}" for each in outcomes]
-    return "\n".join([f"{title}seed {world.seed}", *lines, _NOTE, "modelled:", *says])
+    warned = [f"warning of {each.policy}: {warning}" for each in outcomes for warning in each.warnings]
+    return "\n".join([f"{title}seed {world.seed}", *lines, _NOTE, *warned, "modelled:", *says])
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
@@ -120,19 +124,25 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def draw(world: World, outcomes: Sequence[Outcome], folder: Path, name: str) -> list[Path]:
-    """Draw owners over time, what stops, moves and lag below a folder; return the files.
-
-    Raises ``ConfigError`` where matplotlib is not installed.
-    """
+def check_drawable(folder: Path) -> None:
+    """Make the folder of pictures. Raises ``ConfigError`` where none can be written, or matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("pictures need matplotlib", remedy="pip install 'riffle-spark[plots]'", where="--plot")
     try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".drawable").touch()
+        (folder / ".drawable").unlink()
+    except OSError as refused:
         raise ConfigError(
-            "pictures need matplotlib", remedy="pip install 'riffle-spark[plots]'", where="--plot"
-        ) from missing
-    folder.mkdir(parents=True, exist_ok=True)
+            f"no pictures can be written to {folder}: {refused.strerror}", remedy="name another folder", where="--plot"
+        ) from refused
+
+
+def draw(world: World, outcomes: Sequence[Outcome], folder: Path, name: str) -> list[Path]:
+    """Draw owners over time, what stops, moves and lag below a folder that is drawable; return the files."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     drawn: list[Path] = []
     with mpl.rc_context({"svg.hashsalt": "riffle", "svg.fonttype": "none", "font.size": 9, "axes.grid": True,
                          "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}):  # fmt: skip

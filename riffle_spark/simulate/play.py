@@ -258,11 +258,12 @@ class Play:
 
     def _assigned(self) -> Assignment:
         acting = self._acting
-        if acting is None or not acting.looks({}):
-            return self.policy.assignor(self.view(), self.world.settings)
-        seen = self.seen()
-        answer = self.policy.assignor(acting.told(seen), self.world.settings)
-        acting.assigned(answer, seen)
+        seen = self.seen() if acting is not None and acting.looks({}) else None
+        view = acting.told(seen) if acting is not None and seen is not None else self.view()
+        answer = self.policy.assignor(view, self.world.settings)
+        self.outcome.warnings += [each for each in answer.warnings if each not in self.outcome.warnings]
+        if acting is not None and seen is not None:
+            acting.assigned(answer, seen)
         return answer
 
     def _rebalance(self) -> None:

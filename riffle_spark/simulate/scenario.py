@@ -96,7 +96,7 @@ def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
     return Scenario(
         name=cast(str, content["name"]),
         family=cast(str, content.get("family") or ""),
-        settings=settings_of(cast(Json, content["config"]), strategy),
+        settings=settings_of(cast(Json, content.get("config") or {}), strategy),
         clients=tuple(_client(each, tasks) for each in items_of(content, "clients")),
         tasks=tuple(tasks.values()),
         events=tuple(_event(each, tasks) for each in items_of(content, "events")),
@@ -171,8 +171,8 @@ def settings_of(config: Mapping[str, object], strategy: str | None = None) -> As
     found: dict[str, object] = {}
     for said, value in config.items():
         name = _NEUTRAL.get(said, said)
-        if name in found:
-            raise ConfigError(f"{said} and {name} are one setting", remedy="say one of them", where=f"config, {said}")
+        if twice := [other for other in config if other != said and _NEUTRAL.get(other, other) == name]:
+            raise ConfigError(f"{said} and {twice[0]} are one setting", remedy="say one of them", where="config")
         if value is not None:
             found[name] = values.checked(said, value, _CHECKS[name], remedy="correct it in config", where=said)
     if strategy is not None:

@@ -70,7 +70,7 @@ _FILE: Final[Mapping[str, values.Check]] = {
 }  # fmt: skip
 _PARTS: Final[Mapping[str, Mapping[str, values.Check]]] = {
     "client": {
-        "id": values.text, "threads": _number(0), "rack": values.text, "tags": _table(values.text),
+        "id": values.text, "threads": _number(1), "rack": values.text, "tags": _table(values.text),
         "memory_bytes": _number(0), "prev_active": _texts, "prev_standby": _texts, "lags": _table(_lag),
     },
     "task": {
@@ -90,7 +90,7 @@ def items_of(content: Json, name: str) -> list[Json]:
 
 def check_file(content: object) -> Json:
     """Return the content of a file. Raises ``ConfigError`` for a field that is unknown, missing or of another shape."""
-    return _checked("file", content, _FILE, ("name", "config"), source="the file", where="top level")
+    return _checked("file", content, _FILE, ("name",), source="the file", where="top level")
 
 
 def check_part(kind: str, part: object, *, source: str, where: str) -> Json:
@@ -113,7 +113,8 @@ def _checked(
     check_known(what, part, tuple(fields), source=source, where=where)
     for name in needed:
         if part.get(name) is None:
-            raise ConfigError(f"not a scenario: the {kind} has no {name!r}", remedy=_REMEDY, where=where)
+            remedy = f"it needs {', '.join(needed)}; docs/assignor.md tells the format"
+            raise ConfigError(f"not a scenario: the {kind} has no {name!r}", remedy=remedy, where=where)
     for name, value in part.items():
         if value is not None:
             values.checked(name, value, fields[name], remedy=_REMEDY, where=where)
@@ -126,22 +127,26 @@ def check_scenario(content: Json) -> None:
     for number, each in enumerate(items_of(content, "tasks"), 1):
         _check_task(each, number)
     tasks = [each["id"] for each in items_of(content, "tasks")]
-    _check_once("task", tasks)
+    _check_once("tasks", tasks)
     names = [str(name) for name in tasks]
     for number, each in enumerate(items_of(content, "clients"), 1):
         _check_client(each, names, number)
     present = [str(each["id"]) for each in items_of(content, "clients")]
-    _check_once("client", present)
+    _check_once("clients", present)
+    owned = [name for each in items_of(content, "clients") for name in cast("list[str]", each.get("prev_active") or ())]
+    _check_once("owners of task", owned, "name it in prev_active of one client")
+    if not present:
+        raise ConfigError("there is nobody to place tasks on", remedy="name one client at least", where="clients")
     pins = cast(Json, content.get("pins") or {})
     check_known("task", pins, names, source="pins", where="pins")
     _check_events(content, names, present, cast("Iterable[str]", pins.values()))
 
 
-def _check_once(what: str, names: Iterable[object]) -> None:
+def _check_once(what: str, names: Iterable[object], remedy: str = "give each a name of its own") -> None:
     seen: set[object] = set()
     for name in names:
         if name in seen:
-            raise ConfigError(f"there are two {what}s {name!r}", remedy="give each a name of its own", where=str(name))
+            raise ConfigError(f"there are two {what} {name!r}", remedy=remedy, where=str(name))
         seen.add(name)
 
 
@@ -176,11 +181,13 @@ def _check_events(content: Json, tasks: Collection[str], present: Iterable[str],
         here, gone = here - set(leaving), gone | set(leaving)
         for client in items_of(each, "add"):
             _check_client(client, tasks, number)
-            _check_once("client", [*sorted(here), str(client["id"])])
+            _check_once("clients", [*sorted(here), str(client["id"])])
             here.add(str(client["id"]))
         for back in items_of(each, "resurrect"):
             check_part("return", back, source="resurrect", where=where)
             check_known("client that left", [back["id"]], gone, source="resurrect", where=where)
             here, gone = here | {str(back["id"])}, gone - {str(back["id"])}
         ever |= here
+        if not here:
+            raise ConfigError("nobody is left after it", remedy="drop fewer, or add somebody", where=where)
     check_known("client", pinned, ever, source="pins", where="pins")

@@ -58,6 +58,12 @@ _EVENT: Final[Mapping[str, values.Check]] = {
     "down": values.seconds(0), "apart": values.seconds(0), "load": _NOT_LESS, "tasks": values.names,
     "row_seconds": _NOT_LESS, "rows_from": values.names, "disk_used_bytes": _NOT_LESS, "members": values.names,
 }  # fmt: skip
+_BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "down": ("bounce",), "apart": ("bounce",), "tasks": ("load", "row_seconds", "rows_from"),
+    "members": ("disk_used_bytes",),
+}  # fmt: skip
+"""Fields of an event that say more of others; all else is what happens."""
+_HAPPENS: Final = tuple(name for name in _EVENT if name != "at" and name not in _BELONGS)
 _MARKS: Final = ("local_disk_limit", "local_disk_high", "local_disk_flood", "local_memory_limit", "local_memory_high")
 _CHANGES: Final[Mapping[str, Happens]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
 """Fields of an event that say how much something is from then on."""
@@ -90,7 +96,7 @@ def read_world(name: str, seed: int | None = None) -> World:
 
 def world_of(content: Json) -> World:
     """Turn the parsed content of a file into a world. Raises ``ConfigError`` for unknown names and wrong values."""
-    told = _checked("the file", content, _FILE, ("name", "seconds", "config", "members", "tasks"))
+    told = _checked("the file", content, _FILE, ("name", "seconds", "members", "tasks"))
     seed, seconds = cast(int, told.get("seed", 0)), cast(float, told["seconds"])
     members = [one for number, each in enumerate(items_of(told, "members"), 1) for one in _members(each, number)]
     tasks = [one for number, each in enumerate(items_of(told, "tasks"), 1) for one in _tasks(each, number, seed)]
@@ -101,7 +107,9 @@ def world_of(content: Json) -> World:
     changes = cast(int, told.get("changes", 0))
     drawn, more = _drawn(changes, seed, seconds, members) if changes else ((), ())
     protocol = _checked("protocol", told.get("protocol") or {}, dict.fromkeys(PROTOCOL, values.seconds(0)), ())
-    config = cast(Json, told["config"])
+    config = cast(Json, told.get("config") or {})
+    if misplaced := [name for name in config if name in PROTOCOL]:
+        raise ConfigError(f"{misplaced[0]!r} is no setting of assignment", remedy="say it in protocol", where="config")
     marks = {
         name: values.checked(name, value, LINES[name].allowed, remedy=_REMEDY, where="config")
         for name, value in config.items()
@@ -130,7 +138,8 @@ def _checked(where: str, part: object, fields: Mapping[str, values.Check], neede
         if value is not None
     }
     if missing := [name for name in needed if name not in told]:
-        raise ConfigError(f"not a world: {where} has no {missing[0]!r}", remedy=_REMEDY, where=where)
+        remedy = f"it needs {', '.join(needed)}; docs/simulator.md tells the format"
+        raise ConfigError(f"not a world: {where} has no {missing[0]!r}", remedy=remedy, where=where)
     return told
 
 
@@ -180,6 +189,7 @@ def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list
     joined: list[WorldMember] = []
     for number, each in enumerate(parts, 1):
         told = _checked(f"event {number}", each, _EVENT, ("at",))
+        _check_something_happens(told, f"event {number}")
         at = cast(float, told["at"])
         new = [one for spec in items_of(told, "join") for one in _members(spec, number)]
         joined += new
@@ -199,6 +209,16 @@ def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list
             events += [WorldEvent(begin, "leave", (name,)), WorldEvent(begin + down, "return", (name,))]
         events += _changed(at, told)
     return events, joined
+
+
+def _check_something_happens(told: Json, where: str) -> None:
+    said = {name for name, value in told.items() if value not in ((), [])}
+    if said.isdisjoint(_HAPPENS):
+        raise ConfigError("nothing happens in it", remedy=f"say one of {', '.join(_HAPPENS)}", where=where)
+    for name, of in _BELONGS.items():
+        if name in said and said.isdisjoint(of):
+            remedy = f"leave it out, or say {' or '.join(of)} too"
+            raise ConfigError(f"{name!r} has no effect by itself", remedy=remedy, where=where)
 
 
 def _changed(at: float, told: Json) -> Iterator[WorldEvent]:
@@ -239,12 +259,21 @@ def _drawn(
 
 
 def _check_events(world: World) -> None:
-    """Follow who is there: only those can go, and only those that went return."""
+    """Follow who is there: only those can go, and only those that went return. Nothing happens after the end."""
+    if not world.present:
+        raise ConfigError("the world has no members", remedy="give it one at least", where="members")
     here, gone = set(world.present), set[str]()
+    racks = sorted({one.member.rack for one in world.members if one.member.rack})
+    for task in world.tasks:
+        check_known("rack of a member", task.rows_from, racks, source="rows_from", where=f"task {task.task.id}")
     tasks = [str(one.task.id) for one in world.tasks]
     _check_once([one.member.id for one in world.members], "members and those that join")
     for event in world.events:
         where = f"{event.kind} at {event.at:g} s"
+        if event.at >= world.seconds:
+            problem = f"that is after the end: the world lasts {world.seconds:g} s"
+            raise ConfigError(problem, remedy="let it happen earlier, or make seconds more", where=where)
+        check_known("rack of a member", event.racks, racks, source="rows_from", where=where)
         if event.kind == "disk":
             check_known("member", event.members, sorted(here), source="disk_used_bytes", where=where)
         elif event.kind in ("load", "time", "racks"):

@@ -219,7 +219,8 @@ def test_a_goal_that_fails_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("said", "near"),
     [({"goals": "ballance"}, "'balance'"), ({"goals": "balance, rack", "hard_goals": "racks"}, "'rack'"),
-     ({"assignor": "stickie"}, "'sticky'"), ({"user_cost": "no.such.cost"}, "no user_cost is found")],
+     ({"assignor": "stickie"}, "'sticky'"), ({"user_cost": "no.such.cost"}, "no user_cost is found"),
+     ({"assignor": "stikcy"}, "'stikcy': that is no dotted path"), ({"hard_goals": "balance"}, "or name it in goals")],
 )  # fmt: skip
 def test_names_that_there_are_not_are_refused_with_the_nearest(said: dict[str, str], near: str) -> None:
     """When a query begins, not with a warning a batch."""

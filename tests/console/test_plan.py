@@ -67,6 +67,14 @@ def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
     assert done.exit_code == 0
 
 
+def test_events_that_are_left_out_are_named(folder: Path) -> None:
+    """Without --converge a file's events are not played, and who reads the plan is told."""
+    case = json.loads((CASES / "kip441_scale_in_event.json").read_text())["scenario"]
+    (folder / "event.json").write_text(json.dumps(case))
+    assert "its events are left out" in _run("--scenario", folder / "event.json").stderr
+    assert "its events" not in _run("--scenario", folder / "event.json", "--converge").stderr
+
+
 def test_a_file_that_is_no_scenario_is_named(tmp_path: Path) -> None:
     """The error says which file and where the format is written down."""
     (tmp_path / "x.json").write_text("{}")

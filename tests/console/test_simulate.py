@@ -68,6 +68,25 @@ def test_pictures_are_the_same_bytes_each_time(world: Path, tmp_path: Path) -> N
     assert b"task-seconds that stand" in drawn[0]["small-stops.svg"]
 
 
+def test_each_warning_of_the_assignor_is_told_once(world: Path) -> None:
+    """Under the table and in JSON, with the policy that it was given under."""
+    world.write_text(json.dumps({**WORLD, "config": {"assignor": "os.path.join", "include": {"rack": "zz"}}}))
+    told = [line for line in _run("simulate", world, "--policy", "riffle").stdout.splitlines() if "warning" in line]
+    found = json.loads(_run("simulate", world, "--policy", "riffle", "--json").stdout)["warnings"]
+    assert told == [f"warning of riffle: {each}" for each in found]
+    assert len(set(found)) == len(found) > 1
+    assert any("no live member is left by include = rack=zz" in each for each in found)
+
+
+def test_what_would_fail_after_the_play_or_have_no_effect_is_refused_before(world: Path) -> None:
+    """A folder where no pictures can be, history without JSON, policies of a file that there are not."""
+    (world.parent / "plain").write_text("")
+    assert "no pictures can be written" in _run("simulate", world, "--plot", world.parent / "plain" / "x").output
+    assert "--history goes with --json" in _run("simulate", world, "--history").output
+    world.write_text(json.dumps({**WORLD, "policies": ["eagre"]}))
+    assert "Correct it in the field policies" in _run("simulate", world, "--policy", "riffle").output
+
+
 def test_another_seed_is_another_world(tmp_path: Path) -> None:
     """--seed replaces the file's: sizes that are spread by chance differ, and so do bytes."""
     spread = {**WORLD, "tasks": [{**WORLD["tasks"][0], "spread": 0.5}]}  # type: ignore[index]
@@ -102,7 +121,16 @@ def test_capacity_is_worked_out_from_figures() -> None:
     text = _run(*asked).output
     assert "total_workers" in text
     assert "128 key-groups over 112 slots" in text
-    assert _run("capacity", "--rows-per-second", 1, "--rows-per-worker", 1).exit_code != 0
+    rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
+    assert "either --state-bytes or --root" in _run(*rates).output
+    assert "either --state-bytes or --root" in _run(*rates, "--state-bytes", 0, "--root", "file:///r").output
+
+
+def test_a_file_of_settings_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+    """Only the one beside the apps, which is read where nothing is said, may be missing."""
+    asked = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1, "--state-bytes", 1)
+    assert "does not exist" in _run(*asked, "--conf-file", tmp_path / "nope.toml").output
+    assert _run(*asked).exit_code == 0
 
 
 def test_the_page_of_pictures_has_the_figures_of_today_and_its_pictures() -> None:

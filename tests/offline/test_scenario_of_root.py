@@ -117,15 +117,30 @@ def test_tasks_weigh_what_the_log_says_that_assignments_go_by(query: Elastic) ->
     assert {task.id.key_group: task.weight for task in tasks if task.weight} == {3: 40, 4: 1}
 
 
-def test_a_young_query_is_known_by_its_owners(tmp_path: Path) -> None:
-    """Before a full record lists members, who owns or keeps something is known by name."""
-    world = Elastic(tmp_path / "local", executors=("1", "2"))
+def test_who_lives_is_known_from_the_first_batch_on(tmp_path: Path) -> None:
+    """With its executor and host, also one that is drained and owns nothing; one that is lost is there no more."""
+    world = Elastic(tmp_path / "local", executors=("1", "2"), scheduled_rebalance_max_delay=0)
     world.feed(1)
     log = Log(world.memory, world.home.root)
     record = log.open()
     assert record is not None
-    assert {each.id for each in recorded_members(log, record)} == set(record.owners.values())
-    assert len(scenario_of_root(world.home.root, Settings(), Changes()).clients) == 2
+    assert {each.executor for each in recorded_members(log, record)} == {"1", "2"}
+    idle = replace(record, owners=dict.fromkeys(record.owners, record.owners["0"]), commit_id="drained")
+    log.append(replace(idle, kind="orders"), log.manifest)
+    assert len(scenario_of_root(world.home.root, Settings(), Changes(drop=("1",))).clients) == 2
+    world.start()
+    world.cluster.lose("2")
+    world.feed(2)
+    assert len(scenario_of_root(world.home.root, Settings(), Changes()).clients) == 1
+
+
+def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
+    """Where no record that is retained lists members, who owns or keeps something is known by name."""
+    log = Log(query.memory, query.home.root)
+    record = log.open()
+    assert record is not None
+    old = replace(record, members=(), full=record.sequence)
+    assert {each.id for each in recorded_members(log, old)} == set(record.owners.values())
 
 
 def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
@@ -135,6 +150,10 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     assert "either files or one root" in _run("plan").output
     assert "either files or one root" in _run("plan", "--scenario", ".", "--add", 1).output
     assert _run("plan", "--root", query.home.root, ".").exit_code == 1
+    assert "say --add too" in _run("plan", "--root", query.home.root, "--add-rack", "a").output
+    assert "nobody would be left" in _run("plan", "--root", query.home.root, "--drop", "1", "--drop", "2").output
+    more = _run("plan", "--root", query.home.root, "--add", 2, "--add-rack", "a, b", "--strategy", "min_cost")
+    assert "new1" in more.output
 
 
 def test_capacity_takes_state_and_rows_of_a_root(query: Elastic) -> None:

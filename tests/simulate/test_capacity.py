@@ -33,11 +33,25 @@ def test_memory_may_ask_for_more_boxes_than_cores() -> None:
 
 
 def test_what_fits_into_no_box_is_refused() -> None:
-    """A worker that needs more memory than a box has is an error with both figures, and so are rates of nothing."""
+    """A worker that needs more memory than a box has is an error with both figures."""
     with pytest.raises(ConfigError, match="2005000000 bytes of memory, a box has 1000000000"):
         capacity_of(replace(NEED, memory_per_box=1e9))
-    with pytest.raises(ConfigError, match="must be more than 0"):
-        capacity_of(replace(NEED, rows_per_worker=0))
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "option"),
+    [
+        ("rows_per_second", float("inf"), "--rows-per-second"), ("rows_per_second", 1e300, "--rows-per-second"),
+        ("rows_per_worker", 0, "--rows-per-worker"), ("state_bytes", float("nan"), "--state-bytes"),
+        ("state_bytes", -5, "--state-bytes"), ("cache_fraction", -1, "--cache-fraction"),
+        ("row_bytes", -1, "--row-bytes"), ("cores_per_box", 0, "--cores"), ("memory_per_box", 0, "--memory-bytes"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value: float, option: str) -> None:
+    """Nothing negative, endless or no number, and no box without cores or memory; no rows at all are a rate."""
+    with pytest.raises(ConfigError, match=f"{option} = .* is not allowed: it must be"):
+        capacity_of(replace(NEED, **{figure: value}))  # type: ignore[arg-type]
+    assert capacity_of(replace(NEED, rows_per_second=0)).total_workers == 1
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Need)])

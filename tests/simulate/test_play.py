@@ -268,6 +268,15 @@ def test_a_quiet_world_stands_still(policy: str) -> None:
         (lambda: made(seconds="soon"), "seconds = 'soon' is not allowed"),
         (lambda: made(protocol={"session_time_out": 1}), "no field of protocol 'session_time_out'"),
         (lambda: read_world("rolling_bonce"), "did you mean 'rolling_bounce'"),
+        (lambda: made(seconds=None), "it needs name, seconds, members, tasks"),
+        (lambda: made(members=[]), "has no members"),
+        (lambda: made(config={"session_timeout": 1}), "say it in protocol"),
+        (lambda: made(tasks=[{"subtopology": "s", "state_bytes": 1, "rows_from": ["zz"]}]), "no rack of a member 'zz'"),
+        (lambda: made(events=[{"at": 5, "rows_from": ["zz"]}]), "no rack of a member 'zz'"),
+        (lambda: made(events=[{"at": 1800, "load": 2}]), "after the end: the world lasts 1800 s"),
+        (lambda: made(events=[{"at": 5}]), "nothing happens"),
+        (lambda: made(events=[{"at": 5, "down": 5, "lose": ["m1"]}]), "(?s)'down' has no effect .* bounce"),
+        (lambda: made(events=[{"at": 5, "load": 2, "members": ["m1"]}]), "'members' has no effect"),
     ],
 )
 def test_what_a_world_cannot_say_is_refused(world: Callable[[], World], said: str) -> None:

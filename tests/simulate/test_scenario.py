@@ -148,6 +148,11 @@ SLIPS: list[tuple[Callable[[Json], object], str, str]] = [
     (lambda f: f["clients"][0].update(lags={"00": 1}), "task '00'", "0_"),
     (lambda f: f.update(pins={"0_7": "I1"}), "task '0_7'", "0_"),
     (lambda f: f.update(pins={"0_0": "J1"}), "client 'J1'", "I1"),
+    (lambda f: f["config"].update(retained_for=1), "setting 'retained_for'", "leave it out of config"),
+    (lambda f: f["clients"][1]["prev_active"].append("0_0"), "two owners of task '0_0'", "one client"),
+    (lambda f: f.update(clients=[], events=[]), "nobody to place tasks on", "one client"),
+    (lambda f: f.update(events=[{"drop": [one["id"] for one in f["clients"]]}]), "nobody is left", "drop fewer"),
+    (lambda f: f["config"].update(num_standby=1, num_standbys=1), "num_standby and num_standbys are one", ""),
 ]  # fmt: skip
 
 
@@ -172,7 +177,7 @@ def test_what_a_file_cannot_name_is_refused_with_the_nearest(
         ("allow_rebalance", "", "one of all_owned, always"),
         ("num_standby", -1, "from 0 up"),
         ("max_warmup", 0, "from 1 up"),
-        ("exclude", "I1", "pairs"),
+        ("exclude", "I1", "pairs such as 'rack=a'"),
         ("forced_awareness", ["zone"], "values by tag"),
         ("assignor", "", "text"),
     ],
@@ -185,7 +190,6 @@ def test_what_a_setting_of_a_file_cannot_be_is_refused(name: str, value: object,
 
 SHAPES: list[tuple[Callable[[Json], object], str]] = [
     (lambda f: f.pop("name"), "the file has no 'name'"),
-    (lambda f: f.pop("config"), "the file has no 'config'"),
     (lambda f: f["clients"][0].pop("id"), "the client has no 'id'"),
     (lambda f: f["tasks"][0].pop("stateful"), "the task has no 'stateful'"),
     (lambda f: f["clients"].append("I9"), "'I9' is no client"),
@@ -194,7 +198,7 @@ SHAPES: list[tuple[Callable[[Json], object], str]] = [
     (lambda f: f["events"].append({"add": {"id": "I9"}}), "add = .* a list"),
     (lambda f: f["events"].append({"resurrect": {"id": "I1", "lag": 4}}), "resurrect = .* a list"),
     (lambda f: f["clients"][0].update(threads="2"), "threads = '2' .* whole number"),
-    (lambda f: f["clients"][0].update(threads=-1), "threads = -1 .* from 0 up"),
+    (lambda f: f["clients"][0].update(threads=0), "threads = 0 .* from 1 up"),
     (lambda f: f["clients"][0].update(tags=["zone=a"]), "tags = .* a table"),
     (lambda f: f["clients"][0].update(lags={"0_0": -7}), "lags = .* -2 .running. or -3"),
     (lambda f: f["clients"][0].update(prev_active="0_0"), "prev_active = '0_0' .* a list of names"),
@@ -236,7 +240,7 @@ def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
     for part in ("wrong.json", "rebalance_enabled", "did you mean 'rebalance_enable'?"):
         assert part in refused.output
     shown = CliRunner().invoke(main, ["plan", "--json", "--scenario", str(right)])
-    assert json.loads(shown.output)["assignor"] == "riffle_spark sticky"
+    assert json.loads(shown.stdout)["assignor"] == "riffle_spark sticky"
 
 
 @pytest.mark.parametrize("said", [["rolback"], ["rollback", "--rot", "x"], ["plan", "--scenaro", "x"]])

@@ -232,11 +232,10 @@ class Log:
     def append(self, draft: Record, manifest: Manifest) -> Record:
         """Append ``draft`` with ``manifest`` as what it says; return the record as written.
 
-        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here, and the members stay in
-        full records only, as do measurements: there those of the one before stand where the draft names none. Raises
-        ``FencedError`` if another driver appended first, ``UnavailableError`` if it stays unclear (then ``settle`` must
-        succeed before anything else). Whatever takes the log over, which every record does but those of a driver that
-        has it, finds out a store that overwrites: ``ConfigError``.
+        ``sequence``, ``previous``, ``full`` and ``entries`` of the draft are filled in here. Measurements stay in full
+        records, and members where they are as there; a full one tells those known where the draft names none. Raises
+        ``FencedError`` if another driver appended first, ``UnavailableError`` if it stays unclear (``settle`` first).
+        Whatever takes the log over, as all records but those of a driver that has it, finds a store that overwrites.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         record = self._completed(draft, manifest)
@@ -327,13 +326,14 @@ class Log:
 
     def _completed(self, draft: Record, manifest: Manifest) -> Record:
         sequence = self._next_sequence()
-        tail, base = self.tail, self._base
+        tail, base, known = self.tail, self._base, self._full.members if self._full else ()
+        told = draft.members or known
         full = tail is None or draft.kind in ("rollback", "adopt", "dispatch") or sequence - tail.full >= FULL_EVERY
         changed = {a: e.since(base.get(a, EMPTY)) for a, e in manifest.entries.items() if base.get(a) is not e}
         return replace(
             draft, sequence=sequence, previous=self._digest, full=sequence if full or tail is None else tail.full,
             entries=manifest.entries if full else changed, weights=self._weights(draft, full=full),
-            members=(draft.members or (self._full.members if self._full else ())) if full else (),
+            members=told if full or told != known else (),
         )  # fmt: skip
 
     def _weights(self, draft: Record, *, full: bool) -> Mapping[str, object]:

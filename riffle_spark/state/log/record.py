@@ -101,8 +101,8 @@ class Record:
 
     ``promised`` is the oldest sequence that a rollback may go back to: no delete that was sent, or is sent before a
     newer record says otherwise, is of an object that it or a later one lists. ``members`` are the live ones, in full
-    records, and ``weights`` the load of key-groups. ``orders`` are what was asked of the query (docs/formats.md);
-    ``watermarks`` are reserved, and kept as they are.
+    records and in those after them by which others live, and ``weights`` the load of key-groups. ``orders`` are what
+    was asked of the query (docs/formats.md); ``watermarks`` are reserved, and kept as they are.
     """
 
     sequence: int

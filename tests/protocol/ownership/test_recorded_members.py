@@ -1,4 +1,4 @@
-"""Which members a record tells: the live ones, in full records, also where no batch is committed."""
+"""Which members a record tells: the live ones, in full records and after changes, also where no batch is committed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,21 @@ def test_full_records_tell_the_live_members(tmp_path: Path) -> None:
     hosts = [sorted((member.executor, member.host, member.slots) for member in record.members) for record in full]
     assert hosts == [[], [("1", "host-1", 1), ("2", "host-2", 1)], [("1", "host-1", 1)]]
     assert {member.id for member in full[1].members} >= set(full[1].owners.values())
-    assert all(not record.members for record in told(world) if record.full != record.sequence)
+
+
+def test_a_record_tells_who_lives_now_where_its_full_one_does_not(tmp_path: Path) -> None:
+    """The first batch's record does, for a claim knows nobody; so does one after a loss; where they are alike, none."""
+    world = World(tmp_path, retained_versions=100)
+    for version in range(5):
+        world.batch(version, one(1))
+    world.cluster.lose("2")
+    world.batch(5, one(1))
+    records = told(world)
+    shown = [(record.sequence == record.full, sorted(each.executor for each in record.members)) for record in records]
+    assert shown == [
+        (True, []), (False, ["1", "2"]), (False, ["1", "2"]), (False, ["1", "2"]),
+        (True, ["1", "2"]), (False, []), (False, ["1"]),
+    ]  # fmt: skip
 
 
 def test_records_without_a_batch_carry_the_members_on(tmp_path: Path) -> None:
