@@ -226,10 +226,10 @@ def _pairs(value: Value) -> tuple[tuple[str, str], ...] | None:
 
 @_range("pairs `store=group`")
 def groups(value: Value) -> Value:
-    """Return pairs of a store and its group, written as in ``pairs``; a group's name is letters, digits and `._-`."""
-    told = pairs(value)
-    assert isinstance(told, tuple)
-    if any(not _GROUP.match(group) for _, group in told) or len({store for store, _ in told}) < len(told):
+    """Return pairs of a store and its group, written as pairs are; a group's name is letters, digits and `._-`."""
+    told = _pairs(value)
+    stores = [store for store, group in told or () if _GROUP.match(group)]
+    if told is None or len(set(stores)) < len(told):
         raise ValueError("a group by store, such as 'models=heavy', of letters, digits and ._-, or a table")
     return told
 
