@@ -92,7 +92,7 @@ def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
 
 def has_only_owners_copies(query: LiveQuery) -> bool:
     """Tell whether nobody has a copy of what another member owns."""
-    live, owners = query.ownership.members.live, query.ownership.owners
+    live, owners = query.ownership.members.live, query.ownership.owners()
     copies = {(kg, member) for member in live for _, kg in query.ownership.copies.of(member)}
     return copies == set(owners.items())
 

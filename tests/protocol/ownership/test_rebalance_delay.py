@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from riffle_spark.assign.model import Assignment
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.members import Homes
-from riffle_spark.protocol.ownership.view import task
 from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")

@@ -12,10 +12,11 @@ import pytest
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Strategy
 from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import LiveMember, Members
 from riffle_spark.protocol.ownership.shunned import Shunned
-from riffle_spark.protocol.ownership.view import Situation, assign_settings, room_of, task
+from riffle_spark.protocol.ownership.view import Situation, assign_settings, room_of
 from riffle_spark.protocol.ownership.world_rules import WorldSituation
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import LINES, Settings
@@ -84,7 +85,7 @@ def on_disks(used: Mapping[str, float], owners: str) -> Situation:
     present = Assignment({task(n): owner for n, owner in enumerate(owners)})
     return WorldSituation(
         members, KnownCopies(), Manifest(), (), range(len(owners)), 0.0, present, sizes=sizes,
-        memory=dict.fromkeys(sizes, GB / 10),
+        memory=dict.fromkeys(map(task, sizes), GB / 10),
     )  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def test_room_is_what_is_free_below_the_mark_and_what_is_there_already() -> None
     """A copy may take twice its state; a member over the mark tells no room, its marks say what leaves it."""
     room, needs = room_of(on_disks({"a": 0.7, "b": 0.1, "c": 0.9}, "aaab"), Settings())
     assert room == {"a": 700_000_000, "b": 900_000_000}
-    assert needs == dict.fromkeys(range(4), 200_000_000)
+    assert needs == dict.fromkeys(map(task, range(4)), 200_000_000)
     assert room_of(on_disks({"a": 0.0, "b": 0.0}, "aaab"), Settings()) == ({}, {}), "all fit on each"
 
 
@@ -122,7 +123,7 @@ def test_room_in_memory_is_what_is_left_below_its_mark_and_what_its_own_key_grou
     situation = on_disks({"a": 0.0, "b": 0.0}, "aab")
     situation.members.memories.update(a=(400_000_000, 100_000_000), b=(100_000_000, 9 * GB))
     room, needs = room_of(situation, Settings())
-    assert needs == dict.fromkeys(range(3), 100_000_000)
+    assert needs == dict.fromkeys(map(task, range(3)), 100_000_000)
     assert room == {"a": 250_000_000, "b": 8_090_000_000 + 100_000_000}
     situation.members.memories["a"] = (400_000_000, GB)
     assert room_of(situation, Settings()) == ({}, {})
