@@ -143,7 +143,8 @@ class LinesHistory(History):
         old = [name for name in present if needed > (paths.record_sequence(name) or newest)]
         assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
         others = [said for name in present if name not in listed and (said := paths.parse(name))]
-        unlisted = [said for said in others if said.epoch < tail.epoch or said.kind == "delta"]
+        given_up = tail.version - 1  # what was sealed for the last batches in vain goes with the next ones
+        unlisted = [s for s in others if s.epoch < tail.epoch or (s.kind == "delta" and s.version < given_up)]
         assert not unlisted, f"{len(unlisted)} objects stay that nothing retained lists, such as {unlisted[0]}"
         assert len(others) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
 
