@@ -54,16 +54,6 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
     assert capacity_of(replace(NEED, rows_per_second=0)).total_workers == 1
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(Need)])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_a_figure_that_is_none_is_refused_by_its_name(name: str, value: float) -> None:
-    """Less than nothing, no number, or without end: nothing could be worked out."""
-    with pytest.raises(ConfigError, match=f"{name} = {value} is no figure"):
-        capacity_of(replace(NEED, **{name: value}))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="must be more than 0"):
-        capacity_of(replace(NEED, rows_per_worker=5e-324))
-
-
 @settings(deadline=None)
 @given(st.builds(
     Need, st.floats(0, 1e7), st.floats(1, 1e6), st.floats(0, 1e12), st.integers(1, 64), st.floats(0, 0.001),
