@@ -195,8 +195,8 @@ def _text(planned: Json) -> str:
     single = cast(Json, planned["single"])
     lines = [f"{planned['scenario']}  ({planned['strategy']}, {planned['clients']} members, {planned['tasks']} tasks)"]
     lines += _placed(cast(Json, single["assignment"]))
-    lines.append(f"  moves {_flat(single['moves'])}")
-    lines.append(f"  balance {_flat(single['balance'])}")
+    lines.append(f"  moves {_flat(single['moves']) or 'none'}")
+    lines.append(f"  balance {_flat(single['balance']) or 'even'}")
     if single["probing_rebalance_needed"]:
         lines.append(f"  to be continued: {single['probe_reason']}")
     lines += [f"  warning: {warning}" for warning in cast("list[str]", single["warnings"])]

@@ -60,6 +60,7 @@ class Play:
         self._busy_until = 0.0
         self._deferred_until: float | None = None
         self._outside: bool | None = None
+        self._levelled: object = None
         self._events = list(world.events)
         self.present = Assignment({})
         self.present = self._assigned()
@@ -235,7 +236,9 @@ class Play:
             owners = {t: self.names[m] for t, m in enumerate(self.copies.owner.tolist())}
             slots = {name: member.slots for name, member in self.live.items()}
             self._outside = rules.outside_band(dict(enumerate(work.tolist())), owners, slots, settings.balance_band)
-        if rules.patience.weights_are_outside(self._outside and not present.warmups):
+        tried = (work.tobytes(), *self.live)
+        if rules.patience.weights_are_outside(self._outside and not present.warmups and tried != self._levelled):
+            self._levelled = tried
             weights = [round(1000 * each) for each in work.tolist()]
             self.tasks = tuple(replace(task, weight=weights[t]) for t, task in enumerate(self.tasks))
             fired.append(True)

@@ -254,6 +254,14 @@ def test_a_quiet_world_stands_still(policy: str) -> None:
     assert done.bytes_kept > 0
 
 
+def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> None:
+    """A member that is excluded stays without work: one look at the begin, and one when loads become others."""
+    excluded = {"exclude": {"id": "m0"}}
+    assert played(made(config=excluded), "riffle").assigned == 1
+    more = [{"at": 900, "load": 2, "tasks": [f"s_{n}" for n in range(6)]}]
+    assert played(made(config=excluded, events=more), "riffle").assigned > 1
+
+
 @pytest.mark.parametrize(
     ("world", "said"),
     [
