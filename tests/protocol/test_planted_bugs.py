@@ -15,7 +15,7 @@ import pytest
 from riffle_spark.assign.model import TaskId
 from riffle_spark.protocol.batch import driver
 from riffle_spark.protocol.batch.enter import Decision
-from riffle_spark.protocol.ownership import cleaner, ownership
+from riffle_spark.protocol.ownership import cleaner, slots
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import LiveMember
@@ -148,7 +148,7 @@ def own_twice(patch: pytest.MonkeyPatch) -> None:
         also = tuple(sorted({*first.key_groups, *(rest[0].key_groups if rest else ())}))
         return SlotLayout((replace(first, key_groups=also), *rest))
 
-    patch.setattr(ownership, "laid_out", twice)
+    patch.setattr(slots, "laid_out", twice)
 
 
 PLANTS = [
