@@ -203,7 +203,7 @@ class Measured:
         self._latched, work = False, self.weights.measured
         loads = loads_of(work, target, slots)
         heavy = {member for member, load in loads.items() if load > 1 + band}
-        self._unlevelled = loads if heavy else {}
+        self._unlevelled = loads if outside_band(work, target, slots, band) else {}
         worst = {m: max((work.get(t, 0.0), t) for t, owner in target.items() if owner == m)[1] for m in heavy}
         for member in sorted(m for m, t in worst.items() if t not in self._said):
             share = work[worst[member]] / (loads[member] * sum(work.values()) * slots[member] / sum(slots.values()))

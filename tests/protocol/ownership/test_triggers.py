@@ -11,6 +11,9 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.ownership.triggers import Measured, Patience
+from riffle_spark.protocol.ownership.weights import Weights
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.placement_invariants import view_now
 
@@ -148,3 +151,18 @@ def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path) -> N
     log = world.log()
     assert log.tail is not None
     assert set(log.read(log.tail.full).weights) == {"assigned", "measured"}
+
+
+def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
+    """Its disk is full, say: the others have little more than the mean each, and assigning anew changes nothing."""
+    weights, patience = Weights(), Patience()
+    weights.measured = {task(n): 1.0 for n in range(60)}
+    owners, slots = {task(n): "abcde"[n % 5] for n in range(60)}, dict.fromkeys("abcdef", 1)
+    measured, fired = Measured(weights, patience), 0
+    for _ in range(30):
+        if measured.is_unlevel(owners, slots, 0.25, settled=True):
+            fired += 1
+            measured.assigned(owners, slots, {}, 0.25)
+            patience.start_over()
+    assert fired == 1
+    assert measured.take_warnings() == []
