@@ -51,12 +51,18 @@ def adopt(
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
         raise ConfigError(f"{root} holds no state", remedy="say that this is wanted: --empty", where=root)
+    if tail is not None and tail.delivers_as is not None and tail.query_id == query_id:
+        raise ConfigError(
+            f"batch {tail.version} of this very query comes once more, to be delivered: the state holds it already",
+            remedy="start the query; adopt takes state over for another checkpoint",
+            where=root,
+        )
     stamp = _stamp()
     base = tail or first_record(query_id, key_groups, dispatch, stamp)
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
-        late_watermark_ms=None, event_times={}, delivers_as=None,
+        late_watermark_ms=None, event_times={}, delivers_as=None, delivers_after_commit=False,
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
     if execute:

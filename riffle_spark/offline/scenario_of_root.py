@@ -112,16 +112,20 @@ def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
 
 
 def _groups(tail: Record, settings: Settings, root: str) -> Groups:
-    """Return the groups of a root's stores. Raises ``ConfigError`` where settings name others than its owners."""
-    groups = Groups.of_query(tail.schemas, settings.store_groups)
-    present = recorded(tail).owners
-    if groups.only(present) != present:
+    """Return the groups of a root's tasks, by those of its stores and of the caches that settings name, which it does
+    not list. Raises ``ConfigError`` where settings name others than its owners.
+    """
+    caches = [store for store, _ in settings.store_groups if store not in tail.schemas]
+    groups = Groups.of_query([*tail.schemas, *caches], settings.store_groups)
+    present = {t.group for t in recorded(tail).owners}
+    fresh = {groups.of(store) for store in tail.schemas} - present - {GROUP}
+    if fresh or present - {*groups.names}:
         raise ConfigError(
             f"the stores below {root} are in other co-location groups than store_groups says",
             remedy="give the settings of the query",
             where="store_groups",
         )
-    return groups
+    return Groups({store: group for store, group in groups.of_stores.items() if group in present})
 
 
 def _tasks(log: Log, tail: Record, groups: Groups) -> tuple[Task, ...]:

@@ -208,7 +208,7 @@ class RunningJob:
         else:
             operator = self._operator_of(store)
             number = None if operator is None else operator.key_group_of(key, self._settings.key_groups)
-        place = None if number is None else ownership.place_of(self.driver.ownership.task_of(number, store))
+        place = None if number is None else ownership.place_of(ownership.task_of(number, store))
         if place is None:
             raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
         return place

@@ -203,6 +203,8 @@ def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
         rollback(world.home.root, first, str(checkpoint), execute=True)
         goes_on(world, checkpoint, 3 if first < 3 else 0)
     rollback(world.home.root, then, str(checkpoint), execute=True)
+    with pytest.raises(ConfigError, match="comes once more, to be delivered"):
+        adopt(world.home.root, str(checkpoint), execute=True)
     assert goes_on(world, checkpoint, 5) == ["repeat", "run"]
     got = world.sinks["totals"].by_id
     assert got["query/0/3"].to_pylist() == [{"k": "a", "count": 4, "total": 6}]

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError
 from riffle_spark.offline.scenario_of_root import (
     Changes,
     recorded_members,
@@ -21,7 +22,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.partitioned_query import Played
-from tests.kit.simulated.world import World
+from tests.kit.simulated.world import World, totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -178,3 +179,16 @@ def test_partitions_are_named_and_hashed_dispatch_is_refused(tmp_path: Path) -> 
     hashed = Played(World(tmp_path / "hashed", dispatch="hashed", key_groups=16))
     hashed.batches(1)
     assert "owners follow from the members alone" in _run("plan", "--root", hashed.world.home.root).output
+
+
+def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    """A root does not list a cache; its owners and the settings tell of its group."""
+    operators = [totals(), replace(totals("seen"), durable=False)]
+    world = Elastic(tmp_path, operators=operators, key_groups=5, store_groups={"seen": "light"})
+    world.feed(2)
+    scenario = scenario_of_root(world.home.root, Settings(store_groups={"seen": "light"}), Changes())
+    assert {task.id.group for task in scenario.tasks} == {"query", "light"}
+    assert sum(len(client.owned) for client in scenario.clients) == len(scenario.tasks) == 10
+    for strange in ({}, {"totals": "heavy", "seen": "light"}):
+        with pytest.raises(ConfigError, match="in other co-location groups"):
+            scenario_of_root(world.home.root, Settings(store_groups=strange), Changes())

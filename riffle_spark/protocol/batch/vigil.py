@@ -67,9 +67,13 @@ class Vigil:
         if tail is None or tail.epoch == mine:
             return
         changed = settings if mine is not None or settings != self._started else None
-        asked = OperatorOrders(found.pins, frozenset(found.drained), found.slots, changed)
+        pins = self._ownership.groups.only(found.pins)
+        asked = OperatorOrders(pins, frozenset(found.drained), found.slots, changed)
         self._operations.take_over(asked, alone=mine is not None)
-        if stands := _told(found, strange):
+        if dropped := [named(t) for t in found.pins if t not in pins]:
+            told = f"pins of co-location groups that are no more are dropped: {', '.join(dropped)}\n"
+            self._ownership.warn(f"{told}  What to do: nothing; or pin what is to stay, in the group that it is in now")
+        if stands := _told(replace(found, pins=pins), strange):
             self._ownership.warn(stands)
 
     def orders(self) -> dict[str, object]:

@@ -63,7 +63,8 @@ class Groups:
         """Return the group of a store that a user names, the only one where none is named. Raises ``ConfigError`` where
         there are several, and for what is no store.
         """
-        check_known("store", [] if store is None else [store], self.of_stores, source="store")
+        if self.of_stores and store is not None:  # before the first batch nothing is known, which is said elsewhere
+            check_known("store", [store], self.of_stores, source="store")
         if store is None and len(self.names) > 1:
             raise ConfigError(
                 f"the query's stores are in several co-location groups: {', '.join(self.names)}",

@@ -129,7 +129,7 @@ class Weights:
     def recorded(self) -> dict[str, object]:
         """Return what a record tells of load: as it was measured, and as the last assignment went by it."""
         told: dict[str, Mapping[TaskId, float]] = {"measured": self.measured, "assigned": self.latched}
-        return {name: {named(t): round(load, 3) for t, load in by.items()} for name, by in told.items() if by}
+        return {name: {named(t): round(load, 3) for t, load in by.items()} for name, by in told.items()}
 
     def go_on(self, recorded: Mapping[str, object]) -> None:
         """Go on assigning by the weights of an earlier driver."""

@@ -341,7 +341,9 @@ class Log:
         if draft.kind in ("rollback", "dispatch"):  # numbers of key-groups may stand for others
             return draft.weights
         told, known = {**self.weights, **draft.weights}, self._full.weights if self._full else {}
-        return told if full else {n: by for n, by in told.items() if n != "measured" and by != known.get(n)}
+        if full:
+            return {name: by for name, by in told.items() if by}
+        return {name: by for name, by in told.items() if name != "measured" and by != known.get(name, {})}
 
 
 def _no_end(first: int) -> UnavailableError:

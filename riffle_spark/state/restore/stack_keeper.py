@@ -257,7 +257,9 @@ class StackKeeper:
             begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
             if begin is not None:
                 self._stacks.switch(key_group, before, Stack(begin))
-                lost |= {key_group} if begin == entry.head else set()
+            # A run that was given up may have begun it: the last link's rows are in no part of it.
+            is_begun = begin is None and before == Stack(entry.head) and link.rows > 0
+            lost |= {key_group} if begin == entry.head or is_begun else set()
         return lost
 
 

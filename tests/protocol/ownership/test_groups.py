@@ -163,6 +163,26 @@ def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path
     assert place is not None
     assert (place.owner, place.group) == (wanted, "heavy")
     assert world.driver.operations.orders.pins == {one_of: wanted}
+    restart(world, store_groups=())
+    report = world.feed()
+    assert any("co-location groups that are no more are dropped: heavy/0" in said for said in report.warnings)
+    world.driver.operations.drain(wanted)
+    check_states(world)
+
+
+def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path: Path) -> None:
+    """Work by which they were assigned is no load of any task that there is. Stores are known from a batch on."""
+    world = in_groups(tmp_path, {"totals": "a", "models": "b"})
+    with pytest.raises(ConfigError, match="has not run a batch yet"):
+        world.driver.operations.pin(0, "1", world.ownership.task_of(0, "models").group)
+    world.feed(2)
+    world.ownership.weights.latch()
+    world.feed()
+    assert "a/0" in str(world.log().weights)
+    restart(world, store_groups=())
+    world.feed()
+    assert "a/0" not in str(world.log().weights)
+    assert world.log().weights.get("assigned", {}) == {}
     check_states(world)
 
 
