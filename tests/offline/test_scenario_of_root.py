@@ -186,9 +186,9 @@ def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_ha
     operators = [totals(), replace(totals("seen"), durable=False)]
     world = Elastic(tmp_path, operators=operators, key_groups=5, store_groups={"seen": "light"})
     world.feed(2)
-    scenario = scenario_of_root(world.home.root, Settings(store_groups={"seen": "light"}), Changes())
+    scenario = scenario_of_root(world.home.root, Settings(store_groups=(("seen", "light"),)), Changes())
     assert {task.id.group for task in scenario.tasks} == {"query", "light"}
     assert sum(len(client.owned) for client in scenario.clients) == len(scenario.tasks) == 10
-    for strange in ({}, {"totals": "heavy", "seen": "light"}):
+    for strange in ((), (("totals", "heavy"), ("seen", "light"))):
         with pytest.raises(ConfigError, match="in other co-location groups"):
             scenario_of_root(world.home.root, Settings(store_groups=strange), Changes())

@@ -340,10 +340,8 @@ class Log:
         """Return what a record tells of load: all if it is full, else what is not measurement and has changed."""
         if draft.kind in ("rollback", "dispatch"):  # numbers of key-groups may stand for others
             return draft.weights
-        told, known = {**self.weights, **draft.weights}, self._full.weights if self._full else {}
-        if full:
-            return {name: by for name, by in told.items() if by}
-        return {name: by for name, by in told.items() if name != "measured" and by != known.get(name, {})}
+        told, known = {**self.weights, **draft.weights}, self._full.weights if self._full and not full else {}
+        return {name: by for name, by in told.items() if by != known.get(name, {}) and (full or name != "measured")}
 
 
 def _no_end(first: int) -> UnavailableError:
