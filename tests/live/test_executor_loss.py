@@ -98,6 +98,7 @@ def test_a_death_between_batches_moves_its_key_groups(spark: SparkSession, job: 
     assert kept.latest("k") == {k: {"rows": 2} for k in range(KEYS)}
 
 
+@pytest.mark.long
 def test_stores_in_two_groups_have_owners_of_their_own_and_a_death_loses_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

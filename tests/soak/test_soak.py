@@ -15,7 +15,7 @@ from tests.kit.folders import CHECKOUT
 from tests.soak.__main__ import main
 from tests.soak.faults import Aim
 
-SCHEDULES = 40
+SCHEDULES = 32
 
 
 def soaked(*arguments: str) -> subprocess.CompletedProcess[str]:

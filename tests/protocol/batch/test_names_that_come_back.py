@@ -233,7 +233,7 @@ PHASES = st.lists(
 
 
 @pytest.mark.parametrize("kinds", [tuple(TYPES), KINDS, tuple(FIELDS)], ids=["columns", "variables", "fields"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(first=KINDS_DRAWN, phases=PHASES)
 def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
     """Whatever was merged, lost, rolled back or given up meanwhile."""
