@@ -9,11 +9,10 @@ from pyspark.sql import SparkSession
 
 from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
-from riffle_spark import Stateful, aggregate, count, max_, sum_
-from riffle_spark.errors import ConfigError
+from riffle_spark import Stateful, aggregate, count, sum_
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_load_app import KEYS, SENT, TAKEN, TIMES
-from tests.kit.streams.streaming import Kept, committed, settings_in, told_by
+from tests.kit.streams.streaming import Kept, refused_between, settings_in, told_by
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -44,18 +43,10 @@ def test_a_key_with_most_rows_is_counted_like_any_other(spark: SparkSession, tmp
 @pytest.mark.timeout(900)
 def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: SparkSession, tmp_path: Path) -> None:
     """Executors that died of a batch are told of in our words, nothing is committed, and with fewer rows it goes on."""
-    kept = Kept()
-    longest = aggregate(rows=count(), longest=max_("v"))
-    job = Stateful("much", "k", longest, settings=settings_in(tmp_path)).into(kept)
-    few, many = "cast(id as string) v", "repeat(cast(id % 10 as string), 2000) v"
-    job(spark.range(100).selectExpr("id % 10 k", few), 0)
-    with pytest.raises(ConfigError, match=r"executors had no memory .*: \d went, .* code 52") as refused:
-        job(spark.range(100_000).selectExpr("id % 10 k", many), 1)
-    assert "maxOffsetsPerTrigger" in refused.value.remedy
-    assert "spark.executor.memory" in refused.value.remedy
-    assert committed(f"file://{tmp_path}/state") == [0]
-    job(spark.range(100).selectExpr("id % 10 k", few), 1)
-    assert kept.latest("k") == {k: {"rows": 20, "longest": f"{90 + k}"} for k in range(10)}
+    told = r"executors had no memory .*: \d went, .* code 52"
+    refused, _ = refused_between(spark, tmp_path, 100_000, told)
+    assert "maxOffsetsPerTrigger" in refused.remedy
+    assert "spark.executor.memory" in refused.remedy
 
 
 @pytest.mark.timeout(900)

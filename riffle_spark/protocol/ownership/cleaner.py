@@ -11,7 +11,7 @@ from collections.abc import Collection, Set
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.messages.upkeep_orders import Drop
-from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
+from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.state.log.manifest import Address
@@ -27,7 +27,7 @@ class Cleaner:
 
     def assigned(
         self, assignment: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool,
-        groups: Groups = ONE_GROUP,
+        groups: Groups,
     ) -> None:  # fmt: skip
         """Take an assignment: it has answered all copies that are known now. Pointer standbys need no copy."""
         idle: dict[tuple[MemberId, Address], float] = {}

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, MemberId, Move, TaskId
 from riffle_spark.keygroups import slot_numbers
-from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups, task
+from riffle_spark.protocol.ownership.groups import Groups, task
 from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
@@ -31,7 +31,7 @@ Cut: TypeAlias = tuple[LiveMember, tuple[int, ...]]
 
 
 def laid_out(
-    members: Mapping[str, LiveMember], owners: Mapping[TaskId, str], groups: Groups = ONE_GROUP,
+    members: Mapping[str, LiveMember], owners: Mapping[TaskId, str], groups: Groups,
     most: int | None = None, shards: Shards | None = None,
 ) -> SlotLayout:  # fmt: skip
     """Return slots for the owners' key-groups, of each group apart: no more on an executor than it has cores, or

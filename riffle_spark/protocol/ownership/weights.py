@@ -192,9 +192,7 @@ class Weights:
         return local
 
 
-def memory_by_member(
-    receipts: Iterable[Receipt], groups: Groups = ONE_GROUP
-) -> dict[MemberId, tuple[int, int]]:  # fmt: skip
+def memory_by_member(receipts: Iterable[Receipt], groups: Groups) -> dict[MemberId, tuple[int, int]]:
     """Return the bytes that each member's Python workers took, and what was left besides: a worker a slot, whichever
     stores it served. One group's slots run after those of another, and use the same workers.
     """

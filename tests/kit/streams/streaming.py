@@ -13,12 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from apps.demo.servers.guard import descendants
-from riffle_spark import Settings, StatefulJob
+from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, max_
+from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
@@ -125,6 +127,23 @@ def records(root: str) -> list[Record]:
 def committed(root: str) -> list[int]:
     """Return the versions that a root's log has committed, in order."""
     return [record.version for record in records(root) if record.kind == "batch"]
+
+
+def refused_between(spark: SparkSession, folder: Path, rows: int, match: str) -> tuple[ConfigError, StatefulJob]:
+    """Run a batch of few rows, one of ``rows`` with long texts, which is refused and commits nothing, and few again;
+    return what refused, and the job.
+    """
+    kept = Kept()
+    longest = aggregate(rows=count(), longest=max_("v"))
+    job = Stateful("much", "k", longest, settings=settings_in(folder)).into(kept)
+    few, many = "cast(id as string) v", "repeat(cast(id % 10 as string), 2000) v"
+    job(spark.range(100).selectExpr("id % 10 k", few), 0)
+    with pytest.raises(ConfigError, match=match) as refused:
+        job(spark.range(rows).selectExpr("id % 10 k", many), 1)
+    assert committed(f"file://{folder}/state") == [0]
+    job(spark.range(100).selectExpr("id % 10 k", few), 1)
+    assert kept.latest("k") == {k: {"rows": 20, "longest": f"{90 + k}"} for k in range(10)}
+    return refused.value, job
 
 
 @contextmanager

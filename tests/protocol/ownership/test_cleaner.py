@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from riffle_spark.assign.model import Assignment
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ownership.cleaner import Cleaner
-from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ports import Executor
@@ -61,7 +61,7 @@ class Interleaved:
         others = [name for name in MEMBERS if name != member]
         kept = {task(group): (others[0],) for group in range(3)} if keeps else {}
         present = Assignment({task(group): member for group in range(3)}, kept)
-        self.cleaner.assigned(present, self.copies, self.members, self.now, pointers=False)
+        self.cleaner.assigned(present, self.copies, self.members, self.now, pointers=False, groups=ONE_GROUP)
         self.unanswered.clear()
         self.needed = {(name, group) for group in range(3) for name in (member, *kept.get(task(group), ()))}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.protocol.ownership.groups import ONE_GROUP
 from riffle_spark.protocol.ownership.weights import memory_by_member
 from tests.kit.simulated.elastic_world import Elastic, warnings
 
@@ -114,4 +115,4 @@ def test_a_worker_that_serves_two_stores_counts_once() -> None:
         told("m1", "a", 0, (5, 90)), told("m1", "b", 0, (7, 80)), told("m1", "a", 1, (2, 85)),
         told("m2", "a", 2, (4, 9)), told("m3", "a", 3, (0, 0)),
     ]  # fmt: skip
-    assert memory_by_member(receipts) == {"m1": (9, 80), "m2": (4, 9)}
+    assert memory_by_member(receipts, ONE_GROUP) == {"m1": (9, 80), "m2": (4, 9)}

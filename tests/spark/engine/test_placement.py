@@ -15,7 +15,7 @@ from riffle_spark import Stateful, aggregate, count
 from riffle_spark.errors import FencedError
 from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.operator import Operator, operator_of
-from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
 from riffle_spark.protocol.ownership.members import LiveMember
 from riffle_spark.protocol.ownership.slots import laid_out
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
@@ -77,7 +77,8 @@ class Slots:
 def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> SlotLayout:
     """Return a layout in which every key-group has any owner."""
     members = {executor.id: LiveMember(executor.id, executor) for executor in executors}
-    return laid_out(members, {task(key_group): chance.choice(executors).id for key_group in range(TOTAL)})
+    owners = {task(key_group): chance.choice(executors).id for key_group in range(TOTAL)}
+    return laid_out(members, owners, ONE_GROUP)
 
 
 def failed(receipts: Sequence[Receipt]) -> list[object]:
