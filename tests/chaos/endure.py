@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -39,6 +40,8 @@ from tests.chaos.slopes import Slope, slope_of
 SAMPLES = 60
 LEAST_SECONDS = 5.0
 LEAST_SAMPLES = 15
+SEEN_SHARE = 0.8
+"""Of the samples that count, so many must have each quantity: a process may be looked at as it ends."""
 SLOTS = 2
 """An executor's."""
 LEAKED_A_BATCH = 0.1
@@ -77,10 +80,11 @@ def sample(room: Room) -> Sample:
     for name, pids in (("driver's JVM", java), ("executors' JVMs", executors)):
         heaps = [heap_mb(pid) for pid in pids]
         found |= of_processes(name, pids)
-        if heaps and None not in heaps:
-            # With the heap known, what is outside is what is left; a heap grows to its limit whatever is in it.
-            del found[f"{name}: memory, MB"]
-            found[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
+        if pids and shutil.which("jcmd"):
+            # A heap grows to its limit whatever is in it, so its memory says nothing where more can be known.
+            found.pop(f"{name}: memory, MB", None)
+            if None not in heaps:
+                found[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
     found |= of_processes("driver's Python", python)
     found |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
     found["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
@@ -109,8 +113,8 @@ def filling_batches(given: Mapping[str, Any], trigger_seconds: float) -> int:
 
 
 def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slope]:
-    """Judge every quantity that each sample has, from the first sample on in which each query has had ``filling``
-    batches. Raises ``ConfigError`` if there are too few of these.
+    """Judge every quantity from the first sample on in which each query has had ``filling`` batches. Raises
+    ``ConfigError`` if there are too few of these samples, or too few that have some quantity.
     """
     done = [min(one[f"batches of {query}"] for query in QUERIES) for one in samples]
     first = sum(batches < filling for batches in done)
@@ -118,9 +122,18 @@ def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slop
         told = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
         raise ConfigError(told, remedy="have it run longer: --minutes")
     batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
-    names = [name for name in samples[-1] if "batches of" not in name and all(name in one for one in samples)]
-    least = LEAKED_A_BATCH * batches
-    return [slope_of(name, times, [one[name] for one in samples], least, first) for name in names]
+    names = dict.fromkeys(name for one in samples for name in one if "batches of" not in name)
+    return [_slope(name, times, samples, LEAKED_A_BATCH * batches, first) for name in names]
+
+
+def _slope(name: str, times: list[float], samples: list[Sample], least: float, first: int) -> Slope:
+    having = [number for number, one in enumerate(samples) if name in one]
+    counting = sum(number >= first for number in having)
+    if counting < SEEN_SHARE * (len(samples) - first):
+        told = f"{name} was seen in {counting} of the {len(samples) - first} samples that count"
+        raise ConfigError(told, remedy="run it again on a machine that is less busy")
+    of_first = sum(number < first for number in having)
+    return slope_of(name, [times[n] for n in having], [samples[n][name] for n in having], least, of_first)
 
 
 class Endure:

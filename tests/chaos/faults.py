@@ -19,13 +19,17 @@ from tests.chaos.store_proxy import TROUBLES, Trouble
 __all__ = ["PROCESS_FAULTS", "STORE_FAULTS", "Fault", "Kind"]
 
 SHARE = 0.5
-SHORT, LONG = (1.0, 1.5), (25.0, 45.0)
-"""The long ones are longer than ``upkeep_timeout`` and what Spark waits for a heartbeat before it asks."""
+SHORT, LONG = (1.0, 1.5), (25.0, 90.0)
+"""The long ones are longer than ``upkeep_timeout``; the longest outlast ``spark.network.timeout``, after which Spark
+takes an executor for lost.
+"""
 SEEKING_SECONDS = 30.0
 
 
 class Fault(ABC):
-    """One fault in one room. ``inject`` tells whether there was anything to break; ``heal`` comes in any case."""
+    """One fault in one room. ``inject`` tells whether there was anything to break; ``heal`` comes in any case, and
+    ``came`` tells after it whether somebody met the fault.
+    """
 
     def __init__(self, room: Room, chance: random.Random) -> None:
         self.room, self.chance = room, chance
@@ -38,6 +42,10 @@ class Fault(ABC):
     def heal(self) -> None:
         """Let it be whole again; harmless where nothing was broken."""
         return
+
+    def came(self) -> bool:
+        """Tell whether somebody met it, where that is not sure from the breaking alone."""
+        return True
 
 
 class Kind(NamedTuple):
@@ -52,6 +60,10 @@ class StoreTrouble(Fault):
 
     kind = ""
 
+    def __init__(self, room: Room, chance: random.Random) -> None:
+        super().__init__(room, chance)
+        self._before = room.proxy.met[self.kind]
+
     def inject(self) -> bool:
         share = 0.2 if self.kind == "slow" else SHARE
         self.room.proxy.trouble = Trouble(self.kind, share)
@@ -59,7 +71,11 @@ class StoreTrouble(Fault):
 
     def heal(self) -> None:
         self.room.proxy.trouble = None
-        self.told = f"{self.room.proxy.met[self.kind]} requests so far"
+
+    def came(self) -> bool:
+        met = self.room.proxy.met[self.kind] - self._before
+        self.told = f"{met} requests met it"
+        return met > 0
 
 
 class StoreRefuses(Fault):
@@ -194,6 +210,7 @@ PROCESS_FAULTS: Mapping[str, Kind] = {
     "SIGSTOP executor, long": Kind(_stopped(AnExecutor), LONG),
     "SIGSTOP Python in a slot, short": Kind(_stopped(AWorkerInASlot), SHORT),
     "SIGSTOP Python in a slot, long": Kind(_stopped(AWorkerInASlot), LONG),
+    "SIGSTOP Python in upkeep, short": Kind(_stopped(AWorkerInUpkeep), SHORT),
     "SIGSTOP Python in upkeep, long": Kind(_stopped(AWorkerInUpkeep), LONG),
     "broker restart": Kind(TheBroker, (2.0, 6.0)),
 }

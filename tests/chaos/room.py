@@ -130,7 +130,7 @@ class Room:
         self._stack.close()
 
     def _start(self) -> None:
-        for name in ("reports", "begun", "asked", "checkpoint", "local", *(f"out/{query}" for query in QUERIES)):
+        for name in ("reports", "begun", "asked", "checkpoint", "local", "tmp", *(f"out/{query}" for query in QUERIES)):
             (self.folder / name).mkdir(parents=True)
         self._stack.callback(unmount_below, self.folder)
         for server in (self.broker, self.store, self.cluster):
@@ -261,7 +261,9 @@ class Room:
     @property
     def environment(self) -> dict[str, str]:
         """What the driver and our commands run with."""
-        return {**self.cluster.environment, **self.store.environment, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        temporary = dict.fromkeys(("TMPDIR", "SPARK_LOCAL_DIRS"), str(self.folder / "tmp"))
+        python = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+        return {**self.cluster.environment, **self.store.environment, **temporary, **python}
 
     # --- What there is to break ---
 

@@ -9,8 +9,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.calls import read_calls
@@ -20,7 +20,7 @@ from tests.chaos.faults import Kind
 from tests.chaos.ledger import Verdict, compare, ledgers
 from tests.chaos.room import Room
 
-__all__ = ["Lane", "Outcome", "Tally", "lanes_over", "verdicts"]
+__all__ = ["Lane", "Outcome", "Tally", "committed_share", "lanes_over", "verdicts"]
 
 CATCH_UP_SECONDS = 300.0
 POLL_SECONDS = 0.5
@@ -82,6 +82,9 @@ class Lane(threading.Thread):
             self._tally.broken.append(f"{drawn.kind}: {type(error).__name__}: {error}")
         finally:
             self._healed(drawn.kind, fault.heal)
+        if happened and not fault.came():
+            happened = False
+            self._say(f"{drawn.kind}: nobody met it")
         (self._tally.happened if happened else self._tally.nobody)[drawn.kind] += 1
 
     def _healed(self, kind: str, heal: Callable[[], None]) -> None:
@@ -93,7 +96,7 @@ class Lane(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of ``--json``."""
+    """The figures."""
 
     seed: int
     rows: int
@@ -112,10 +115,6 @@ class Outcome:
     broken: list[str]
     not_met: list[str]
     by_query: Mapping[str, Mapping[str, int]]
-
-    def to_json(self) -> str:
-        """Return the figures as one JSON object."""
-        return json.dumps(asdict(self))
 
 
 def lanes_over(lanes: list[Lane]) -> None:
@@ -169,6 +168,14 @@ def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str
         time.sleep(3)
         found = verdicts(room, events)
     return found
+
+
+def committed_share(begun: Path, told: Mapping[str, Sequence[object]]) -> float:
+    """Return the share of the batches that Spark began, of the queries that note it, which told that they were
+    committed, be it by a run before. One that a killed driver did not come to tell of counts as not committed.
+    """
+    began = {file.name: len(file.read_text().splitlines()) for file in begun.iterdir()}
+    return sum(len(told[query]) for query in began) / max(1, sum(began.values()))
 
 
 def reports(folder: Path) -> list[dict[str, object]]:

@@ -6,6 +6,7 @@ import http.client
 import itertools
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from tests.chaos.drawing import draw, fewer_than
 from tests.chaos.events import CHUNK, Plan
 from tests.chaos.ledger import Call, Delivery, Ledger, Verdict, compare, ledgers
+from tests.chaos.run_of_chaos import committed_share
 from tests.chaos.store_proxy import StoreProxy, Trouble
 from tests.kit.servers.scripted_server import Answer, ScriptedServer
 
@@ -164,3 +166,10 @@ def test_the_proxy_breaks_bodies(scripted: ScriptedServer, kind: str) -> None:
             assert client.getresponse().read() == b"x" * 1000
     finally:
         proxy.stop()
+
+
+def test_what_was_begun_and_never_told_of_was_not_committed(tmp_path: Path) -> None:
+    """Only the queries that note what they begin count, and what a run before had committed counts as committed."""
+    (tmp_path / "totals").write_text("0\n1\n1\n2\n")
+    told = {"totals": [{"decision": "run"}, {"decision": "repeat"}, {"decision": "run"}], "windows": [{}] * 9}
+    assert committed_share(tmp_path, told) == 0.75

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from riffle_spark.errors import ConfigError
+from tests.chaos.driver_app import QUERIES
 from tests.chaos.endure import filling_batches, slopes
 from tests.chaos.room import SETTINGS
 from tests.chaos.slopes import slope_of
@@ -77,3 +78,14 @@ def test_endure_judges_once_what_is_retained_is_there() -> None:
     assert slopes(TIMES, samples(4.0), filling)[0].growth == 0
     with pytest.raises(ConfigError, match="takes 128 batches to be there, and the run had 118"):
         slopes(TIMES, samples(2.0), filling)
+
+
+def test_endure_judges_what_was_not_seen_now_and_then_and_refuses_what_was_hardly_seen() -> None:
+    """A growth is found though a sample lacks it; what most samples lack ends the run by its name."""
+    samples = [{**dict.fromkeys((f"batches of {query}" for query in QUERIES), 600.0), "heap": n} for n in values(9, 99)]
+    del samples[30]["heap"]
+    assert [one.is_flat for one in slopes(TIMES, samples, 128)] == [False]
+    for one in samples[20:40]:
+        one.pop("heap", None)
+    with pytest.raises(ConfigError, match="heap was seen in 40 of the 60 samples that count"):
+        slopes(TIMES, samples, 128)

@@ -18,7 +18,7 @@ SECONDS = 1200
 @pytest.mark.timeout(SECONDS + 60)
 def test_nothing_is_lost_and_nothing_doubled_while_real_processes_break() -> None:
     """Three queries with a broker, a store and a driver that are broken at random end up with exactly what was sent,
-    and none of them has failed by itself.
+    and none of them has failed by itself. Two minutes are too few for every kind of fault.
     """
     command = [sys.executable, "-m", "tests.chaos", "--seed", "1", "--minutes", "2", "--least", "0", "--rate", "2000"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -26,5 +26,7 @@ def test_nothing_is_lost_and_nothing_doubled_while_real_processes_break() -> Non
     told = json.loads(done.stdout)
     assert (told["lost"], told["doubled"], told["wrong"], told["failures"]) == (0, 0, 0, []), told
     assert done.returncode == 0, told
-    assert sum(told["faults"].values()) >= 3
+    lanes = ({"store"}, {"SIGKILL", "SIGSTOP", "broker"}, {"disk", "damaged", "clocks", "rebalance", "drain", "pin"})
+    begins = {kind.replace(":", " ").split()[0] for kind in told["faults"]}
+    assert all(begins & lane for lane in lanes), told["faults"]
     assert told["rows"] > 100_000

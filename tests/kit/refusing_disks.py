@@ -25,17 +25,19 @@ _UNREADABLE = "/proc/self/mem"
 
 
 class RefusingDisk:
-    """A folder that can be made to refuse what is written to it, and to take it again. ``how`` tells the means."""
+    """A folder that can be made to refuse what is written to it, and to take it again. ``how`` tells the means,
+    ``mounted`` whether it has a file system of its own.
+    """
 
     def __init__(self, folder: Path, way: Way, *, mounted: bool) -> None:
         self.folder = folder
         self.how = f"a tmpfs that is {way}" if mounted else "an owner file that cannot be read (EIO)"
-        self._mounted = mounted
+        self.mounted = mounted
         self._way = way
 
     def refuse(self) -> None:
         """Refuse every write from now on."""
-        if not self._mounted:
+        if not self.mounted:
             (self.folder / "owner").rename(self.folder / "away")
             (self.folder / "owner").symlink_to(_UNREADABLE)
         elif self._way == "full":
@@ -47,7 +49,7 @@ class RefusingDisk:
 
     def recover(self) -> None:
         """Take writes again."""
-        if not self._mounted:
+        if not self.mounted:
             (self.folder / "owner").unlink()
             (self.folder / "away").rename(self.folder / "owner")
         elif self._way == "full":
