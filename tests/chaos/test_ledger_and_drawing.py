@@ -171,5 +171,8 @@ def test_the_proxy_breaks_bodies(scripted: ScriptedServer, kind: str) -> None:
 def test_what_was_begun_and_never_told_of_was_not_committed(tmp_path: Path) -> None:
     """Only the queries that note what they begin count, and what a run before had committed counts as committed."""
     (tmp_path / "totals").write_text("0\n1\n1\n2\n")
-    told = {"totals": [{"decision": "run"}, {"decision": "repeat"}, {"decision": "run"}], "windows": [{}] * 9}
+    told: dict[str, list[object]] = {
+        "totals": [{"decision": "run"}, {"decision": "repeat"}, {"decision": "run"}],
+        "windows": [{}] * 9,
+    }
     assert committed_share(tmp_path, told) == 0.75
