@@ -16,7 +16,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Plan", "adopt", "offsets_before", "rollback", "target_of"]
+__all__ = ["Plan", "adopt", "clocks", "offsets_before", "rollback", "target_of"]
 
 _DEFAULT_KEY_GROUPS = 128
 _RECORD = "record:"
@@ -46,7 +46,7 @@ def adopt(
     that is none.
     """
     objects = open_store(root, options or StoreOptions())
-    log, spark = Log(objects, root), Checkpoint(checkpoint)
+    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint)
     tail = log.open()
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
@@ -83,7 +83,7 @@ def rollback(
     ``CorruptStateError`` if objects that it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
-    log, spark = Log(objects, root), Checkpoint(checkpoint)
+    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint)
     tail = log.open(broken=True)
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
@@ -115,6 +115,11 @@ def rollback(
             + (", as one that comes again: its sealed output may not have been delivered" if sealed else "")
         )
     return Plan(tuple(steps), execute, target.version, target.offsets)
+
+
+def clocks() -> tuple[float, ...]:
+    """Return the seconds of this machine's clocks, for a log: a query that went on may have swept its next number."""
+    return time.monotonic(), time.time()
 
 
 def _stamp() -> Stamp:

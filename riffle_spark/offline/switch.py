@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
-from riffle_spark.offline.recovery import Plan
+from riffle_spark.offline.recovery import Plan, clocks
 from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded, state_of
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
@@ -61,7 +61,7 @@ def switch_dispatch(
     """
     options = options or StoreOptions()
     objects, keys = open_store(root, options), keys_in(encryption_keys, options.s3_region)
-    log = Log(objects, root)
+    log = Log(objects, root, clocks)
     tail = log.open()
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="set dispatch before the first batch", where=root)
@@ -90,7 +90,7 @@ def switch_keys(
     """
     options = options or StoreOptions()
     objects = open_store(root, options)
-    log = Log(objects, root)
+    log = Log(objects, root, clocks)
     tail = log.open()
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="correct `root`", where=root)

@@ -169,6 +169,7 @@ class Remedies:
         self._chance: random.Random = world.chance
         self._actor: Actor | None = None
         self._asking: int | str = -1
+        self._stamped = ""
         self.begun = 0
         self.line = 0
         """The line that Spark's checkpoint is of."""
@@ -177,10 +178,12 @@ class Remedies:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
         patch.setattr(recovery, "open_store", lambda *_: self._world.stepped)
         patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
+        patch.setattr(recovery, "clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000))
 
     def _drawn_stamp(self) -> Stamp:
         stamp = Stamp(self._chance.randbytes(16).hex(), self._world.clock.wall_ms())
         self._world.log_seen.asked[stamp.commit_id] = self._asking
+        self._stamped = stamp.commit_id
         return stamp
 
     def begins(self) -> bool:
@@ -256,6 +259,7 @@ class Remedies:
             world.say(f"{type(error).__name__}: {str(error)[:150]}")
             world.check_expected(error)
             return
+        world.holds_told(self._stamped)
         world.step("state taken over")
 
     def _choose(self) -> int | str | None:
@@ -302,6 +306,7 @@ class Remedies:
             if not refused:
                 world.check_expected(error)
             return
+        world.holds_told(self._stamped)
         world.step("query taken back")
         with world.scheduler.quiet():
             self.line, world.committed = len(lines.jobs) - 1, checkpoint.next_batch() - 1

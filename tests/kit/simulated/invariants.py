@@ -55,6 +55,12 @@ class History:
                 self._note(sequence, decode(data, ""), log)
         self.check_listed_objects()
 
+    def check_told(self, commit_id: str) -> None:
+        """I4: what somebody was told is committed is in the log's line, and not under a number that was swept."""
+        self.look()
+        known = any(record.commit_id == commit_id for record in self.records.values())
+        assert known, "I4: somebody was told that a record is committed, and the log's line never had it"
+
     def _note(self, sequence: int, record: Record, log: Log) -> None:
         manifest = log.manifest_of(record)
         assert record.sequence == sequence
