@@ -145,7 +145,11 @@ class Ownership:
     def _look(self, home: Home, now: float) -> list[MemberChanges]:
         """Take in who left, joined and returned."""
         self.members.forget_lost(now, self._settings.scheduled_rebalance_max_delay)
+        unnamed = [name for name, living in self.members.live.items() if not living.counted]
         found = self._arrivals.look(self.executors, self.members, self.copies, home, now)
+        by_executor = {name: self.members.of_executor(name) for name in unnamed}
+        if names := {name: living.id for name, living in by_executor.items() if living and living.counted}:
+            self._operations.known_as(names)
         self.copies.only_of(self.members.live)
         awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
         for changes in found:
