@@ -14,6 +14,7 @@ from riffle_spark.errors import ConfigError, RiffleError
 __all__ = ["main"]
 
 _TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
+_PREVIOUS = "With deliver_after_commit: checkpoint of the query that had the state; tells whether output was delivered."
 _checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
 
 
@@ -37,7 +38,12 @@ def main() -> None:
 @of_a_root
 @_checkpoint
 @click.option("--empty", is_flag=True, help="Begin with no state on purpose.")
-def adopt(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, empty: bool) -> None:
+@click.option("--previous", metavar="CHECKPOINT", help=_PREVIOUS)
+@click.option("--delivered", is_flag=True, help="Sealed output was delivered, or nobody wants it.")
+def adopt(
+    root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, empty: bool,
+    previous: str | None, delivered: bool,
+) -> None:  # fmt: skip
     """Bind the state below a root to the query of another checkpoint."""
     from riffle_spark.offline import recovery
     from riffle_spark.worker.member_folders import options_of
@@ -45,7 +51,7 @@ def adopt(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, 
     settings = settings_in(conf_file, s3_endpoint)
     plan = recovery.adopt(
         root, checkpoint, options=options_of(settings), empty=empty, key_groups=settings.key_groups,
-        dispatch=settings.dispatch, execute=execute,
+        dispatch=settings.dispatch, delivered=delivered or previous or False, execute=execute,
     )  # fmt: skip
     show(plan)
     if plan.offsets:

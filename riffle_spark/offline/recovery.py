@@ -36,14 +36,17 @@ class Plan:
 
 def adopt(
     root: str, checkpoint: str, *, options: StoreOptions | None = None, empty: bool = False,
-    key_groups: int = _DEFAULT_KEY_GROUPS, dispatch: str = "key_group", execute: bool = False,
+    key_groups: int = _DEFAULT_KEY_GROUPS, dispatch: str = "key_group", delivered: bool | str = False,
+    execute: bool = False,
 ) -> Plan:  # fmt: skip
     """Bind the state below ``root`` to the query of ``checkpoint``, whose next batch will then be run on it.
 
     ``empty`` allows a root without any state (``key_groups`` and ``dispatch`` are then fixed by this call). Does
     nothing unless ``execute``. The plan tells the offsets the state is at: the new query must start reading there, or
-    rows are missed or counted twice. Raises ``ConfigError`` for an empty root without ``empty`` and for a checkpoint
-    that is none.
+    rows are missed or counted twice. The newest batch's output may be sealed and not delivered yet
+    (``deliver_after_commit``), and a query with another checkpoint cannot ask for it: ``delivered`` is the checkpoint
+    of the query that had the state, which tells that it was, or ``True`` if you do. Raises ``ConfigError`` if
+    nothing tells, for an empty root without ``empty`` and for a checkpoint that is none.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root, clocks), Checkpoint(checkpoint)
@@ -51,12 +54,9 @@ def adopt(
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
         raise ConfigError(f"{root} holds no state", remedy="say that this is wanted: --empty", where=root)
-    if tail is not None and tail.delivers_as is not None and tail.query_id == query_id:
-        raise ConfigError(
-            f"batch {tail.version} of this very query comes once more, to be delivered: the state holds it already",
-            remedy="start the query; adopt takes state over for another checkpoint",
-            where=root,
-        )
+    if tail is not None and tail.delivers_after_commit and tail.version >= 0:
+        told_by = Checkpoint(delivered if isinstance(delivered, str) else checkpoint)
+        _check_delivered(tail, query_id, told_by, root, said=delivered is True)
     stamp = _stamp()
     base = tail or first_record(query_id, key_groups, dispatch, stamp)
     draft = replace(
@@ -68,6 +68,27 @@ def adopt(
     if execute:
         log.append(draft, log.manifest)
     return Plan(tuple(steps), execute, version, base.offsets)
+
+
+def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, *, said: bool) -> None:
+    """Raise ``ConfigError`` if sealed output may not have come to its sink, as far as its query's checkpoint tells."""
+    following = spark.next_batch() if spark.query_id() == tail.query_id else -1
+    if following == tail.version and tail.query_id == query_id:
+        raise ConfigError(
+            f"batch {tail.version} of this very query comes once more, to be delivered: the state holds it already",
+            remedy="start the query; adopt takes state over for another checkpoint",
+            where=root,
+        )
+    if said or following > tail.version or not any(link.rows for _, link in tail.outputs):
+        return
+    raise ConfigError(
+        f"the output of batch {tail.version} is sealed and may not have been delivered: only query {tail.query_id} can "
+        "ask for it",
+        remedy="start that query once more if it has not got it, and show by its checkpoint that it has: --previous "
+        f"CHECKPOINT; or see whether the sink has delivery {tail.query_id}/{tail.line}/{tail.version}, and say "
+        "--delivered",
+        where=root,
+    )
 
 
 def rollback(

@@ -209,3 +209,38 @@ def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
     got = world.sinks["totals"].by_id
     assert got["query/0/3"].to_pylist() == [{"k": "a", "count": 4, "total": 6}]
     assert set(got) == {"query/0/0", "query/0/1", "query/0/2", "query/0/3"} | ids
+
+
+def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path: Path, checkpoint: Path) -> None:
+    """Its query alone can ask for it: another one takes over once that query's checkpoint tells that it was delivered,
+    or the operator says so.
+    """
+    world = crashed_before_delivery(tmp_path, 4)
+    root, other = world.home.root, tmp_path / "other"
+    other.mkdir()
+    (other / "metadata").write_text('{"id": "another"}')
+    for name in ("commits/3", "commits/4", "offsets/4"):  # batch 3 is to come once more
+        (checkpoint / name).unlink()
+    for told in (False, str(checkpoint), str(other)):
+        with pytest.raises(ConfigError, match=r"output of batch 3 .*(?s:.)*query/0/3"):
+            adopt(root, str(other), delivered=told, execute=True)
+    with pytest.raises(ConfigError, match="this very query comes once more"):
+        adopt(root, str(checkpoint), delivered=True, execute=True)
+    assert adopt(root, str(other), delivered=True).version == -1
+    assert goes_on(world, checkpoint, 4) == ["repeat"]
+    assert world.sinks["totals"].by_id["query/0/3"].to_pylist() == [{"k": "a", "count": 4, "total": 6}]
+    (checkpoint / "commits" / "3").write_text('v1\n{"nextBatchWatermarkMs":7}')
+    adopt(root, str(other), delivered=str(checkpoint), execute=True)
+    world.query_id = "another"
+    world.start()
+    assert world.batch(0, one(10)).decision == "run"
+    assert world.state("totals") == {"a": (5, 16)}
+
+
+def test_state_with_nothing_to_deliver_is_taken_over_at_once(tmp_path: Path, checkpoint: Path) -> None:
+    """The last batch brought no rows for the sink."""
+    world = World(tmp_path, deliver_after_commit=True)
+    fill(world, 2)
+    world.batch(2, one(0).slice(0, 0))
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    assert adopt(world.home.root, str(checkpoint), execute=True).executed
