@@ -54,9 +54,15 @@ def adopt(
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
         raise ConfigError(f"{root} holds no state", remedy="say that this is wanted: --empty", where=root)
+    if empty and log.manifest.entries:
+        raise ConfigError(
+            f"{root} holds state", remedy="take it over without --empty, or name an empty root", where=root
+        )
     if tail is not None and tail.delivers_after_commit and tail.version >= 0:
         told_by = Checkpoint(delivered if isinstance(delivered, str) else checkpoint)
         _check_delivered(tail, query_id, told_by, root, said=delivered is True)
+    if tail is not None:
+        _check_not_run(log, tail, query_id, version, root)
     stamp = _stamp()
     base = tail or first_record(query_id, key_groups, dispatch, stamp)
     draft = replace(
@@ -68,6 +74,20 @@ def adopt(
     if execute:
         log.append(draft, log.manifest)
     return Plan(tuple(steps), execute, version, base.offsets)
+
+
+def _check_not_run(log: Log, tail: Record, query_id: str, version: int, root: str) -> None:
+    """Raise ``ConfigError`` if this query has run batches on this state that its checkpoint does not know: it would
+    have other rows delivered under their ids.
+    """
+    for record in [tail] if tail.query_id == query_id else _line(log, tail):
+        if record.query_id == query_id and record.rollbacks == tail.rollbacks and record.version > version:
+            raise ConfigError(
+                f"query {query_id} itself has run batch {record.version} on this state, and its checkpoint is at batch "
+                f"{version}: rows would be counted twice, and delivery ids come again with other rows",
+                remedy=f"riffle rollback --to {version}, or --to record:{record.sequence}, with this checkpoint",
+                where=root,
+            )
 
 
 def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, *, said: bool) -> None:
@@ -100,7 +120,8 @@ def rollback(
     -1 is the state before the first batch. ``record:17`` names a record of the log instead, also one of a line that
     a rollback has given up. A batch with sealed output may not have been delivered yet: it stays planned in the
     checkpoint, so that it comes once more, and is. Does nothing unless ``execute``. Raises ``ConfigError`` if no
-    retained record is of that batch, or the newest one does not promise it any more (``Record.promised``),
+    retained record is of that batch, or the newest one does not promise it any more (``Record.promised``), or the
+    checkpoint is of a query that had this state neither then nor has it now,
     ``CorruptStateError`` if objects that it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
@@ -110,6 +131,13 @@ def rollback(
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
     query_id = spark.query_id()
     target = target_of(log, tail, to)
+    if query_id not in {tail.query_id, target.query_id}:
+        raise ConfigError(
+            f"{checkpoint} is of query {query_id}, and this state is of query {tail.query_id}: a rollback would delete "
+            "what the checkpoint says of that query's batches",
+            remedy="name the checkpoint of the query that has the state; see riffle adopt to give it to another one",
+            where="--checkpoint",
+        )
     manifest = log.manifest_of(target)
     sealed = target.delivers_after_commit and target.version >= 0
     needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,3 +245,59 @@ def test_state_with_nothing_to_deliver_is_taken_over_at_once(tmp_path: Path, che
     world.batch(2, one(0).slice(0, 0))
     (checkpoint / "metadata").write_text('{"id": "another"}')
     assert adopt(world.home.root, str(checkpoint), execute=True).executed
+
+
+def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, checkpoint: Path) -> None:
+    """That checkpoint is all that tells the other query where it is; nothing is changed with ``execute`` or without."""
+    fill(world, 5)
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    for execute in (False, True):
+        with pytest.raises(ConfigError, match="is of query another, and this state is of query query"):
+            rollback(world.home.root, 2, str(checkpoint), execute=execute)
+    assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
+    assert world.log().tail == world.driver._log.tail  # private: what the driver holds
+
+
+def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, checkpoint: Path) -> None:
+    """After an adoption both queries' checkpoints may lead back: each to what it had."""
+    fill(world, 3)
+    had = newest(world)
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    adopt(world.home.root, str(checkpoint), execute=True)
+    (checkpoint / "metadata").write_text('{"id": "query"}')
+    rollback(world.home.root, f"record:{had}", str(checkpoint), execute=True)
+    world.start()
+    assert world.batch(3, one(10)).decision == "run"
+    assert world.state("totals") == {"a": (4, 13)}
+
+
+def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: World, checkpoint: Path) -> None:
+    """Rows would count twice under delivery ids that were used: a rollback is what leads back, also where another query
+    has had the state since.
+    """
+    fill(world, 4)
+    newer = checkpoint.with_name("newer")
+    shutil.copytree(checkpoint, newer)
+    for batch in (2, 3, 4):
+        (checkpoint / "commits" / str(batch)).unlink()
+        (checkpoint / "offsets" / str(batch)).unlink()
+    with pytest.raises(ConfigError, match=r"itself has run batch 3 .* is at batch 1.*(?s:.)*rollback --to 1"):
+        adopt(world.home.root, str(checkpoint))
+    (newer / "metadata").write_text('{"id": "another"}')
+    adopt(world.home.root, str(newer), execute=True)
+    with pytest.raises(ConfigError, match="itself has run batch 3"):
+        adopt(world.home.root, str(checkpoint))
+    (newer / "metadata").write_text('{"id": "query"}')
+    assert adopt(world.home.root, str(newer), execute=True).executed
+
+
+def test_empty_means_empty(world: World, checkpoint: Path) -> None:
+    """Who wants to begin with no state does not go on with what is there; again over no state it does nothing new."""
+    root, total = world.home.root, world.settings.key_groups
+    assert adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True).executed
+    assert adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True).executed
+    assert world.batch(5, one(1)).decision == "run"
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    with pytest.raises(ConfigError, match="holds state"):
+        adopt(root, str(checkpoint), empty=True, execute=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -249,3 +250,19 @@ def test_a_command_beside_a_query_that_went_on_for_long_is_told_so(
     assert next_record not in log[0], "the number is free"
     assert world.memory.list(paths.LOG) == log[0]
     assert contents(root) == expected(oracle)
+
+
+def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
+    world: World, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go on for minutes after the query was stopped, and delete what its own epoch has not listed."""
+    tail, append = world.log().tail, switch._append
+    assert tail is not None
+
+    def scanned(*arguments: Any) -> None:
+        scan(world.memory, tail, 2, 0, named=list)
+        append(*arguments)
+
+    monkeypatch.setattr(switch, "_append", scanned)
+    switch_dispatch(world.home.root, "key_group", key_groups=24, execute=True)
+    assert contents(world.home.root) == expected(oracle)
