@@ -114,7 +114,7 @@ def switch_keys(
     return Plan(tuple(steps), execute, tail.version, tail.offsets)
 
 
-def _schemas_with(keys: Keys, tail: Record) -> dict[str, str]:
+def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
     """Return the schemas of a state that was written anew: they say which key its newest parts have."""
     return {name: with_key(text, keys.writes) for name, text in tail.schemas.items()}
 
