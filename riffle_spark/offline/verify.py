@@ -20,6 +20,7 @@ from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, missing
+from riffle_spark.state.restore.reader import runs_of as bounded_runs
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.worker.member_folders import keys_in
 
@@ -202,7 +203,7 @@ def _check_parts(looked: _Looked, tail: Record) -> None:
     listed: set[str] = set()
     reader = Reader(looked.objects, None)
     links = {part.part: part for part in levels if isinstance(part.part, Link)}
-    for run in reader.runs(links):
+    for run in bounded_runs(reader, links):
         listed.add(run[0].object)
         _check_links(looked, reader, run, links, levels, schemas)
     for part, level in levels.items():
@@ -285,6 +286,10 @@ def _check_rows(
             looked.say(level, where, f"it has {table.num_rows} rows, the log says {rows}", _RESTORE)
         elif schema is not None and not schema.history.changes:
             runs_of(table, schema)
+    except ConfigError as error:  # a key that is missing, of some parts or of all: without any keys there is no use
+        if looked.keys is None:
+            raise
+        looked.say_error(level, error, where)
     except CorruptStateError as error:
         looked.say_error(level, error, where)
 
