@@ -107,7 +107,7 @@ def verify(
         _check_line(looked, tail)
         _check_parts(looked, tail)
     if checkpoint is not None:
-        _check_checkpoint(looked, Checkpoint(checkpoint), root, tail)
+        _check_checkpoint(looked, Checkpoint(checkpoint, options), root, tail)
     counted = len(looked.names), looked.checked_bytes, None if tail is None else tail.version
     return Verified(len(looked.digests), *counted, tuple(looked.findings))
 
