@@ -49,7 +49,7 @@ def adopt(
     nothing tells, for an empty root without ``empty`` and for a checkpoint that is none.
     """
     objects = open_store(root, options or StoreOptions())
-    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint)
+    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
     tail = log.open()
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
@@ -125,7 +125,7 @@ def rollback(
     ``CorruptStateError`` if objects that it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
-    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint)
+    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
     tail = log.open(broken=True)
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)

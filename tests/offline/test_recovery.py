@@ -8,13 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError
+from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.world import World, one
 
 
@@ -301,3 +305,38 @@ def test_empty_means_empty(world: World, checkpoint: Path) -> None:
     (checkpoint / "metadata").write_text('{"id": "another"}')
     with pytest.raises(ConfigError, match="holds state"):
         adopt(root, str(checkpoint), empty=True, execute=True)
+
+
+def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, object_server: ObjectServer) -> None:
+    """The endpoint of the settings is the checkpoint's, too: a rollback leads it back, and the query goes on."""
+    fill(world, 5)
+    options = StoreOptions(s3_endpoint=object_server.endpoint, s3_region="us-east-1")
+    place = f"{BUCKET}/{checkpoint.parent.name}"
+    there = open_store(f"s3://{place}", options)
+    for path in sorted(path for path in checkpoint.rglob("[!.]*") if path.is_file()):
+        assert there.put_if_absent(str(path.relative_to(checkpoint)), path.read_bytes())
+    rollback(world.home.root, 2, f"s3a://{place}", options=options, execute=True)
+    assert Checkpoint(f"s3://{place}", options).next_batch() == 3
+    assert there.get("offsets/2") == b"offsets-2"
+    assert not any("/4" in name or "/3" in name for name in there.list(""))
+    world.start()
+    assert world.batch(3, one(100)).decision == "run"
+    with pytest.raises(ConfigError, match="is not a checkpoint"):
+        Checkpoint(f"s3://{place}-elsewhere", options).query_id()
+
+
+@pytest.mark.usefixtures("aws_environment")
+def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_path: Path) -> None:
+    """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
+    fill(world, 2)
+    away = StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_region="us-east-1", s3_max_attempts=1)
+    spark = Checkpoint("s3://bucket/checkpoint", away)
+    for call in (spark.query_id, spark.next_batch, lambda: spark.offsets(1), lambda: spark.restore(1, "offsets-1")):
+        with pytest.raises(UnavailableError, match="cannot be reached") as caught:
+            call()
+        assert caught.value.where == "s3://bucket/checkpoint"
+    config = tmp_path / "riffle.toml"
+    config.write_text('s3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_max_attempts = 1\ns3_patience = 0\n')
+    for arguments in (["s3://bucket/root"], [world.home.root, "--checkpoint", "s3://bucket/checkpoint"]):
+        done = CliRunner().invoke(main, ["verify", *arguments, "--conf-file", str(config)])
+        assert (done.exit_code, "What to do" in done.output) == (3, True), done.output

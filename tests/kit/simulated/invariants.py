@@ -124,9 +124,11 @@ class History:
         newest = max(self.records, default=-1)
         present = set(self.world.memory.list(""))
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
-            gone = self.manifests[sequence].objects() - present if sequence in self.manifests else set()
+            gone = self._listed_by(sequence) - present if sequence in self.manifests else set()
             assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
         for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
+            for _, link in self.records[sequence].outputs:
+                self._check_part(link)
             for (store, key_group), entry in self.manifests[sequence].entries.items():
                 for link in entry.chain:
                     self._check_part(link)
@@ -135,6 +137,10 @@ class History:
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
                     part_codec.decode(data, entry.snapshot.checksum, name)
+
+    def _listed_by(self, sequence: int) -> set[str]:
+        """Return the objects of a record: of state, and of output that was sealed."""
+        return self.manifests[sequence].objects() | {link.object for _, link in self.records[sequence].outputs}
 
     def _check_part(self, link: Link) -> None:
         data = self.world.memory.get(link.object, link.start, link.length)

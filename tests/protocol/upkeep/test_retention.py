@@ -374,3 +374,20 @@ def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypa
         world.batch(80 + run, one(1))
         assert before - 40 <= len(world.memory.list(paths.LOG)) <= max(before - 20, FULL_EVERY + 4)
     assert len(world.memory.list(paths.LOG)) <= FULL_EVERY + 4
+
+
+def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> None:
+    """I5 is of output, too, which no manifest lists: damage to it alone is seen."""
+    world = World(tmp_path, operators=[totals()], deliver_after_commit=True)
+    history = History(world)
+    world.batch(0, one(1))
+    history.look()
+    tail = world.log().tail
+    assert tail is not None
+    ((_, link),) = tail.outputs
+    data = bytearray(world.memory.get(link.object) or b"")
+    data[link.start + link.length // 2] ^= 1
+    world.memory.delete([link.object])
+    world.memory.put_if_absent(link.object, bytes(data))
+    with pytest.raises(AssertionError, match="I5"):
+        history.check_listed_objects()
