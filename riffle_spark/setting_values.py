@@ -4,9 +4,10 @@ Each check takes what a user wrote and returns the value, or raises ``ValueError
 ``checked`` makes the error for users. A ``Range`` is a check that can also be listed in a table.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -79,6 +80,19 @@ def checked(name: str, value: Value, check: Check, *, remedy: str, where: str) -
         raise ConfigError(
             f"{name} = {value!r} is not allowed: it must be {error}", remedy=remedy, where=where
         ) from None
+
+
+def check_rising(settings: object, orders: Iterable[Sequence[str]]) -> None:
+    """Raise ``ConfigError`` where one of some settings is below one that stands before it in its order."""
+    for order in orders:
+        told = [(name, getattr(settings, name)) for name in order]
+        for (lower, low), (upper, high) in itertools.pairwise(told):
+            if high < low:
+                raise ConfigError(
+                    f"{upper} = {high:g} is below {lower} = {low:g}, which is to come before it",
+                    remedy=f"let them rise: {' <= '.join(order)}; where one is not said its default counts",
+                    where=upper,
+                )
 
 
 def whole(low: int, high: int | None = None) -> Range:

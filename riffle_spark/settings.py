@@ -27,6 +27,7 @@ __all__ = [
     "DISPATCHES",
     "LINES",
     "LIVE",
+    "MARKS",
     "Settings",
     "check_names",
     "from_sources",
@@ -36,6 +37,9 @@ __all__ = [
 
 CONF_PREFIX = "spark.riffle."
 DISPATCHES: Final = ("key_group", "partition", "hashed")
+MARKS: Final = (
+    ("local_disk_limit", "local_disk_high", "local_disk_flood"), ("local_memory_limit", "local_memory_high"),
+)  # fmt: skip
 _SHORTEST_PROBING_SECONDS = 60.0
 _OTHERS_STRATEGIES: Final = {"NONE": "none", "min_traffic": "min_cost", "balanced_min_cost": "balance_subtopology"}
 """KIP-925's own names."""
@@ -326,8 +330,8 @@ def from_sources(
 ) -> Settings:
     """Return the settings in force: defaults < ``toml`` < ``conf`` (keys ``spark.riffle.*``) < ``code``.
 
-    ``spark.riffle.conf_file`` in ``conf`` names another TOML file. Raises ``ConfigError`` for unknown names and wrong
-    values.
+    ``spark.riffle.conf_file`` in ``conf`` names another TOML file. Raises ``ConfigError`` for unknown names, wrong
+    values and ``MARKS`` that do not rise.
     """
     named = dict(conf or {})
     chosen = named.pop(f"{CONF_PREFIX}conf_file", None)
@@ -339,4 +343,6 @@ def from_sources(
             check_names([name], source)
             found[name] = _checked(name, value, source)
     found.update(code.given() if code else {})
-    return Settings(**found)  # type: ignore[arg-type]
+    settings = Settings(**found)  # type: ignore[arg-type]
+    values.check_rising(settings, MARKS)
+    return settings

@@ -269,3 +269,18 @@ def test_a_file_named_in_the_configuration_must_be_there(tmp_path: Path) -> None
     """A conf file that was asked for and is missing is an error, not silence."""
     with pytest.raises(ConfigError, match=r"missing\.toml"):
         from_sources(None, {"spark.riffle.conf_file": str(tmp_path / "missing.toml")})
+
+
+def test_marks_of_disks_and_memory_rise(tmp_path: Path) -> None:
+    """A mark below the one before it would do the last thing first; each is looked at with what other sources say."""
+    file = tmp_path / "riffle.toml"
+    file.write_text("local_disk_limit = 0.5\nlocal_memory_limit = 0.4")
+    fine = Settings(local_disk_high=0.6, local_disk_flood=0.6, local_memory_high=0.4)
+    assert from_sources(fine, toml=file).local_disk_high == 0.6
+    for code, said in (
+        (fine, "local_disk_high = 0.6 is below local_disk_limit = 0.8"),
+        (Settings(local_disk_flood=0.85), "local_disk_flood = 0.85 is below local_disk_high = 0.9"),
+        (Settings(local_memory_high=0.8), "local_memory_high = 0.8 is below local_memory_limit = 0.9"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            from_sources(code)

@@ -116,10 +116,11 @@ def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
         ("include", [tag for tag, _ in settings.include]),
         ("exclude", [tag for tag, _ in settings.exclude]),
         ("rack_aware_assignment_tags", settings.rack_aware_assignment_tags),
+        ("forced_awareness", sorted(settings.forced_awareness) if settings.num_standbys else ()),
     ):
         for tag in dict.fromkeys(tags):
             if here and all(member.attribute(tag) is None for member in here):
-                yield f"{name} names the tag {tag}, which no member has"
+                yield f"{name} names the tag {tag}, which no member has: it has no effect"
 
 
 def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
@@ -138,12 +139,10 @@ def _awareness_warnings(view: View, copies: Copies, settings: AssignSettings) ->
     if not settings.forced_awareness or not settings.num_standbys:
         return
     for tag, values in sorted(settings.forced_awareness.items()):
-        here = {member.attribute(tag) for member in view.members}
-        if here == {None}:
-            yield f"forced_awareness names the tag {tag}, which no member has: it has no effect"
+        here = {member.attribute(tag) for member in view.members} - {None}
         away = sorted(set(values) - here)
         missing = sum(settings.num_standbys - len(copies.standbys[t]) for t in copies.stateful)
-        if away and missing and here != {None}:
+        if here and away and missing:
             told = f"{tag} = {', '.join(away)}"
             yield f"{missing} standbys stay unassigned: forced_awareness keeps them for {told}, where no member is"
 

@@ -9,11 +9,13 @@ import click
 from riffle_spark.console.dispatch import dispatch_command, keys_command
 from riffle_spark.console.options import conf_file_option, of_a_root, of_a_store, settings_in, show
 from riffle_spark.console.plan import plan_command, simulate_command
-from riffle_spark.errors import ConfigError, RiffleError
+from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 
 __all__ = ["main"]
 
+_AWAY = 3  # what a command ends with where it may help to run it again
 _TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
+_PREVIOUS = "With deliver_after_commit: checkpoint of the query that had the state; tells whether output was delivered."
 _checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
 
 
@@ -23,6 +25,9 @@ class _Group(click.Group):
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
+        except UnavailableError as error:
+            click.ClickException(str(error)).show()
+            context.exit(_AWAY)
         except RiffleError as error:
             raise click.ClickException(str(error)) from error
 
@@ -37,7 +42,12 @@ def main() -> None:
 @of_a_root
 @_checkpoint
 @click.option("--empty", is_flag=True, help="Begin with no state on purpose.")
-def adopt(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, empty: bool) -> None:
+@click.option("--previous", metavar="CHECKPOINT", help=_PREVIOUS)
+@click.option("--delivered", is_flag=True, help="Sealed output was delivered, or nobody wants it.")
+def adopt(
+    root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, empty: bool,
+    previous: str | None, delivered: bool,
+) -> None:  # fmt: skip
     """Bind the state below a root to the query of another checkpoint."""
     from riffle_spark.offline import recovery
     from riffle_spark.worker.member_folders import options_of
@@ -45,7 +55,7 @@ def adopt(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, 
     settings = settings_in(conf_file, s3_endpoint)
     plan = recovery.adopt(
         root, checkpoint, options=options_of(settings), empty=empty, key_groups=settings.key_groups,
-        dispatch=settings.dispatch, execute=execute,
+        dispatch=settings.dispatch, delivered=delivered or previous or False, execute=execute,
     )  # fmt: skip
     show(plan)
     if plan.offsets:
@@ -117,7 +127,7 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
 def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """Read all that a root's retained records list, and say what is wrong with it. Changes nothing.
 
-    Ends with 1 if something is. Notes harm nothing.
+    Ends with 1 if something is, with 3 if the store cannot be reached. Notes harm nothing.
     """
     from riffle_spark.offline import verify as verification
     from riffle_spark.worker.member_folders import options_of

@@ -3,11 +3,14 @@ know our log.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyarrow import fs
 
-from riffle_spark.errors import UNREADABLE, ConfigError
+from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError
+from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = ["Checkpoint"]
 
@@ -16,34 +19,42 @@ _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint folder, by path or URI (``file:``, ``s3:``, ``hdfs:``: what pyarrow reaches)."""
+    """A checkpoint folder, by path or URI (``file:``, ``s3:``, ``hdfs:``: what pyarrow reaches). ``options`` tell of a
+    server of S3's kind.
+
+    All raise ``UnavailableError`` where its file system does not answer, or refuses.
+    """
 
     location: str
+    options: StoreOptions | None = None
 
     def query_id(self) -> str:
         """Return the id that Spark gave the query. Raises ``ConfigError`` if there is no checkpoint."""
-        files, base = self._files()
-        try:
-            with files.open_input_stream(f"{base}/metadata") as stream:
-                return str(json.loads(stream.read())["id"])
-        except (OSError, *UNREADABLE):
-            raise ConfigError(
-                f"{self.location} is not a checkpoint of a streaming query",
-                remedy="give the folder that is set as checkpointLocation; start the query once to make it",
-                where=self.location,
-            ) from None
+        with self._reached():
+            try:
+                files, base = self._files()
+                with files.open_input_stream(f"{base}/metadata") as stream:
+                    return str(json.loads(stream.read())["id"])
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *UNREADABLE):
+                raise ConfigError(
+                    f"{self.location} is not a checkpoint of a streaming query",
+                    remedy="give the folder that is set as checkpointLocation; start the query once to make it",
+                    where=self.location,
+                ) from None
 
     def next_batch(self) -> int:
         """Return the id of the batch that Spark will hand over next: the last planned one, if it is not committed."""
-        planned, committed = self._ids("offsets"), self._ids("commits")
+        with self._reached():
+            planned, committed = self._ids("offsets"), self._ids("commits")
         if planned and planned[-1] not in committed:
             return planned[-1]
         return committed[-1] + 1 if committed else 0
 
     def offsets(self, batch: int) -> str | None:
         """Return Spark's offset-log entry of a batch, ``None`` if it has none."""
-        files, base = self._files()
-        return self._read(files, f"{base}/offsets/{batch}")
+        with self._reached():
+            files, base = self._files()
+            return self._read(files, f"{base}/offsets/{batch}")
 
     def restore(
         self, version: int, offsets: str | None, before: str | None = None, *, comes_again: bool = False
@@ -56,6 +67,21 @@ class Checkpoint:
         several batches, that is written as well. ``comes_again``: the last one that is committed is the one before, and
         Spark will run ``version`` once more.
         """
+        with self._reached():
+            return self._restored(version, offsets, before, comes_again=comes_again)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnavailableError(
+                f"the checkpoint cannot be reached: {error}",
+                remedy="make its file system reachable, with the rights to it, and run the command again",
+                where=self.location,
+            ) from error
+
+    def _restored(self, version: int, offsets: str | None, before: str | None, *, comes_again: bool) -> list[str]:
         done, last = [], version - 1 if comes_again and offsets is not None else version
         for folder, newest in (("commits", last), ("offsets", version)):
             done += self._forget_after(folder, newest)
@@ -95,6 +121,8 @@ class Checkpoint:
         location = self.location.replace("s3a://", "s3://")
         if location.startswith("file:") and not location.startswith("file://"):
             location = location.removeprefix("file:")
+        if location.startswith("s3://") and self.options and self.options.s3_endpoint:
+            return _server_of(self.options), location.removeprefix("s3://").rstrip("/")
         files, base = fs.FileSystem.from_uri(location) if "://" in location else (fs.LocalFileSystem(), location)
         return files, base.rstrip("/")
 
@@ -118,6 +146,15 @@ class Checkpoint:
         if files.get_file_info(checksum).type is fs.FileType.File:
             files.delete_file(checksum)
         files.move(aside, f"{folder}/{batch}")
+
+
+def _server_of(options: StoreOptions) -> fs.S3FileSystem:
+    """Return Arrow's client of the server that the settings name."""
+    return fs.S3FileSystem(
+        endpoint_override=options.s3_endpoint, region=options.s3_region or "us-east-1",
+        connect_timeout=options.s3_connect_timeout_seconds, request_timeout=options.s3_read_timeout_seconds,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.s3_max_attempts),
+    )  # fmt: skip
 
 
 def _watermark_in(offsets: str) -> int:

@@ -16,7 +16,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Plan", "adopt", "offsets_before", "rollback", "target_of"]
+__all__ = ["Plan", "adopt", "clocks", "offsets_before", "rollback", "target_of"]
 
 _DEFAULT_KEY_GROUPS = 128
 _RECORD = "record:"
@@ -36,27 +36,33 @@ class Plan:
 
 def adopt(
     root: str, checkpoint: str, *, options: StoreOptions | None = None, empty: bool = False,
-    key_groups: int = _DEFAULT_KEY_GROUPS, dispatch: str = "key_group", execute: bool = False,
+    key_groups: int = _DEFAULT_KEY_GROUPS, dispatch: str = "key_group", delivered: bool | str = False,
+    execute: bool = False,
 ) -> Plan:  # fmt: skip
     """Bind the state below ``root`` to the query of ``checkpoint``, whose next batch will then be run on it.
 
     ``empty`` allows a root without any state (``key_groups`` and ``dispatch`` are then fixed by this call). Does
     nothing unless ``execute``. The plan tells the offsets the state is at: the new query must start reading there, or
-    rows are missed or counted twice. Raises ``ConfigError`` for an empty root without ``empty`` and for a checkpoint
-    that is none.
+    rows are missed or counted twice. The newest batch's output may be sealed and not delivered yet
+    (``deliver_after_commit``), and a query with another checkpoint cannot ask for it: ``delivered`` is the checkpoint
+    of the query that had the state, which tells that it was, or ``True`` if you do. Raises ``ConfigError`` if
+    nothing tells, for an empty root without ``empty`` and for a checkpoint that is none.
     """
     objects = open_store(root, options or StoreOptions())
-    log, spark = Log(objects, root), Checkpoint(checkpoint)
+    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
     tail = log.open()
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
         raise ConfigError(f"{root} holds no state", remedy="say that this is wanted: --empty", where=root)
-    if tail is not None and tail.delivers_as is not None and tail.query_id == query_id:
+    if empty and log.manifest.entries:
         raise ConfigError(
-            f"batch {tail.version} of this very query comes once more, to be delivered: the state holds it already",
-            remedy="start the query; adopt takes state over for another checkpoint",
-            where=root,
+            f"{root} holds state", remedy="take it over without --empty, or name an empty root", where=root
         )
+    if tail is not None and tail.delivers_after_commit and tail.version >= 0:
+        told_by = Checkpoint(delivered if isinstance(delivered, str) else checkpoint)
+        _check_delivered(tail, query_id, told_by, root, said=delivered is True)
+    if tail is not None:
+        _check_not_run(log, tail, query_id, version, root)
     stamp = _stamp()
     base = tail or first_record(query_id, key_groups, dispatch, stamp)
     draft = replace(
@@ -70,6 +76,41 @@ def adopt(
     return Plan(tuple(steps), execute, version, base.offsets)
 
 
+def _check_not_run(log: Log, tail: Record, query_id: str, version: int, root: str) -> None:
+    """Raise ``ConfigError`` if this query has run batches on this state that its checkpoint does not know: it would
+    have other rows delivered under their ids.
+    """
+    for record in [tail] if tail.query_id == query_id else _line(log, tail):
+        if record.query_id == query_id and record.rollbacks == tail.rollbacks and record.version > version:
+            raise ConfigError(
+                f"query {query_id} itself has run batch {record.version} on this state, and its checkpoint is at batch "
+                f"{version}: rows would be counted twice, and delivery ids come again with other rows",
+                remedy=f"riffle rollback --to {version}, or --to record:{record.sequence}, with this checkpoint",
+                where=root,
+            )
+
+
+def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, *, said: bool) -> None:
+    """Raise ``ConfigError`` if sealed output may not have come to its sink, as far as its query's checkpoint tells."""
+    following = spark.next_batch() if spark.query_id() == tail.query_id else -1
+    if following == tail.version and tail.query_id == query_id:
+        raise ConfigError(
+            f"batch {tail.version} of this very query comes once more, to be delivered: the state holds it already",
+            remedy="start the query; adopt takes state over for another checkpoint",
+            where=root,
+        )
+    if said or following > tail.version or not any(link.rows for _, link in tail.outputs):
+        return
+    raise ConfigError(
+        f"the output of batch {tail.version} is sealed and may not have been delivered: only query {tail.query_id} can "
+        "ask for it",
+        remedy="start that query once more if it has not got it, and show by its checkpoint that it has: --previous "
+        f"CHECKPOINT; or see whether the sink has delivery {tail.query_id}/{tail.line}/{tail.version}, and say "
+        "--delivered",
+        where=root,
+    )
+
+
 def rollback(
     root: str, to: int | str, checkpoint: str, *, options: StoreOptions | None = None, execute: bool = False
 ) -> Plan:
@@ -79,16 +120,24 @@ def rollback(
     -1 is the state before the first batch. ``record:17`` names a record of the log instead, also one of a line that
     a rollback has given up. A batch with sealed output may not have been delivered yet: it stays planned in the
     checkpoint, so that it comes once more, and is. Does nothing unless ``execute``. Raises ``ConfigError`` if no
-    retained record is of that batch, or the newest one does not promise it any more (``Record.promised``),
+    retained record is of that batch, or the newest one does not promise it any more (``Record.promised``), or the
+    checkpoint is of a query that had this state neither then nor has it now,
     ``CorruptStateError`` if objects that it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
-    log, spark = Log(objects, root), Checkpoint(checkpoint)
+    log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
     tail = log.open(broken=True)
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
     query_id = spark.query_id()
     target = target_of(log, tail, to)
+    if query_id not in {tail.query_id, target.query_id}:
+        raise ConfigError(
+            f"{checkpoint} is of query {query_id}, and this state is of query {tail.query_id}: a rollback would delete "
+            "what the checkpoint says of that query's batches",
+            remedy="name the checkpoint of the query that has the state; see riffle adopt to give it to another one",
+            where="--checkpoint",
+        )
     manifest = log.manifest_of(target)
     sealed = target.delivers_after_commit and target.version >= 0
     needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
@@ -115,6 +164,11 @@ def rollback(
             + (", as one that comes again: its sealed output may not have been delivered" if sealed else "")
         )
     return Plan(tuple(steps), execute, target.version, target.offsets)
+
+
+def clocks() -> tuple[float, ...]:
+    """Return the seconds of this machine's clocks, for a log: a query that went on may have swept its next number."""
+    return time.monotonic(), time.time()
 
 
 def _stamp() -> Stamp:

@@ -134,8 +134,7 @@ def _tasks(log: Log, tail: Record, groups: Groups) -> tuple[Task, ...]:
     for address, entry in log.manifest.entries.items():
         sizes[groups.task(*address)] += lag_without_copy(entry).records
     weights = Weights()
-    weights.groups = groups
-    weights.go_on(log.weights)
+    weights.go_on(log.weights, groups)
     count = len(tail.shards) if tail.dispatch == "partition" else tail.total
     tasks = groups.tasks(range(count))
     return tuple(Task(t, size=sizes[t], weight=weights.latched.get(t)) for t in tasks)

@@ -5,8 +5,9 @@ The query is stopped. Between ``partition`` and ``hashed`` the shards stay what 
 Between keys and partitions, or to another number of key-groups, every store's state is read from the objects and
 written as new snapshots, which no record lists until the last step: one record that lists them all, under a higher
 epoch, which fences a driver that still runs. A crash before it leaves objects that the next driver's scan finds and
-deletes; they are named after the epoch that was, so that it may. What the switch replaced stays as long as the
-records before it are retained, and so does the way back: a rollback.
+deletes. They are named after that higher epoch: a scan of the query that was stopped may still be under way, and leaves
+what is of a newer one alone. What the switch replaced stays as long as the records before it are retained, and so does
+the way back: a rollback.
 """
 
 import tempfile
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
-from riffle_spark.offline.recovery import Plan
+from riffle_spark.offline.recovery import Plan, clocks
 from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded, state_of
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
@@ -61,7 +62,7 @@ def switch_dispatch(
     """
     options = options or StoreOptions()
     objects, keys = open_store(root, options), keys_in(encryption_keys, options.s3_region)
-    log = Log(objects, root)
+    log = Log(objects, root, clocks)
     tail = log.open()
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="set dispatch before the first batch", where=root)
@@ -70,7 +71,10 @@ def switch_dispatch(
     switch = _Switch(objects, tail, to, total, execute, keys)
     manifest, shards, steps = switch.run(log.manifest, partition_of)
     if execute:
-        _append(log, replace(switch.draft(), shards=shards.partitions), manifest)
+        draft = replace(switch.draft(), shards=shards.partitions)
+        if keys is not None and manifest is not log.manifest:
+            draft = replace(draft, schemas=_schemas_with(keys, tail))
+        _append(log, draft, manifest)
     steps.append(
         f"append a record: dispatch {tail.dispatch} -> {to}, key_groups {tail.total} -> {total}; "
         f"then start the query with dispatch = {to}, key_groups = {total}"
@@ -90,7 +94,7 @@ def switch_keys(
     """
     options = options or StoreOptions()
     objects = open_store(root, options)
-    log = Log(objects, root)
+    log = Log(objects, root, clocks)
     tail = log.open()
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="correct `root`", where=root)
@@ -103,11 +107,16 @@ def switch_keys(
     switch = _Switch(objects, tail, tail.dispatch, tail.total, execute, keys)
     manifest = Manifest({address: switch.rewritten(address, entry) for address, entry in log.manifest.entries.items()})
     if execute:
-        draft, texts = switch.draft(), {name: with_key(text, keys.writes) for name, text in tail.schemas.items()}
+        draft, texts = switch.draft(), _schemas_with(keys, tail)
         placed = {"owners": tail.owners, "standbys": tail.standbys, "orders": tail.orders, "weights": tail.weights}
         _append(log, replace(draft, schemas=texts, **placed), manifest)  # type: ignore[arg-type]
     steps.append(f"write {len(manifest.entries)} key-groups anew with {keys.writes!r}, and append a record")
     return Plan(tuple(steps), execute, tail.version, tail.offsets)
+
+
+def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
+    """Return the schemas of a state that was written anew: they say which key its newest parts have."""
+    return {name: with_key(text, keys.writes) for name, text in tail.schemas.items()}
 
 
 def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
@@ -225,7 +234,7 @@ class _Switch:
         return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
-        attempt = f"{self.tail.epoch}-{uuid.uuid4().hex}"
+        attempt = f"{self.tail.epoch + 1}-{uuid.uuid4().hex}"
         head, data = Head(self.tail.version, attempt), part_codec.encode(rows, schema.due)
         if self.keys is not None:
             data = self.keys.sealing()(data, paths.base(schema.store, shard))

@@ -4,6 +4,7 @@ read and checked. Knows what records, parts and checkpoints have to be. Changes 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
@@ -12,13 +13,14 @@ from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import RECORD_BYTES_MAX
+from riffle_spark.state.log.log import RECORD_BYTES_MAX, beginning
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, missing
+from riffle_spark.state.restore.reader import runs_of as bounded_runs
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text
 from riffle_spark.worker.member_folders import keys_in
 
@@ -26,6 +28,8 @@ __all__ = ["Finding", "Verified", "verify"]
 
 _RESTORE = "restore it from a backup, or roll back to a version that does not need it (riffle rollback)"
 _Level = Literal["state", "rollback", "note"]
+_GAP_MOST = 100
+"""So many records are looked for one by one where numbers are missing in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +107,13 @@ def verify(
         _check_line(looked, tail)
         _check_parts(looked, tail)
     if checkpoint is not None:
-        _check_checkpoint(looked, Checkpoint(checkpoint), root, tail)
+        _check_checkpoint(looked, Checkpoint(checkpoint, options), root, tail)
     counted = len(looked.names), looked.checked_bytes, None if tail is None else tail.version
     return Verified(len(looked.digests), *counted, tuple(looked.findings))
 
 
 def _read_log(looked: _Looked, root: str) -> None:
-    sequences = [s for s in map(paths.record_sequence, looked.names) if s is not None]
+    sequences = sorted(s for s in map(paths.record_sequence, looked.names) if s is not None)
     strange = [n for n in looked.names if paths.parse(n) is None and paths.record_sequence(n) is None]
     for name in strange:
         level: _Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
@@ -119,22 +123,65 @@ def _read_log(looked: _Looked, root: str) -> None:
             f"restore the root from a backup, or start with no state on purpose: riffle adopt --root {root} --empty"
         )
         looked.say("state", root, "there is no log: the root is empty, or it was lost", remedy)
-    for sequence in range(min(sequences, default=0), max(sequences, default=-1) + 1):
-        name = paths.record(sequence)
-        data = looked.objects.get(name, 0, RECORD_BYTES_MAX)
-        if data is None:
-            looked.say_error("state", missing(name))
-            continue
-        looked.digests[sequence] = digest(data)
-        try:
-            record = decode(data, name)
-        except CorruptStateError as error:
-            looked.say_error("state", error, name)
-            continue
-        if record.sequence == sequence:
-            looked.records[sequence] = record
-        else:
-            looked.say("state", name, f"this is record {record.sequence}, under another number", _RESTORE)
+        return
+    wrong = {sequence: error for sequence in sequences if (error := _read_record(looked, sequence))}
+    for gap in (range(a + 1, b) for a, b in pairwise(sequences)):
+        found = {sequence: _read_record(looked, sequence) for sequence in gap[:_GAP_MOST]}  # a LIST may lag
+        wrong |= {sequence: error for sequence, error in found.items() if error}
+    tail = looked.records[max(looked.records)] if looked.records else None
+    begin = _beginning(looked, tail)
+    for sequence in sorted(s for s in looked.digests if s < begin):
+        problem = f"a record that came back below the log, which begins with record {begin}: nobody reads it"
+        looked.say("note", paths.record(sequence), problem, "none: a scan of the query deletes it")
+        looked.records.pop(sequence, None)
+    lost = {sequence: missing(paths.record(sequence)) for sequence in _lost_below(looked, begin, tail)}
+    for sequence, error in sorted((wrong | lost).items()):
+        if sequence >= begin or sequence in lost:
+            looked.say_error(_level_of(looked, sequence, tail), error, paths.record(sequence))
+
+
+def _read_record(looked: _Looked, sequence: int) -> CorruptStateError | None:
+    """Take a record; return what is wrong with it."""
+    name = paths.record(sequence)
+    data = looked.objects.get(name, 0, RECORD_BYTES_MAX)
+    if data is None:
+        return missing(name)
+    looked.digests[sequence] = digest(data)
+    try:
+        record = decode(data, name)
+    except CorruptStateError as error:
+        return error
+    if record.sequence != sequence:
+        return CorruptStateError(f"this is record {record.sequence}, under another number", remedy=_RESTORE)
+    looked.records[sequence] = record
+    return None
+
+
+def _lost_below(looked: _Looked, begin: int, tail: Record | None) -> set[int]:
+    """Return the records below the log's beginning that the newest one promises, or that those need which are there."""
+    if tail is None:
+        return set()
+    needed = {tail.full, *(one.full for one in looked.records.values() if one.sequence >= tail.promised)}
+    return {sequence for sequence in needed.union(range(tail.promised, begin)) if sequence < begin}
+
+
+def _beginning(looked: _Looked, tail: Record | None) -> int:
+    """Return where the log begins: nothing that a rollback may need is below."""
+    if tail is None:
+        return 0
+    promised = looked.records.get(tail.promised, tail)
+    return beginning(looked.objects, looked.digests, min(tail.full, tail.promised, promised.full))
+
+
+def _level_of(looked: _Looked, sequence: int, tail: Record | None) -> _Level:
+    """Return what a record's damage harms. A start reads the newest one and the full one that it changes, looks whether
+    all since that are there, and compares the bytes of the one before with what the newest says of them.
+    """
+    if tail is None or sequence in (tail.sequence, tail.full) or sequence > tail.sequence:
+        return "state"
+    found = looked.digests.get(sequence)
+    is_refused = found != tail.previous if found and sequence == tail.sequence - 1 else not found
+    return "state" if is_refused and sequence > tail.full else "rollback"
 
 
 def _check_line(looked: _Looked, tail: Record) -> None:
@@ -142,10 +189,11 @@ def _check_line(looked: _Looked, tail: Record) -> None:
     for sequence, record in looked.records.items():
         before = looked.digests.get(sequence - 1)
         if record.log_id != tail.log_id:
-            looked.say("state", paths.record(sequence), "this record is of another log", _RESTORE)
+            level = _level_of(looked, sequence, tail)
+            looked.say(level, paths.record(sequence), "this record is of another log", _RESTORE)
         elif before is not None and before != record.previous:
             problem = "this record does not follow the one before it: one of them is not what was written there"
-            looked.say("state", paths.record(sequence), problem, _RESTORE)
+            looked.say("state" if record is tail else "rollback", paths.record(sequence), problem, _RESTORE)
     try:
         will_in(tail.orders)
     except CorruptStateError as error:
@@ -158,12 +206,13 @@ def _check_parts(looked: _Looked, tail: Record) -> None:
     for sequence in sorted(looked.records, reverse=True):
         record = looked.records[sequence]
         if sequence == tail.sequence or sequence >= tail.promised:
-            for part in _parts_of(looked, record):
-                levels.setdefault(part, "state" if record is tail else "rollback")
+            level: _Level = "state" if record is tail else "rollback"
+            for part in _parts_of(looked, record, level):
+                levels.setdefault(part, level)
     listed: set[str] = set()
     reader = Reader(looked.objects, None)
     links = {part.part: part for part in levels if isinstance(part.part, Link)}
-    for run in reader.runs(links):
+    for run in bounded_runs(reader, links):
         listed.add(run[0].object)
         _check_links(looked, reader, run, links, levels, schemas)
     for part, level in levels.items():
@@ -180,7 +229,7 @@ def _schemas(looked: _Looked, tail: Record) -> Iterator[tuple[str, StoreSchema]]
             looked.say_error("state", error, paths.record(tail.sequence))
 
 
-def _parts_of(looked: _Looked, record: Record) -> Iterator[_Part]:
+def _parts_of(looked: _Looked, record: Record, level: _Level) -> Iterator[_Part]:
     """Yield what a record lists, with what it leaves to its full one."""
     full = looked.records.get(record.full)
     if full is None:
@@ -188,7 +237,7 @@ def _parts_of(looked: _Looked, record: Record) -> Iterator[_Part]:
     try:
         manifest = joined(record, full.entries)
     except CorruptStateError as error:
-        looked.say_error("state", error, paths.record(record.sequence))
+        looked.say_error(level, error, paths.record(record.sequence))
         return
     for (store, key_group), entry in manifest.entries.items():
         yield from (_Part(store, key_group, link) for link in entry.chain)
@@ -246,6 +295,10 @@ def _check_rows(
             looked.say(level, where, f"it has {table.num_rows} rows, the log says {rows}", _RESTORE)
         elif schema is not None and not schema.history.changes:
             runs_of(table, schema)
+    except ConfigError as error:  # a key that is missing, of some parts or of all: without any keys there is no use
+        if looked.keys is None:
+            raise
+        looked.say_error(level, error, where)
     except CorruptStateError as error:
         looked.say_error(level, error, where)
 

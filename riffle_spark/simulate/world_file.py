@@ -16,7 +16,7 @@ import xxhash
 from riffle_spark import setting_values as values
 from riffle_spark.assign.model import Member, Task, TaskId
 from riffle_spark.errors import UNREADABLE, ConfigError
-from riffle_spark.settings import LINES
+from riffle_spark.settings import LINES, MARKS, Settings
 from riffle_spark.simulate.scenario import settings_of
 from riffle_spark.simulate.scenario_file import Json, items_of
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
@@ -40,7 +40,7 @@ _NOT_LESS: Final = values.number(0)
 _FILE: Final[Mapping[str, values.Check]] = {
     "name": values.text, "note": values.text, "seed": values.whole(0), "seconds": _TIME, "every": _TIME,
     "config": _ANY, "protocol": _ANY, "members": _ANY, "tasks": _ANY, "events": _ANY, "swing": _NOT_LESS,
-    "changes": values.whole(0, _MOST), "policies": values.names,
+    "changes": values.whole(0, _MOST), "policies": values.names, "broker_racks": values.names,
 }  # fmt: skip
 _MEMBER: Final[Mapping[str, values.Check]] = {
     "id": values.text, "count": values.whole(1, _MOST), "threads": values.whole(1), "host": values.text,
@@ -64,7 +64,7 @@ _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Fields of an event that say more of others; all else is what happens."""
 _HAPPENS: Final = tuple(name for name in _EVENT if name != "at" and name not in _BELONGS)
-_MARKS: Final = ("local_disk_limit", "local_disk_high", "local_disk_flood", "local_memory_limit", "local_memory_high")
+_MARKS: Final = tuple(name for marks in MARKS for name in marks)
 _CHANGES: Final[Mapping[str, Happens]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
 """Fields of an event that say how much something is from then on."""
 
@@ -115,6 +115,7 @@ def world_of(content: Json) -> World:
         for name, value in config.items()
         if name in _MARKS
     }
+    values.check_rising(Settings(**marks), MARKS)  # type: ignore[arg-type]
     world = World(
         cast(str, told["name"]), seed, seconds, cast(float, told.get("every", 10.0)),
         settings_of({name: value for name, value in config.items() if name not in _MARKS}),
@@ -124,6 +125,7 @@ def world_of(content: Json) -> World:
         cast("dict[str, float]", marks),
     )  # fmt: skip
     _check_events(world)
+    _check_racks(world, cast("Sequence[str]", told.get("broker_racks") or ()))
     return world
 
 
@@ -258,14 +260,20 @@ def _drawn(
     return tuple(events), tuple(joined)
 
 
+def _check_racks(world: World, of_brokers: Sequence[str]) -> None:
+    """Rows come from racks that a member is in, or from those that are said to have brokers alone."""
+    racks = sorted({*of_brokers, *(one.member.rack for one in world.members if one.member.rack)})
+    told = [(f"task {task.task.id}", task.rows_from) for task in world.tasks]
+    told += [(f"{event.kind} at {event.at:g} s", event.racks) for event in world.events]
+    for where, rows_from in told:
+        check_known("rack of a member", rows_from, racks, source="rows_from, or name it in broker_racks", where=where)
+
+
 def _check_events(world: World) -> None:
     """Follow who is there: only those can go, and only those that went return. Nothing happens after the end."""
     if not world.present:
         raise ConfigError("the world has no members", remedy="give it one at least", where="members")
     here, gone = set(world.present), set[str]()
-    racks = sorted({one.member.rack for one in world.members if one.member.rack})
-    for task in world.tasks:
-        check_known("rack of a member", task.rows_from, racks, source="rows_from", where=f"task {task.task.id}")
     tasks = [str(one.task.id) for one in world.tasks]
     _check_once([one.member.id for one in world.members], "members and those that join")
     for event in world.events:
@@ -273,7 +281,6 @@ def _check_events(world: World) -> None:
         if event.at >= world.seconds:
             problem = f"that is after the end: the world lasts {world.seconds:g} s"
             raise ConfigError(problem, remedy="let it happen earlier, or make seconds more", where=where)
-        check_known("rack of a member", event.racks, racks, source="rows_from", where=where)
         if event.kind == "disk":
             check_known("member", event.members, sorted(here), source="disk_used_bytes", where=where)
         elif event.kind in ("load", "time", "racks"):

@@ -200,6 +200,14 @@ class RunningJob:
             self._troubles.forget(_LOOK)
         return is_active
 
+    def is_active(self) -> bool:
+        """Tell whether the run goes on of which a batch came last."""
+        try:
+            return inventory.is_active(self._spark, self._query_id, self._seen)
+        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise that is going
+            _logger.debug("nobody tells whether the query runs: %s", error)
+            return False
+
     def where(self, key: object, store: str | None) -> KeyPlace:
         """Return where a key is processed. Raises ``ConfigError`` for what is no key, or while nobody owns it."""
         ownership = self.driver.ownership

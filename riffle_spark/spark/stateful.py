@@ -163,19 +163,19 @@ class JobOperations:
         one = driver.ownership.task_of(key_group, store)
         driver.operations.pin(one.key_group, member, one.group)
 
-    def unpin(self, key_group: int | tuple[str, int], store: str | None = None) -> None:
-        """Let a key-group go where it is best again."""
+    def unpin(self, key_group: int | tuple[str, int], store: str | None = None) -> dict[str, str]:
+        """Let a key-group go where it is best again; return which key-groups are pinned still, and to whom."""
         driver = self._running_driver()
         one = driver.ownership.task_of(key_group, store)
-        driver.operations.unpin(one.key_group, one.group)
+        return driver.operations.unpin(one.key_group, one.group)
 
     def drain(self, member: str) -> None:
         """Move everything away from a member, warm, before it is taken away: then ``members()`` shows it empty."""
         self._running_driver().operations.drain(member)
 
-    def undrain(self, member: str) -> None:
-        """Let a drained member take part again."""
-        self._running_driver().operations.undrain(member)
+    def undrain(self, member: str) -> tuple[str, ...]:
+        """Let a drained member take part again; return those that are drained still."""
+        return self._running_driver().operations.undrain(member)
 
     def add_worker(self) -> int:
         """Let every executor run one more slot of a batch, up to its cores; return how many it runs from now on."""
@@ -208,7 +208,12 @@ class JobOperations:
     def _running_driver(self) -> Driver:
         if self._driver is None:
             raise ConfigError("the query has not run a batch yet", remedy="ask again once it has")
+        if not self._is_active():
+            raise ConfigError("the query does not run", remedy="start it, and ask again once it has run a batch")
         return self._driver
+
+    def _is_active(self) -> bool:
+        return True
 
 
 class StatefulJob(JobOperations):
@@ -273,6 +278,9 @@ class StatefulJob(JobOperations):
         """Return what runs the batches of a session's query."""
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
+
+    def _is_active(self) -> bool:
+        return self._running is not None and self._running.is_active()
 
     def _stopped(self) -> None:
         """End what runs beside the batches; the next batch begins anew."""

@@ -274,8 +274,8 @@ def test_tags_that_nobody_has_and_standbys_without_a_place_are_said() -> None:
     before = replace(before, tasks=tuple(replace(each, size=WHOLE) for each in before.tasks))
     odd = replace(SETTINGS, exclude=(("rak", "c"),), rack_aware_assignment_tags=("zne",), num_standbys=2)
     said = "\n".join(assign(before, odd).warnings)
-    assert "exclude names the tag rak, which no member has" in said
-    assert "rack_aware_assignment_tags names the tag zne, which no member has" in said
+    assert "exclude names the tag rak, which no member has: it has no effect" in said
+    assert "rack_aware_assignment_tags names the tag zne, which no member has: it has no effect" in said
     assert "num_standbys = 2, and 2 members have room for 1 beside the owner" in said
     assert (
         assign(before, replace(odd, exclude=(("id", "z"),), rack_aware_assignment_tags=(), num_standbys=1)).warnings

@@ -104,7 +104,8 @@ class Keyed:
     def racks(self) -> dict[int, str]:
         """Return the rack of each key-group's owner."""
         of = {member.id: str(member.rack) for member in self.job.members()}
-        return {group: of[owner] for group, owner in running(self.job).driver.ownership.owners().items()}
+        owners = running(self.job).driver.ownership.present.owners
+        return {task.key_group: of[owner] for task, owner in owners.items()}
 
     def stop(self) -> None:
         """End query and producer."""

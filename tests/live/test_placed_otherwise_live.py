@@ -92,9 +92,9 @@ def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
 
 def has_only_owners_copies(query: LiveQuery) -> bool:
     """Tell whether nobody has a copy of what another member owns."""
-    live, owners = query.ownership.members.live, query.ownership.owners()
+    live, owners = query.ownership.members.live, query.ownership.present.owners
     copies = {(kg, member) for member in live for _, kg in query.ownership.copies.of(member)}
-    return copies == set(owners.items())
+    return copies == {(task.key_group, owner) for task, owner in owners.items()}
 
 
 def test_two_losses_at_once_restore_what_both_had_and_nothing_else(

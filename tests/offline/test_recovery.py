@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError
+from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
+from riffle_spark.state.objects.open import StoreOptions, open_store
+from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.world import World, one
 
 
@@ -209,3 +214,129 @@ def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
     got = world.sinks["totals"].by_id
     assert got["query/0/3"].to_pylist() == [{"k": "a", "count": 4, "total": 6}]
     assert set(got) == {"query/0/0", "query/0/1", "query/0/2", "query/0/3"} | ids
+
+
+def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path: Path, checkpoint: Path) -> None:
+    """Its query alone can ask for it: another one takes over once that query's checkpoint tells that it was delivered,
+    or the operator says so.
+    """
+    world = crashed_before_delivery(tmp_path, 4)
+    root, other = world.home.root, tmp_path / "other"
+    other.mkdir()
+    (other / "metadata").write_text('{"id": "another"}')
+    for name in ("commits/3", "commits/4", "offsets/4"):  # batch 3 is to come once more
+        (checkpoint / name).unlink()
+    for told in (False, str(checkpoint), str(other)):
+        with pytest.raises(ConfigError, match=r"output of batch 3 .*(?s:.)*query/0/3"):
+            adopt(root, str(other), delivered=told, execute=True)
+    with pytest.raises(ConfigError, match="this very query comes once more"):
+        adopt(root, str(checkpoint), delivered=True, execute=True)
+    assert adopt(root, str(other), delivered=True).version == -1
+    assert goes_on(world, checkpoint, 4) == ["repeat"]
+    assert world.sinks["totals"].by_id["query/0/3"].to_pylist() == [{"k": "a", "count": 4, "total": 6}]
+    (checkpoint / "commits" / "3").write_text('v1\n{"nextBatchWatermarkMs":7}')
+    adopt(root, str(other), delivered=str(checkpoint), execute=True)
+    world.query_id = "another"
+    world.start()
+    assert world.batch(0, one(10)).decision == "run"
+    assert world.state("totals") == {"a": (5, 16)}
+
+
+def test_state_with_nothing_to_deliver_is_taken_over_at_once(tmp_path: Path, checkpoint: Path) -> None:
+    """The last batch brought no rows for the sink."""
+    world = World(tmp_path, deliver_after_commit=True)
+    fill(world, 2)
+    world.batch(2, one(0).slice(0, 0))
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    assert adopt(world.home.root, str(checkpoint), execute=True).executed
+
+
+def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, checkpoint: Path) -> None:
+    """That checkpoint is all that tells the other query where it is; nothing is changed with ``execute`` or without."""
+    fill(world, 5)
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    for execute in (False, True):
+        with pytest.raises(ConfigError, match="is of query another, and this state is of query query"):
+            rollback(world.home.root, 2, str(checkpoint), execute=execute)
+    assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
+    assert world.log().tail == world.driver._log.tail  # private: what the driver holds
+
+
+def test_a_rollback_gives_state_back_to_the_query_that_had_it(world: World, checkpoint: Path) -> None:
+    """After an adoption both queries' checkpoints may lead back: each to what it had."""
+    fill(world, 3)
+    had = newest(world)
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    adopt(world.home.root, str(checkpoint), execute=True)
+    (checkpoint / "metadata").write_text('{"id": "query"}')
+    rollback(world.home.root, f"record:{had}", str(checkpoint), execute=True)
+    world.start()
+    assert world.batch(3, one(10)).decision == "run"
+    assert world.state("totals") == {"a": (4, 13)}
+
+
+def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: World, checkpoint: Path) -> None:
+    """Rows would count twice under delivery ids that were used: a rollback is what leads back, also where another query
+    has had the state since.
+    """
+    fill(world, 4)
+    newer = checkpoint.with_name("newer")
+    shutil.copytree(checkpoint, newer)
+    for batch in (2, 3, 4):
+        (checkpoint / "commits" / str(batch)).unlink()
+        (checkpoint / "offsets" / str(batch)).unlink()
+    with pytest.raises(ConfigError, match=r"itself has run batch 3 .* is at batch 1.*(?s:.)*rollback --to 1"):
+        adopt(world.home.root, str(checkpoint))
+    (newer / "metadata").write_text('{"id": "another"}')
+    adopt(world.home.root, str(newer), execute=True)
+    with pytest.raises(ConfigError, match="itself has run batch 3"):
+        adopt(world.home.root, str(checkpoint))
+    (newer / "metadata").write_text('{"id": "query"}')
+    assert adopt(world.home.root, str(newer), execute=True).executed
+
+
+def test_empty_means_empty(world: World, checkpoint: Path) -> None:
+    """Who wants to begin with no state does not go on with what is there; again over no state it does nothing new."""
+    root, total = world.home.root, world.settings.key_groups
+    assert adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True).executed
+    assert adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True).executed
+    assert world.batch(5, one(1)).decision == "run"
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    with pytest.raises(ConfigError, match="holds state"):
+        adopt(root, str(checkpoint), empty=True, execute=True)
+
+
+def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, object_server: ObjectServer) -> None:
+    """The endpoint of the settings is the checkpoint's, too: a rollback leads it back, and the query goes on."""
+    fill(world, 5)
+    options = StoreOptions(s3_endpoint=object_server.endpoint, s3_region="us-east-1")
+    place = f"{BUCKET}/{checkpoint.parent.name}"
+    there = open_store(f"s3://{place}", options)
+    for path in sorted(path for path in checkpoint.rglob("[!.]*") if path.is_file()):
+        assert there.put_if_absent(str(path.relative_to(checkpoint)), path.read_bytes())
+    rollback(world.home.root, 2, f"s3a://{place}", options=options, execute=True)
+    assert Checkpoint(f"s3://{place}", options).next_batch() == 3
+    assert there.get("offsets/2") == b"offsets-2"
+    assert not any("/4" in name or "/3" in name for name in there.list(""))
+    world.start()
+    assert world.batch(3, one(100)).decision == "run"
+    with pytest.raises(ConfigError, match="is not a checkpoint"):
+        Checkpoint(f"s3://{place}-elsewhere", options).query_id()
+
+
+@pytest.mark.usefixtures("aws_environment")
+def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_path: Path) -> None:
+    """It is no wrong checkpoint, and nothing is wrong with the root: the command ends with a code of its own."""
+    fill(world, 2)
+    away = StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_region="us-east-1", s3_max_attempts=1)
+    spark = Checkpoint("s3://bucket/checkpoint", away)
+    for call in (spark.query_id, spark.next_batch, lambda: spark.offsets(1), lambda: spark.restore(1, "offsets-1")):
+        with pytest.raises(UnavailableError, match="cannot be reached") as caught:
+            call()
+        assert caught.value.where == "s3://bucket/checkpoint"
+    config = tmp_path / "riffle.toml"
+    config.write_text('s3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_max_attempts = 1\ns3_patience = 0\n')
+    for arguments in (["s3://bucket/root"], [world.home.root, "--checkpoint", "s3://bucket/checkpoint"]):
+        done = CliRunner().invoke(main, ["verify", *arguments, "--conf-file", str(config)])
+        assert (done.exit_code, "What to do" in done.output) == (3, True), done.output

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +22,26 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
-from tests.kit.simulated.world import World, one
-
-BATCHES = FULL_EVERY + 4
-KEYS = ("a", "b", "c", "d", "e")
+from tests.kit.roots.damaged_root import (
+    BATCHES,
+    KEYS,
+    KINDS,
+    WAYS,
+    checkpoint_of,
+    damage,
+    files_of,
+    flipped,
+    grown,
+    held_at,
+    listed_so,
+    newer,
+    newest_without,
+    object_of,
+    put_back,
+    root_of,
+    world_of,
+)
+from tests.kit.simulated.world import Crash, World, one
 
 
 @pytest.fixture(scope="module")
@@ -34,102 +50,12 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return grown(tmp_path_factory.mktemp("one"), 0), grown(tmp_path_factory.mktemp("other"), 1)
 
 
-def grown(folder: Path, seed: int) -> Path:
-    """Run batches, each of one row: batch v adds v to a key."""
-    world = world_of(folder, seed)
-    checkpoint = folder / "checkpoint"
-    for name in ("offsets", "commits"):
-        (checkpoint / name).mkdir(parents=True)
-    (checkpoint / "metadata").write_text(json.dumps({"id": world.query_id}))
-    for version in range(BATCHES):
-        world.batch(version, one(version + 1000 * seed, KEYS[version % len(KEYS)]))
-        (checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
-        (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
-    return folder
-
-
-def world_of(folder: Path, seed: int = 5) -> World:
-    """Return a query on the root in a folder, whose executors have no copies yet."""
-    return World(folder / "local", root=f"file://{folder}/state", retained_versions=100, seed=seed)
-
-
 @pytest.fixture
 def kept(stock: tuple[Path, Path], tmp_path: Path) -> World:
     """The first query's root and checkpoint, on machines of which none has a copy."""
     for name in ("state", "checkpoint"):
         shutil.copytree(stock[0] / name, tmp_path / name)
     return world_of(tmp_path)
-
-
-def held_at(version: int, *later: int) -> dict[object, tuple[object, ...]]:
-    """Return the state after a batch, and after batches that add more to every key."""
-    found: dict[object, tuple[int, int]] = {}
-    added = [(KEYS[v % len(KEYS)], v) for v in range(version + 1)] + [(key, value) for value in later for key in KEYS]
-    for key, value in added:
-        count, total = found.get(key, (0, 0))
-        found[key] = (count + 1, total + value)
-    return dict(found)
-
-
-def root_of(world: World) -> Path:
-    """Return the folder that holds a world's objects."""
-    return Path(world.home.root.removeprefix("file://"))
-
-
-def checkpoint_of(world: World) -> str:
-    """Return the checkpoint beside a world's root."""
-    return str(root_of(world).parent / "checkpoint")
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    """Return all files below a folder, with what they hold."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def object_of(world: World, kind: str) -> str:
-    """Return the name of an object that the newest record needs, of a kind."""
-    log = world.log()
-    assert log.tail is not None
-    sequence = log.tail.sequence
-    chosen = {"record": sequence, "full record": log.tail.full, "record between": sequence - 2}
-    if kind in chosen:
-        return paths.record(chosen[kind])
-    listed = sorted(log.manifest.objects(), key=lambda name: (name.startswith("delta/"), name))
-    return next(name for name in listed if name.startswith("delta/") == (kind == "delta"))
-
-
-def flipped(data: bytes) -> bytes:
-    """Flip a bit in the last quarter."""
-    at = len(data) * 3 // 4
-    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
-
-
-def newer(data: bytes) -> bytes:
-    """Say that it is of a later format."""
-    return data.replace(b'"format":2', b'"format":9', 1) if b"riffle-log" in data[:40] else b"later" + data[5:]
-
-
-WAYS: Mapping[str, Callable[[bytes, bytes], bytes | None]] = {
-    "flipped": lambda data, _: flipped(data),
-    "truncated": lambda data, _: data[: len(data) // 2],
-    "missing": lambda _data, _other: None,
-    "empty": lambda _data, _other: b"",
-    "from another root": lambda _, other: other,
-    "from a newer format": lambda data, _: newer(data),
-}
-KINDS = ("record", "full record", "record between", "delta", "snapshot")
-
-
-def damage(world: World, name: str, way: str, other: Path) -> bytes:
-    """Damage one object's file in a way; return what it held."""
-    path = root_of(world) / name
-    good = path.read_bytes()
-    kind = next(folder for folder in ("log", "delta", "totals", "tails") if name.startswith(folder))
-    others = sorted(found for found in (other / "state" / kind).rglob("*") if found.is_file())
-    same = other / "state" / name
-    bad = WAYS[way](good, (same if same.exists() else others[0]).read_bytes())
-    path.unlink() if bad is None else path.write_bytes(bad)
-    return good
 
 
 def refusal_of(world: World, version: int) -> RiffleError | None:
@@ -156,8 +82,11 @@ def test_a_whole_root_is_whole(kept: World) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind: str, way: str) -> None:
-    """It is found by name; the query is right or refused with a remedy; a rollback or the backup mends it."""
-    name = object_of(kept, kind)
+    """It is found by name, and said to harm what it does; the query is right or refused with a remedy; the backup mends
+    it, and so does a rollback to the newest batch that does not need it, and to none after that.
+    """
+    name, is_unread = object_of(kept, kind), kind == "record between" and way != "missing"
+    newest = newest_without(kept, name)
     good = damage(kept, name, way, stock[1])
     damaged = files_of(root_of(kept).parent)
     found = verify(kept.home.root, checkpoint_of(kept))
@@ -166,37 +95,34 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     is_newest_gone = (kind, way) == ("record", "missing")
     assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in told), told
     assert all("What to do: " in text for text in told)
+    assert any(finding.level == "state" for finding in found.findings) != is_unread, told
     assert files_of(root_of(kept).parent) == damaged
+    bad = put_back(kept, good)
+    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
+    put_back(kept, bad)
     error = refusal_of(kept, BATCHES)
+    assert (error is None) == is_unread, error
     if error is None:
-        assert kind == "record between", "only what nobody needs may be damaged unseen"
         assert kept.state("totals") == held_at(BATCHES - 1, 100)
         return
     assert isinstance(error, CorruptStateError | ConflictError), error
     assert error.remedy
-    assert name in str(error) or isinstance(error, ConflictError), error
-    mended = mend(kept, name, good)
-    assert refusal_of(kept, mended + 1) is None
-    assert kept.state("totals") == held_at(mended, 100)
+    assert name.rpartition("/")[2] in str(error) or isinstance(error, ConflictError), error
+    assert way != "from a newer format" or "format" in error.problem, error
+    if newest + 1 < BATCHES - 1:
+        assert not leads_to_whole_state(kept, newest + 1)
+    assert leads_to_whole_state(kept, newest)
+    assert refusal_of(kept, newest + 1) is None
+    assert kept.state("totals") == held_at(newest, 100)
 
 
-def mend(world: World, name: str, good: bytes) -> int:
-    """Follow the remedy: roll back to the newest batch that a rollback leads to, and that is whole; else take the
-    object from the backup. Return which batch is the newest then.
-    """
-    for target in range(BATCHES - 2, BATCHES - 5, -1):
-        try:
-            rollback(world.home.root, target, checkpoint_of(world), execute=True)
-        except (ConfigError, CorruptStateError):
-            continue
-        if not any(f.level == "state" and f.where.startswith(name) for f in verify(world.home.root).findings):
-            return target
-    path = root_of(world) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(good)
-    tail = world.log().tail
-    assert tail is not None
-    return tail.version
+def leads_to_whole_state(world: World, target: int) -> bool:
+    """Go back to a batch; tell whether that was taken, and the state there is whole."""
+    try:
+        rollback(world.home.root, target, checkpoint_of(world), execute=True)
+    except (ConfigError, CorruptStateError):
+        return False
+    return not any(finding.level == "state" for finding in verify(world.home.root, checkpoint_of(world)).findings)
 
 
 def test_a_snapshot_lost_and_its_deltas_kept_and_the_other_way_round(kept: World) -> None:
@@ -272,6 +198,99 @@ def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
     assert kept.state("totals") == held_at(at, 100)
 
 
+@pytest.mark.parametrize("change", [flipped, newer])
+def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Sealed output is an object like others: its damage is named, the batch that comes again is refused with a remedy,
+    nothing wrong is delivered, and the backup mends it.
+    """
+    world = world_of(tmp_path, deliver_after_commit=True)
+    for version in range(3):
+        world.batch(version, one(version))
+    world.crash_at = "after record"
+    with pytest.raises(Crash):
+        world.batch(3, one(3))
+    tail = world.log().tail
+    assert tail is not None
+    link = dict(tail.outputs)["totals"]
+    data = (root_of(world) / link.object).read_bytes()
+    part = slice(link.start, link.start + link.length)
+    good = put_back(world, {link.object: data[: part.start] + change(data[part]) + data[part.stop :]})
+    (finding,) = verify(world.home.root).findings
+    assert (finding.level, finding.where.startswith(link.object)) == ("state", True)
+    other = world_of(tmp_path / "other", root=world.home.root, deliver_after_commit=True)
+    with pytest.raises(CorruptStateError, match=link.object) as caught:
+        other.batch(3, one(3))
+    assert "rollback" in caught.value.remedy
+    assert other.sinks["totals"].by_id == {}
+    put_back(world, good)
+    assert verify(world.home.root).is_whole
+    other.start()
+    assert other.batch(3, one(3)).decision == "repeat"
+    assert [rows.to_pylist() for rows in other.sinks["totals"].by_id.values()] == [[{"k": "a", "count": 4, "total": 6}]]
+
+
+def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
+    """Each kind of part in each way, also with a log that lists the damage as it is; nothing else is told, and the
+    backup mends it. A key that is not there is told of each part.
+    """
+    (tmp_path / "keys").write_text(f"a = {'A' * 43}=\n")
+    setting = f"file:{tmp_path}/keys"
+    world = world_of(tmp_path, encryption_keys=setting)
+    for version in range(12):
+        world.batch(version, one(version, KEYS[version % 2]))
+    whole = verify(world.home.root, encryption_keys=setting)
+    assert whole.is_whole
+    for kind in ("delta", "snapshot"):
+        name = object_of(world, kind)
+        data = (root_of(world) / name).read_bytes()
+        for bad in (flipped(data), data[:-9], b"", None):
+            good = put_back(world, {name: bad})
+            found = verify(world.home.root, encryption_keys=setting).findings
+            assert {f.where.partition("[")[0] for f in found} == {name}
+            put_back(world, good)
+        good = listed_so(world, name, flipped)
+        found = verify(world.home.root, encryption_keys=setting).findings
+        assert name in {f.where.partition("[")[0] for f in found if f.level == "state"}
+        put_back(world, good)
+    assert verify(world.home.root, encryption_keys=setting) == whole
+    (tmp_path / "keys").write_text(f"b = {'B' * 43}=\n")
+    found = verify(world.home.root, encryption_keys=setting).findings
+    assert len(found) > 8
+    assert all("key 'a' is needed" in f.problem for f in found)
+
+
+@pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])
+def test_records_that_a_lifecycle_rule_took_from_below_are_told(tmp_path: Path, gone: int, level: str) -> None:
+    """Those that are promised harm a rollback; without the full record of the newest one nothing starts."""
+    world = World(tmp_path, retained_versions=100)
+    for version in range(FULL_EVERY + 4):
+        world.batch(version, one(1))
+    world.memory.delete([paths.record(sequence) for sequence in range(gone)])
+    found = {finding.where: finding.level for finding in verify(world.home.root).findings}
+    assert found.keys() == {paths.record(sequence) for sequence in range(gone)}
+    assert found[paths.record(gone - 1)] == level
+    assert found[paths.record(0)] == "rollback"
+
+
+def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
+    """A record that came back below the log harms nothing; one with a far number would be the newest."""
+    world = World(tmp_path, retained_versions=2)
+    for version in range(45):
+        world.batch(version, one(1))
+    assert paths.record(2) not in world.memory.list(paths.LOG)
+    tail = world.log().tail
+    assert tail is not None
+    world.memory.put_if_absent(paths.record(2), encode(replace(tail, sequence=2, full=2, log_id="another")))
+    (finding,) = verify(world.home.root).findings
+    assert (finding.level, finding.where) == ("note", paths.record(2))
+    far = f"{paths.LOG}{'9' * 20}"
+    world.memory.put_if_absent(far, b"nothing")
+    world.memory.put_if_absent(paths.record(2 * 10**9), b"nothing")
+    found = verify(world.home.root).findings
+    assert {f.where for f in found if f.level == "state"} >= {far}
+    assert len(found) < 300
+
+
 def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> None:
     """Rows that the log does not tell of, and what is no part at all, are found."""
     log = kept.log()
@@ -309,6 +328,8 @@ WRONG = [
     ["rollback", "--to", "3", "--checkpoint", "/nowhere"], ["adopt", "--checkpoint", "/nowhere"],
     ["rollback", "--to", "3", "--root", "s3://"], ["rollback", "--to", "3", "--root", "file:///nowhere/at/all"],
     ["adopt", "--root", "file:///nowhere/at/all"], ["verify", "--execute"], ["policy", "--execute"],
+    ["keys", "--rewrite"], ["keys", "--rewite"], ["keys", "--rewrite", "--root", "file:///nowhere/at/all"],
+    ["keys", "--rewrite", "--conf-file", "/nowhere.toml"],
 ]  # fmt: skip
 
 
@@ -318,7 +339,7 @@ def test_wrong_flags_harm_nothing(kept: World, words: list[str]) -> None:
     before = files_of(root_of(kept).parent)
     usual = {"--root": kept.home.root, "--checkpoint": checkpoint_of(kept)}
     usual = {} if words[0] in ("verify", "policy") else usual
-    if words[0] == "dispatch":
+    if words[0] in ("dispatch", "keys"):
         del usual["--checkpoint"]
     given = [word for name, value in usual.items() if name not in words for word in (name, value)]
     done = CliRunner().invoke(main, [*words, *given, *(["--execute"] if "--execute" not in words else [])])

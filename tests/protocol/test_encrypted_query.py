@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
+from riffle_spark.offline.switch import switch_dispatch
 from riffle_spark.state.copies import part_files
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -247,6 +248,18 @@ def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
     query.start_again(encryption_keys=None, operators=[totals()])
     batches(2)
     assert query.world.state("totals") == query.oracle.totals
+
+
+def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(tmp_path: Path) -> None:
+    """The record says so, as after a batch: nothing is written in the clear beside it by accident."""
+    query = Encrypted(tmp_path, PLAIN, "a", encryption_keys=None, operators=[totals()], num_standbys=0)
+    query.world.batch(0, one(1))
+    switch_dispatch(
+        query.world.home.root, "key_group", key_groups=16, execute=True, encryption_keys=f"file:{query.file}"
+    )
+    query.start_again(key_groups=16, operators=[totals()])
+    with pytest.raises(ConfigError, match="is encrypted, and `encryption_keys` is not set"):
+        query.world.batch(1, one(1, key="another"))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_without_standbys_survivors_share_what_has_to_be_fetched(tmp_path: Path)
     world.cluster.lose("1", disk=True)
     report = world.feed()
     assert report.restores == len(lost)
-    assert len({world.ownership.owners()[group] for group in lost}) == 2
+    assert len({world.owners()[group] for group in lost}) == 2
     world.check_state()
 
 

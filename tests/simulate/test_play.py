@@ -279,6 +279,7 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
         (lambda: made(seconds=None), "it needs name, seconds, members, tasks"),
         (lambda: made(members=[]), "has no members"),
         (lambda: made(config={"session_timeout": 1}), "say it in protocol"),
+        (lambda: made(config={"local_disk_high": 0.5}), "local_disk_high = 0.5 is below local_disk_limit = 0.8"),
         (lambda: made(tasks=[{"subtopology": "s", "state_bytes": 1, "rows_from": ["zz"]}]), "no rack of a member 'zz'"),
         (lambda: made(events=[{"at": 5, "rows_from": ["zz"]}]), "no rack of a member 'zz'"),
         (lambda: made(events=[{"at": 1800, "load": 2}]), "after the end: the world lasts 1800 s"),
@@ -375,6 +376,17 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
     moved = [at for at, moves in zip(game.outcome.seconds, game.outcome.moved, strict=True) if moves]
     assert moved[0] >= 120
     assert with_and_without(world)[1].moves == played(replace(world, events=()), OURS).moves == 0
+
+
+def test_rows_from_racks_of_brokers_alone_move_nothing() -> None:
+    """Nobody is nearer to them than others are; such racks are named, so that a misspelled one is refused."""
+    world = made(
+        every=10, config={"rack_aware_assignment_strategy": "min_traffic"}, broker_racks=["c"],
+        members=[{"id": "m{}", "count": 4, "racks": ["a", "b"], **MEMBER}],
+        tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10, "rows_from": ["a", "c"]}],
+        events=[{"at": 100, "rows_from": ["c"]}],
+    )  # fmt: skip
+    assert played(world, OURS).moves == played(replace(world, events=()), OURS).moves
 
 
 def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:

@@ -166,6 +166,9 @@ class Schedule(World):
                 self.step("batch done")
                 program.claimed = True
                 self._holds(partial(job.check, report))
+                tail = program.driver._log.tail  # private: what the driver takes for committed
+                if tail is not None:
+                    self.holds_told(tail.commit_id)
                 self.say(f"{program.name}, batch {version}: {report.decision}")
                 if line == self.remedies.line:
                     self.committed = max(self.committed, version)
@@ -358,6 +361,10 @@ class Schedule(World):
         if name and paths.record_sequence(name) is None:
             return
         self._holds(self.log_seen.look)
+
+    def holds_told(self, commit_id: str) -> None:
+        """Look whether a record is committed, as somebody was told."""
+        self._holds(partial(self.log_seen.check_told, commit_id))
 
     def _holds(self, check: Callable[[], object]) -> None:
         with self.scheduler.quiet():

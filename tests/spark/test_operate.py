@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -146,6 +147,11 @@ def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: St
     with pytest.raises(ConfigError, match="num_standbys"):
         job.reconfigure(num_standbys=-1)
     assert job.reconfigure(num_standbys=1).num_standbys == 1
+    assert {member.host for member in job.members()} == {socket.gethostname()}
+    query.stop()
+    for ask in (job.request_rebalance, lambda: job.drain("driver"), lambda: job.pin(0, job.members()[0].id)):
+        with pytest.raises(ConfigError, match="the query does not run"):
+            ask()
 
 
 def test_nothing_can_be_asked_of_a_query_that_has_not_run(job: StatefulJob) -> None:

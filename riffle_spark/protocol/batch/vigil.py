@@ -61,7 +61,7 @@ class Vigil:
         found = will_in(tail.orders) if tail else Will()
         settings, strange = obeyed_settings(self._started, found.settings)
         self._carried = Will(settings=strange, others=found.others)
-        self._ownership.weights.go_on(self._log.weights)
+        self._ownership.weights.go_on(self._log.weights, self._ownership.groups)
         self._ownership.wait_again([self._lost(wait) for wait in found.awaited], found.homes)
         mine, self._epoch = self._epoch, self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == mine:

@@ -10,7 +10,8 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.groups import GROUP, named
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Lock
-from riffle_spark.settings import LIVE, Settings, check_names
+from riffle_spark.setting_values import check_rising
+from riffle_spark.settings import LIVE, MARKS, Settings, check_names
 
 __all__ = ["Operations", "OperatorOrders"]
 
@@ -39,10 +40,19 @@ class Operations:
         self._lock = lock
         self.orders = OperatorOrders()
         self.members: tuple[MemberState, ...] = ()
+        self._known: dict[str, str] = {}
 
     def saw(self, members: tuple[MemberState, ...]) -> None:
         """Take the members as the driver sees them, to check orders against."""
         self.members = members
+
+    def known_as(self, names: Mapping[str, str]) -> None:
+        """Let orders that name executors which had answered no census yet hold for the members that these are now."""
+        with self._lock:
+            self._known.update(names)
+            orders, name_of = self.orders, self._name_of
+            pins = {t: name_of(member) for t, member in orders.pins.items()}
+            self.orders = replace(orders, pins=pins, drained=frozenset(map(name_of, orders.drained)))
 
     def pin(self, key_group: int, member: str, group: str = GROUP) -> None:
         """Keep a group's key-group on a member (or the executor that holds one). Raises ``ConfigError`` if that cannot
@@ -50,31 +60,34 @@ class Operations:
         """
         if self._dispatch == "hashed":
             raise _refused("in `hashed` dispatch the owner follows from the membership alone", "use `partition`")
-        if not 0 <= key_group < self._key_groups:
-            raise _refused(f"there is no key-group {key_group}", f"choose 0 to {self._key_groups - 1}")
-        name = self._member(member)
+        self._check_key_group(key_group)
 
         def pinned(orders: OperatorOrders) -> OperatorOrders:
+            name = self._member(member)
             if name in orders.drained:
                 raise _refused(f"member {name} is being drained", "undrain it first, or pin to another one")
             return replace(orders, pins={**orders.pins, TaskId(group, key_group): name})
 
         self._change(pinned)
 
-    def unpin(self, key_group: int, group: str = GROUP) -> None:
-        """Let a group's key-group go where it is best again."""
+    def unpin(self, key_group: int, group: str = GROUP) -> dict[str, str]:
+        """Let a group's key-group go where it is best again; return the members of those that are pinned still. Raises
+        ``ConfigError`` for a key-group that there is not.
+        """
         one = TaskId(group, key_group)
-        self._change(lambda o: replace(o, pins={t: m for t, m in o.pins.items() if t != one}))
+        self._check_key_group(key_group)
+        orders = self._change(lambda o: replace(o, pins={t: m for t, m in o.pins.items() if t != one}))
+        return {named(t): member for t, member in sorted(orders.pins.items())}
 
     def drain(self, member: str) -> None:
         """Move everything away from a member (or the executor that holds it), warm, before it goes.
 
         Raises ``ConfigError`` if it is unknown, or the last one that is not drained.
         """
-        name = self._member(member)
 
         def drained(orders: OperatorOrders) -> OperatorOrders:
-            if not any(m.state == "live" and m.id not in orders.drained | {name} for m in self.members):
+            name = self._member(member)
+            if not any(m.state == "live" and self._name_of(m.id) not in orders.drained | {name} for m in self.members):
                 raise _refused(f"member {name} is the last one", "add an executor first")
             pinned = [named(t) for t, to in sorted(orders.pins.items()) if to == name]
             if pinned:
@@ -83,10 +96,21 @@ class Operations:
 
         self._change(drained)
 
-    def undrain(self, member: str) -> None:
-        """Let a member take part again. One that is gone may be named, too."""
-        name = next((m.id for m in self.members if member in (m.id, m.executor)), member)
-        self._change(lambda orders: replace(orders, drained=orders.drained - {name}))
+    def undrain(self, member: str) -> tuple[str, ...]:
+        """Let a member take part again; return those that are drained still. One that is gone may be named, too.
+
+        Raises ``ConfigError`` for what is neither a member nor drained.
+        """
+
+        def undrained(orders: OperatorOrders) -> OperatorOrders:
+            found = next((m.id for m in self.members if member in (m.id, m.executor)), None)
+            name = self._name_of(found or member)
+            if found is None and name not in orders.drained:
+                told = ", ".join(sorted(orders.drained)) or "nobody"
+                raise _refused(f"there is no member {member!r}, and drained is {told}", "name one that members() lists")
+            return replace(orders, drained=orders.drained - {name})
+
+        return tuple(sorted(self._change(undrained).drained))
 
     def add_worker(self) -> int:
         """Let every executor run one more slot; return how many. Raises ``ConfigError`` beyond its cores."""
@@ -121,8 +145,13 @@ class Operations:
         fixed = sorted(set(changes) - LIVE)
         if fixed:
             raise _refused(f"{', '.join(fixed)} cannot change while a query runs", "set it and restart the query")
-        self._change(lambda orders: replace(orders, settings=(orders.settings or settings).but(**changes)))
-        return self.orders.settings or settings
+
+        def changed(orders: OperatorOrders) -> OperatorOrders:
+            wanted = (orders.settings or settings).but(**changes)
+            check_rising(wanted, MARKS)
+            return replace(orders, settings=wanted)
+
+        return self._change(changed).settings or settings
 
     def take_over(self, orders: OperatorOrders, *, alone: bool) -> None:
         """Let what was asked of another driver stand: ``alone``, or beside what was asked of this one already."""
@@ -137,17 +166,25 @@ class Operations:
         self._check_running()
         for member in self.members:
             if name in (member.id, member.executor) and member.state != "awaited":
-                return member.id
+                return self._name_of(member.id)
         known = ", ".join(f"{m.id} (executor {m.executor})" for m in self.members if m.state != "awaited")
         raise _refused(f"there is no live member {name!r}", f"choose one of {known}")
+
+    def _name_of(self, member: str) -> str:
+        return self._known.get(member, member)
+
+    def _check_key_group(self, key_group: int) -> None:
+        if not 0 <= key_group < self._key_groups:
+            raise _refused(f"there is no key-group {key_group}", f"choose 0 to {self._key_groups - 1}")
 
     def _check_running(self) -> None:
         if not self.members:
             raise _refused("the query has not run a batch yet", "ask again once it has")
 
-    def _change(self, change: Callable[[OperatorOrders], OperatorOrders]) -> None:
+    def _change(self, change: Callable[[OperatorOrders], OperatorOrders]) -> OperatorOrders:
         with self._lock:
             self.orders = replace(change(self.orders), requests=self.orders.requests + 1)
+            return self.orders
 
 
 def _refused(problem: str, remedy: str) -> ConfigError:

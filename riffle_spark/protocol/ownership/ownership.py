@@ -15,7 +15,7 @@ from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.protocol.ownership import readiness, slots
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.cleaner import Cleaner
-from riffle_spark.protocol.ownership.groups import GROUP, Groups
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Homes, LostMember, MemberChanges, Members
 from riffle_spark.protocol.ownership.operations import Operations
@@ -57,17 +57,10 @@ class Ownership:
         self.present = Assignment({})
         self.readiness: tuple[readiness.Readiness, ...] = ()
         self.listener: RebalanceListener | None = None
+        self.groups = ONE_GROUP
+        """The co-location groups of the query's stores."""
         self.shards: Shards | None = None
         """What the key-groups stand for where dispatch is by partition."""
-
-    @property
-    def groups(self) -> Groups:
-        """The co-location groups of the query's stores."""
-        return self.weights.groups
-
-    def owners(self, group: str = GROUP) -> dict[int, MemberId]:
-        """Return the owner of each key-group of a group."""
-        return {t.key_group: owner for t, owner in self.present.owners.items() if t.group == group}
 
     @property
     def points(self) -> bool:
@@ -84,7 +77,7 @@ class Ownership:
         self.cleaner.forget()
         self._homes = Homes()
         self._layout = None
-        self.weights.groups = groups
+        self.groups = groups
         self.present = recorded(tail, groups) if tail else Assignment({})
 
     def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
@@ -152,7 +145,11 @@ class Ownership:
     def _look(self, home: Home, now: float) -> list[MemberChanges]:
         """Take in who left, joined and returned."""
         self.members.forget_lost(now, self._settings.scheduled_rebalance_max_delay)
+        unnamed = [name for name, living in self.members.live.items() if not living.counted]
         found = self._arrivals.look(self.executors, self.members, self.copies, home, now)
+        by_executor = {name: self.members.of_executor(name) for name in unnamed}
+        if names := {name: living.id for name, living in by_executor.items() if living and living.counted}:
+            self._operations.known_as(names)
         self.copies.only_of(self.members.live)
         awaited = self.members.awaited(now, self._settings.scheduled_rebalance_max_delay)
         for changes in found:
@@ -215,7 +212,7 @@ class Ownership:
         return None if self.shards is None else self.shards.partitions
 
     def _traffic_now(self) -> dict[TaskId, Traffic]:
-        return self.weights.traffic(self._partitions)
+        return self.weights.traffic(self.groups, self._partitions)
 
     def looked_at(self, now: float) -> frozenset[MemberId]:
         """Return the members with full disks that nothing else tells of: they are to be looked at."""
@@ -328,7 +325,7 @@ class Ownership:
         """Note a commit: what slots had and sealed, and the links that snapshots took off chains."""
         self.copies.ran(receipts, before)
         self.copies.replaced(record.sequence, before, changes)
-        self.weights.ran(receipts, before, dict(self._settings.store_weights))
+        self.weights.ran(receipts, before, self.groups, dict(self._settings.store_weights))
 
     def standing_by(self, manifest: Manifest, store: str) -> dict[int, tuple[MemberId, ...]]:
         """Return, for each key-group of a store, the live standbys with a copy that could take over at once."""

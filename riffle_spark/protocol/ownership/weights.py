@@ -3,14 +3,14 @@ know when to assign anew.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
 from riffle_spark.assign.model import MemberId, TaskId, Traffic
 from riffle_spark.messages.slot_orders import Receipt
-from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups, named, task_named
+from riffle_spark.protocol.ownership.groups import Groups, named, task_named
 from riffle_spark.state.log.manifest import Manifest
 
 __all__ = ["Weights", "memory_by_member"]
@@ -45,8 +45,6 @@ class Weights:
     def __init__(self) -> None:
         self.measured: dict[TaskId, float] = {}
         self.latched: dict[TaskId, int] = {}
-        self.groups = ONE_GROUP
-        """The groups of the stores that receipts are of."""
         self._counted: dict[TaskId, float] = {}
         self._times: deque[dict[TaskId, float]] = deque(maxlen=_TIMES)
         self.memory: dict[TaskId, float] = {}
@@ -59,28 +57,28 @@ class Weights:
         """The same by (topic, partition), where each is a shard."""
 
     def ran(
-        self, receipts: Sequence[Receipt], before: Manifest,
+        self, receipts: Sequence[Receipt], before: Manifest, groups: Groups,
         store_weights: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Take a batch's receipts; ``before`` tells of its state. Work for a store counts as much as its weight says, 1
-        where nothing does.
+        """Take a batch's receipts; ``before`` tells of its state, ``groups`` are those of the stores. Work for a store
+        counts as much as its weight says, 1 where nothing does.
         """
         work: dict[TaskId, float] = {}
         rows: dict[TaskId, float] = {}
         times: dict[TaskId, float] = {}
         read: dict[TaskId, dict[int, float]] = {}
         for receipt in receipts:
-            weight, of_task = store_weights.get(receipt.store, 1.0), partial(self.groups.task, receipt.store)
+            weight, of_task = store_weights.get(receipt.store, 1.0), partial(groups.task, receipt.store)
             for key_group, took in self._work_of(receipt, before):
                 _add(work, of_task(key_group), weight * took)
             for key_group, count in zip(*receipt.received, strict=True):
                 _add(rows, of_task(key_group), count)
-            for key_group, took in self._time_of(receipt).items():
+            for key_group, took in self._time_of(receipt, of_task).items():
                 _add(times, of_task(key_group), weight * took)
             for key_group, partition, count in receipt.read:
                 _add(read.setdefault(of_task(key_group), {}), partition, count)
         self._times.append(times)
-        if held := _memory_by_task(receipts, self.groups):
+        if held := _memory_by_task(receipts, groups):
             self.memory = _faded(self.memory, held)
         if work:
             self._counted = _faded(self._counted, work)
@@ -102,20 +100,20 @@ class Weights:
             kept = snapshot.length * _SNAPSHOT_SHARE if snapshot else 0.0
             yield part.key_group, part.rows * _ROW_US + (part.length + kept) * _BYTE_US
 
-    def _time_of(self, receipt: Receipt) -> dict[int, float]:
+    def _time_of(self, receipt: Receipt, of_task: Callable[[int], TaskId]) -> dict[int, float]:
         """Return the time in the user's code by key-group, as far as it counts: as it was measured, else shared out as
         the key-groups' times were before; at first by rows.
 
         Where key-groups of one call go different ways, those that take long are found: the others' times become less.
         """
-        groups, rows = receipt.received
+        numbers, rows = receipt.received
         told: dict[int, float] = dict(zip(*receipt.busy, strict=True))
         total = float(sum(told.values())) or receipt.seconds.get("compute", 0.0) * 1e6
         if total <= _TIMED_US:
             return {}
         if not told:
-            before, of_task = self._typical(), partial(self.groups.task, receipt.store)
-            a_row, counts = total / max(sum(rows), 1), zip(groups, rows, strict=True)
+            before, a_row = self._typical(), total / max(sum(rows), 1)
+            counts = zip(numbers, rows, strict=True)
             share = {kg: before.get(of_task(kg), 0.0) or count * a_row for kg, count in counts}
             scale = total / (sum(share.values()) or 1.0)
             told = {key_group: each * scale for key_group, each in share.items()}
@@ -131,12 +129,12 @@ class Weights:
         told: dict[str, Mapping[TaskId, float]] = {"measured": self.measured, "assigned": self.latched}
         return {name: {named(t): round(load, 3) for t, load in by.items()} for name, by in told.items()}
 
-    def go_on(self, recorded: Mapping[str, object]) -> None:
-        """Go on assigning by the weights of an earlier driver."""
+    def go_on(self, recorded: Mapping[str, object], groups: Groups) -> None:
+        """Go on assigning by the weights of an earlier driver, as far as they are of these groups."""
         by = recorded.get("assigned", {})
         if not self.latched and isinstance(by, dict):
             found = {task_named(name): load for name, load in by.items() if isinstance(load, int)}
-            self.latched = self.groups.only(found)
+            self.latched = groups.only(found)
 
     def latch(self) -> None:
         """Let assignments go by what is measured now."""
@@ -154,7 +152,7 @@ class Weights:
             numbered.setdefault(partition, set()).update(held)
         self.racks_of = {partition: tuple(sorted(held)) for partition, held in numbered.items()}
 
-    def traffic(self, shards: Sequence[tuple[str, int]] | None = None) -> dict[TaskId, Traffic]:
+    def traffic(self, groups: Groups, shards: Sequence[tuple[str, int]] | None = None) -> dict[TaskId, Traffic]:
         """Return, by task, its rows in thousandths of a task's mean, and of how many of these each rack holds
         a replica.
 
@@ -165,7 +163,7 @@ class Weights:
         mean = sum(self._rows.values()) / len(self._rows) if self._rows else 0.0
         if shards is not None:
             held = [sorted(set(self.racks_of_shards.get(shard, ()))) for shard in shards]
-            tasks = self.groups.tasks(range(len(held)))
+            tasks = groups.tasks(range(len(held)))
             parts = {t: round(_PARTS * self._rows.get(t, 0.0) / mean) if mean else _PARTS for t in tasks}
             return {t: Traffic(n, dict.fromkeys(held[t.key_group], n), _PARTS) for t, n in parts.items()}
         whole: dict[int, float] = {}

@@ -11,7 +11,7 @@ from riffle_spark.protocol.ports import Background
 from riffle_spark.protocol.upkeep.retention import Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.log import Log, beginning
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -79,12 +79,15 @@ def scan(
         objects.delete(old)
     if whole:
         objects.delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
+        objects.delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
     whole = whole and kept is oldest  # what a promise keeps longer is for another scan soon
     return Scanned(tail.epoch, oldest.sequence, kept.full, whole)
 
 
 def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: int | None) -> int:
-    """Return the number of the first record there is, which LIST may not show (yet), or still show."""
+    """Return the number of the first record there is, which LIST may not show (yet), or still show. A number that came
+    back, as a put landed very late, is below a gap, and below all that is promised.
+    """
     records = (name for name in names if name.startswith(paths.LOG))
     present = [s for s in map(paths.record_sequence, records) if s is not None]
     if tail.sequence not in present:
@@ -98,7 +101,12 @@ def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: 
         begin -= 1
     while begin < tail.sequence and not objects.exists(paths.record(begin)):
         begin += 1
-    return begin
+    if {*range(begin, tail.promised)} <= {*present}:
+        return begin
+    promised = Log(objects, "").find(tail.promised)
+    if promised is None or not objects.exists(paths.record(promised.full)):
+        return begin  # that is damage, which is told where it is read
+    return beginning(objects, [begin, *present], promised.full) if begin < promised.full else begin
 
 
 def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> tuple[Record, bool]:

@@ -4,6 +4,7 @@ the JVM handle and what stands in for it.
 
 import json
 import re
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
         return (Executor(LOCAL_EXECUTOR, "", _CONNECT_SLOTS),)
     context = handles.context(spark)
     if _is_local(context):
-        return (Executor(LOCAL_EXECUTOR, "", context.defaultParallelism),)
+        return (Executor(LOCAL_EXECUTOR, socket.gethostname(), context.defaultParallelism),)
     known = _known_of(spark)
     found = {name: known.executors.get(name) or _executor(context, name) for name in _scheduled(context, known)}
     known.executors = {name: executor for name, executor in found.items() if executor is not None}

@@ -1,5 +1,4 @@
-"""The log of one query: the truth about its state. Knows how records follow each other. Does not know what a batch
-is.
+"""The log of one query: the truth about its state. Knows how records follow each other. Does not know batches.
 
 Theory of operation. A record is committed by putting the next number if it is absent. Whoever puts it wins; everyone
 else finds another commit id there and is fenced. An unclear answer (a time-out, an error after the bytes arrived) is
@@ -10,7 +9,7 @@ Old records go, so that a driver which stood still for as long may find its next
 record is gone then, too. So who has not looked for ``sure_seconds`` looks for that as well, after a put once more.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import sub
 
@@ -20,10 +19,11 @@ from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest, encode, joined
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log"]
+__all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log", "beginning"]
 
 FULL_EVERY = 16
 """A record is full at least this often; between, it holds the entries changed since the last full one."""
+_Clocks = Callable[[], tuple[float, ...]]
 _APPEND_TRIES = 5
 RECORD_BYTES_MAX = 1 << 29
 _LATER_MAX = 10_000
@@ -37,18 +37,13 @@ class Log:
     ``seconds`` are clocks: one that never goes back may stand still with its machine, and one of the day may be set.
     """
 
-    def __init__(
-        self, store: ObjectStore, root: str, seconds: Callable[[], tuple[float, ...]] = lambda: (0.0,)
-    ) -> None:
-        self._store = store
-        self._root = root
-        self._digest = ""
+    def __init__(self, store: ObjectStore, root: str, seconds: _Clocks = lambda: (0.0,)) -> None:
+        self._store, self._root, self._digest = store, root, ""
         self._base: Mapping[Address, Entry] = {}
         self._full: Record | None = None
         self._unclear: tuple[Record, bytes, Manifest] | None = None
         self.tail: Record | None = None
-        self.manifest = Manifest()
-        self.first = 0
+        self.manifest, self.first = Manifest(), 0
         self.sure_seconds, self._seconds, self._looked = 2.0, seconds, seconds()
 
     def open(self, *, broken: bool = False) -> Record | None:
@@ -70,10 +65,12 @@ class Log:
         self.tail, self.manifest, self._digest = None, Manifest(), ""
         if not sequences:
             return None
-        self.first = sequences[0]
         if broken:
-            return self._open_broken(sequences)
+            record = self._open_broken(sequences)
+            self.first = beginning(self._store, sequences, min(record.full, record.promised))
+            return record
         record, data = self._read_newest(sequences)
+        self.first = beginning(self._store, sequences, min(record.full, record.promised))
         try:
             self._check_whole(sequences, record)
             self._check_follows(record)
@@ -110,9 +107,8 @@ class Log:
         raw = self._lies_there(last)
         for sequence in reversed(sequences):
             try:
-                record = full = decode(raw if sequence == last else self._lies_there(sequence), "")
-                if record.full != sequence:
-                    full = decode(self._lies_there(record.full), "")
+                record = decode(raw if sequence == last else self._lies_there(sequence), "")
+                full = record if record.full == sequence else decode(self._lies_there(record.full), "")
                 manifest = joined(record, full.entries)
             except CorruptStateError:
                 continue
@@ -206,9 +202,7 @@ class Log:
         """
         listed: set[str] = set()
         base: Record | None = None
-        for record in records:
-            if record.full < first:
-                continue
+        for record in (one for one in records if one.full >= first):
             if base is None or base.sequence != record.full:
                 base = record if record.full == record.sequence else self.read(record.full)
             listed |= joined(record, base.entries).objects()
@@ -239,8 +233,7 @@ class Log:
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
         record = self._completed(draft, manifest)
-        data = encode(record)
-        self._unclear = (record, data, manifest)
+        self._unclear = (record, data := encode(record), manifest)
         self.settle()
         if record.kind not in ("batch", "orders"):
             self._check_refused(record, data)
@@ -342,6 +335,14 @@ class Log:
             return draft.weights
         told, known = {**self.weights, **draft.weights}, self._full.weights if self._full and not full else {}
         return {name: by for name, by in told.items() if by != known.get(name, {}) and (full or name != "measured")}
+
+
+def beginning(store: ObjectStore, listed: Collection[int], needed: int) -> int:
+    """Return where a log begins: after the last free number below one that is needed. Late puts may lie below that."""
+    present, least = set(listed), min(listed)
+    while needed > least and (needed - 1 in present or store.exists(paths.record(needed - 1))):
+        needed -= 1
+    return max(needed, least)
 
 
 def _no_end(first: int) -> UnavailableError:

@@ -17,7 +17,7 @@ from riffle_spark import keygroups
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.ownership.groups import GROUP, task
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.testing import Attempt
@@ -154,6 +154,10 @@ class Elastic(World):
             {t.key_group for t, members in present.standbys.items() if member in members},
             {t.key_group for t, members in present.warmups.items() if member in members},
         )
+
+    def owners(self, group: str = GROUP) -> dict[int, str]:
+        """Return the owner of each key-group of a group."""
+        return {t.key_group: str(owner) for t, owner in self.ownership.present.owners.items() if t.group == group}
 
     def owned(self, executor: str) -> set[int]:
         """Return the key-groups that an executor owns."""

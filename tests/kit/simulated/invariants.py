@@ -55,6 +55,12 @@ class History:
                 self._note(sequence, decode(data, ""), log)
         self.check_listed_objects()
 
+    def check_told(self, commit_id: str) -> None:
+        """I4: what somebody was told is committed is in the log's line, and not under a number that was swept."""
+        self.look()
+        known = any(record.commit_id == commit_id for record in self.records.values())
+        assert known, "I4: somebody was told that a record is committed, and the log's line never had it"
+
     def _note(self, sequence: int, record: Record, log: Log) -> None:
         manifest = log.manifest_of(record)
         assert record.sequence == sequence
@@ -118,9 +124,11 @@ class History:
         newest = max(self.records, default=-1)
         present = set(self.world.memory.list(""))
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
-            gone = self.manifests[sequence].objects() - present if sequence in self.manifests else set()
+            gone = self._listed_by(sequence) - present if sequence in self.manifests else set()
             assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
         for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
+            for _, link in self.records[sequence].outputs:
+                self._check_part(link)
             for (store, key_group), entry in self.manifests[sequence].entries.items():
                 for link in entry.chain:
                     self._check_part(link)
@@ -129,6 +137,10 @@ class History:
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
                     part_codec.decode(data, entry.snapshot.checksum, name)
+
+    def _listed_by(self, sequence: int) -> set[str]:
+        """Return the objects of a record: of state, and of output that was sealed."""
+        return self.manifests[sequence].objects() | {link.object for _, link in self.records[sequence].outputs}
 
     def _check_part(self, link: Link) -> None:
         data = self.world.memory.get(link.object, link.start, link.length)

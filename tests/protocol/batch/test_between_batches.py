@@ -161,7 +161,7 @@ def test_snapshots_that_are_taken_meanwhile_are_listed(tmp_path: Path) -> None:
     world.start(background := InlineBackground(deferred=True))
     world.feed(4)
     background.run()
-    world.driver.operations.pin(0, world.ownership.owners()[0])
+    world.driver.operations.pin(0, world.owners()[0])
     world.rest(2)
     taken = {name for name in world.memory.list("") if "/snapshot/" in name}
     assert taken

@@ -13,6 +13,7 @@ import pytest
 from riffle_spark import transform_with_state
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.worker.member_folders import use_store
@@ -121,7 +122,7 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
     query.feed(SETTLED)
     query.rest(3)
     before = query.asked()
-    query.driver.operations.pin(0, query.driver.ownership.owners()[0])
+    query.driver.operations.pin(0, query.driver.ownership.present.owners[task(0)])
     query.rest(3)
     assert query.asked() - before == 1
     query.rest(100, 60)

@@ -84,7 +84,7 @@ class Racked(Elastic):
 
     def across(self) -> set[int]:
         """Return the key-groups whose owner reads from the other rack, where each has rows of one partition."""
-        owners = self.ownership.owners().items()
+        owners = self.owners().items()
         return {group for group, owner in owners if self.rack(owner) not in RACKS[self.partition_of(group)]}
 
 
@@ -132,7 +132,7 @@ def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> N
     ]
     assert world.ownership.shards is not None
     partitions = dict(enumerate(world.ownership.shards.partitions))
-    owned = {partitions[group][1]: world.rack(owner) for group, owner in world.ownership.owners().items()}
+    owned = {partitions[group][1]: world.rack(owner) for group, owner in world.owners().items()}
     assert owned == racks
     assert [report.moves for report in reports[1:]] == [()] * 7
 
@@ -305,8 +305,8 @@ def test_one_slow_key_group_with_few_rows_is_seen(tmp_path: Path, monkeypatch: p
     assert [world.feed().moves for _ in range(8)] == [()] * 8
     slow[0] = world.keys[1][0]
     reports = [world.feed() for _ in range(30)]
-    owner = world.ownership.owners()[1]
-    assert [group for group, member in world.ownership.owners().items() if member == owner] == [1]
+    owner = world.owners()[1]
+    assert [group for group, member in world.owners().items() if member == owner] == [1]
     assert len(warnings(reports, "no assignment levels it: key-group 1 ")) == 1
     assert sum(report.restores for report in reports) == 0
 

@@ -14,7 +14,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Task, View
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Part, Receipt
-from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
 from riffle_spark.protocol.ownership.rebalance import Moved
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.state.log.manifest import Manifest
@@ -221,7 +221,7 @@ def test_a_row_of_a_store_counts_as_much_as_its_weight_says() -> None:
     """Measured work is that of all stores of a key-group together."""
     weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
-    weights.ran(receipts, Manifest({}), {"models": 20.0})
+    weights.ran(receipts, Manifest({}), ONE_GROUP, {"models": 20.0})
     assert weights.measured == {task(3): 10 + 200}
 
 

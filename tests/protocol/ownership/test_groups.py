@@ -31,7 +31,7 @@ def in_groups(folder: Path, groups: Mapping[str, str] = HEAVY) -> Elastic:
 
 def owners(world: Elastic) -> dict[str, dict[int, str]]:
     """Return the owners by group."""
-    return {group: world.ownership.owners(group) for group in world.ownership.groups.names}
+    return {group: world.owners(group) for group in world.ownership.groups.names}
 
 
 def restart(world: Elastic, **changes: object) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.settings import Settings
@@ -74,8 +75,7 @@ def test_orders_are_idempotent(tmp_path: Path) -> None:
     assert world.feed().moves == ()
     assert world.ownership.present.owners == before.owners
     for _ in range(2):
-        orders(world).undrain("1")
-        orders(world).undrain("never seen")
+        assert orders(world).undrain("1") == ()
     world.settle()
     assert len(world.owned("1")) == 2
 
@@ -95,8 +95,10 @@ def test_a_pinned_key_group_moves_warm_and_stays(tmp_path: Path) -> None:
     world.cluster.lose("3", planned=True)
     world.settle()
     assert group in world.owned("2")
+    orders(world).pin((group + 1) % 6, "2")
+    assert orders(world).unpin((group + 1) % 6) == {str(group): world.member("2")}
     for _ in range(2):
-        orders(world).unpin(group)
+        assert orders(world).unpin(group) == {}
     world.settle()
     orders(world).drain("2")
     world.settle()
@@ -119,6 +121,43 @@ def test_a_pin_to_a_lost_member_waits_for_it(tmp_path: Path) -> None:
     world.check_state()
 
 
+def test_what_is_asked_of_an_executor_holds_for_the_member_that_its_census_names(tmp_path: Path) -> None:
+    """Before executors have answered any they are known by their own ids alone."""
+    world = Elastic(tmp_path, executors=THREE)
+    census = world.cluster.census
+
+    def unanswered(*_: object) -> list[Census]:
+        raise UnavailableError("nobody answers", remedy="wait")
+
+    world.cluster.census = unanswered  # type: ignore[method-assign, assignment]
+    world.feed()
+    group = min(world.owned("2"))
+    orders(world).drain("1")
+    orders(world).pin(group, "3")
+    assert orders(world).orders.drained == {"1"}
+    world.cluster.census = census  # type: ignore[method-assign]
+    world.settle()
+    assert orders(world).orders.drained == {world.member("1")} != {"1"}
+    assert world.holds("1") == (set(), set(), set())
+    assert group in world.owned("3")
+    assert orders(world).undrain("1") == ()
+    world.check_state()
+
+
+def test_an_executor_that_has_become_a_member_meanwhile_is_called_that() -> None:
+    """Whoever asks may have seen it before its census."""
+    asked = Operations(8, "key_group", InlineBackground().lock())
+    asked.saw((MemberState("1", "1", "a", 1), MemberState("2", "2", "b", 1)))
+    asked.drain("1")
+    asked.known_as({"1": "m1", "2": "m2"})
+    assert asked.orders.drained == {"m1"}
+    with pytest.raises(ConfigError, match="m2 is the last one"):
+        asked.drain("2")
+    asked.undrain("1")
+    asked.pin(3, "1")
+    assert asked.unpin(4) == {"3": "m1"}
+
+
 def refused(world: Elastic, name: str, *arguments: object) -> str:
     """Ask for something that cannot be; return why."""
     before = orders(world).orders
@@ -138,8 +177,10 @@ def test_what_cannot_work_is_refused_with_a_reason(tmp_path: Path) -> None:
     assert "no live member" in refused(world, "pin", 0, "x")
     operations.pin(0, "1")
     assert "pinned" in refused(world, "drain", "1")
+    assert "no key-group 6" in refused(world, "unpin", 6)
     operations.unpin(0)
     operations.drain("1")
+    assert f"no member 'm1', and drained is {world.member('1')}" in refused(world, "undrain", "m1")
     assert "being drained" in refused(world, "pin", 0, "1")
     operations.drain("2")
     assert "the last one" in refused(world, "drain", "3")
@@ -235,6 +276,9 @@ def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
     assert "cannot change while a query runs" in refused(world, "reconfigure", before, {"standby_mode": "replay"})
     assert "num_standbys" in refused(world, "reconfigure", before, {"num_standbys": -1})
     assert "did you mean 'num_standbys'" in refused(world, "reconfigure", before, {"num_standby": 1})
+    assert "local_disk_high = 0.7 is below local_disk_limit = 0.8" in refused(
+        world, "reconfigure", before, {"local_disk_high": 0.7}
+    )
     world.feed()
     assert world.driver.settings == before
 

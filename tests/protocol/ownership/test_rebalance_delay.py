@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,10 @@ def three(tmp_path: Path, **settings: Any) -> Elastic:
     return world
 
 
-def owners(world: Elastic) -> Mapping[int, str]:
-    """Return the owner of each key-group."""
-    return dict(world.ownership.owners())
-
-
 def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
     """The lost tasks are processed at the next batch, and no other task moves and no warm-up begins."""
     world = three(tmp_path)
-    before, lost = owners(world), world.owned("1")
+    before, lost = world.owners(), world.owned("1")
     world.cluster.lose("1")
     report = world.feed()
     assert {move["key_group"] for move in report.moves} == lost
@@ -42,7 +36,7 @@ def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
         report = world.feed()
         assert report.moves == ()
         assert not world.ownership.present.warmups
-    assert {group: owner for group, owner in owners(world).items() if group not in lost} == {
+    assert {group: owner for group, owner in world.owners().items() if group not in lost} == {
         group: owner for group, owner in before.items() if group not in lost
     }
     world.check_state()
@@ -66,7 +60,7 @@ def test_standbys_are_not_replaced_before_the_delay_is_over(tmp_path: Path) -> N
 def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> None:
     """It fetches only the deltas it missed, gets each of its tasks once it is within the lag, and no other moves."""
     world = three(tmp_path)
-    before, lost, member = owners(world), world.owned("1"), world.member("1")
+    before, lost, member = world.owners(), world.owned("1"), world.member("1")
     world.cluster.lose("1")
     away = [world.feed() for _ in range(2)]
     sealed = sum(report.sealed_bytes for report in away)
@@ -74,7 +68,7 @@ def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> No
     world.cluster.add("1b")
     reports = [*world.settle(), world.feed()]
     assert world.member("1b") == member
-    assert owners(world) == before
+    assert world.owners() == before
     moved = [move["key_group"] for report in reports for move in report.moves if move["role"] == "owner"]
     assert sorted(moved) == sorted(lost), "each lost task comes home once, and no other moves"
     assert [report.restores for report in reports] == [0] * len(reports)

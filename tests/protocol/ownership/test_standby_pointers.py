@@ -74,7 +74,7 @@ def test_a_promotion_is_a_fetch_with_its_own_figure(tmp_path: Path) -> None:
     assert report.restores == len(lost)
     assert report.fetched_snapshot_bytes == sum(snapshot.length for snapshot in snapshots if snapshot)
     assert report.misplaced_runs == 0
-    assert all(world.ownership.owners()[group] in kept[group] for group in lost)
+    assert all(world.owners()[group] in kept[group] for group in lost)
     world.settle()
     world.check_state()
 

@@ -139,14 +139,14 @@ def test_a_new_driver_goes_by_the_weights_of_the_one_before(tmp_path: Path) -> N
     skewed(world, 8)
     world.settle()
     skewed(world, 2)
-    before = dict(world.ownership.owners())
+    before = world.owners()
     log = world.log()
     assert log.tail is not None
     assert log.tail.full < log.tail.sequence
     assert set(log.tail.weights) == {"assigned"}
     world.start()
     assert [report.moves for report in skewed(world, 4)] == [()] * 4, "the fifth may weigh anew"
-    assert world.ownership.owners() == before
+    assert world.owners() == before
     skewed(world, 16)
     log = world.log()
     assert log.tail is not None

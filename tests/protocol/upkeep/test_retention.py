@@ -19,7 +19,7 @@ from riffle_spark.protocol.upkeep.snapshots import listed
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
-from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record import Record, encode
 from riffle_spark.testing import InlineBackground
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
@@ -267,6 +267,46 @@ def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, mo
 
 
 @pytest.mark.usefixtures("short_cycles")
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("old_ms", [0, 10_000_000])
+@pytest.mark.parametrize("sequence", [0, 9])
+def test_a_record_that_came_back_below_the_log_stops_no_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: int, old_ms: int, restart: bool
+) -> None:
+    """A put that landed very late, however old it is: scans go on beside it and take it away, and no start counts from
+    there.
+    """
+    monkeypatch.setattr(scan, "_OLD_AT_ONCE", 5)  # private: few records
+    world = grown_root(tmp_path, retained_versions=6, orphan_scan_interval=2)
+    tail = world.log().tail
+    assert tail is not None
+    assert tail.promised > sequence + 2
+    stray = replace(tail, sequence=sequence, full=sequence, written_ms=tail.written_ms - old_ms)
+    assert world.memory.put_if_absent(paths.record(sequence), encode(stray))
+    if restart:
+        world.start()
+    for version in range(31, 41):
+        assert world.batch(version, one(1)).warnings == ()
+    assert not {named(1)[0], paths.record(sequence)} & {*world.memory.list("")}
+    assert not restart or world.driver._log.first > sequence  # private: what the driver holds
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_path: Path) -> None:
+    """A promised record still needs the full one before the gap: what both list stays."""
+    world = grown_root(tmp_path, retained_versions=6)
+    version, log = 31, world.log()
+    while log.tail is None or log.tail.promised - log.read(log.tail.promised).full < 2:
+        world.batch(version, one(1))
+        version, log = version + 1, world.log()
+    needed = log.manifest_of(log.read(log.tail.promised)).objects()
+    world.memory.delete([paths.record(log.tail.promised - 1)])
+    assert scan.scan(world.memory, log.tail, 6, 0).whole
+    assert named(1)[0] not in world.memory.list("")
+    assert needed <= {*world.memory.list("")}
+
+
+@pytest.mark.usefixtures("short_cycles")
 def test_a_log_begins_with_a_full_record(tmp_path: Path) -> None:
     """Sweeping keeps whole what it keeps: every record that is left can be read with the full one it changes."""
     world = grown_root(tmp_path, retained_versions=6)
@@ -334,3 +374,20 @@ def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypa
         world.batch(80 + run, one(1))
         assert before - 40 <= len(world.memory.list(paths.LOG)) <= max(before - 20, FULL_EVERY + 4)
     assert len(world.memory.list(paths.LOG)) <= FULL_EVERY + 4
+
+
+def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> None:
+    """I5 is of output, too, which no manifest lists: damage to it alone is seen."""
+    world = World(tmp_path, operators=[totals()], deliver_after_commit=True)
+    history = History(world)
+    world.batch(0, one(1))
+    history.look()
+    tail = world.log().tail
+    assert tail is not None
+    ((_, link),) = tail.outputs
+    data = bytearray(world.memory.get(link.object) or b"")
+    data[link.start + link.length // 2] ^= 1
+    world.memory.delete([link.object])
+    world.memory.put_if_absent(link.object, bytes(data))
+    with pytest.raises(AssertionError, match="I5"):
+        history.check_listed_objects()

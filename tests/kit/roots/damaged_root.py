@@ -1,0 +1,170 @@
+"""Roots of simulated queries that are damaged on purpose: each kind of object, in each way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY
+from riffle_spark.state.log.record import encode
+from tests.kit.simulated.world import World, one
+
+BATCHES = FULL_EVERY + 4
+KEYS = ("a", "b", "c", "d", "e")
+
+
+def grown(folder: Path, seed: int) -> Path:
+    """Run batches, each of one row: batch v adds v to a key."""
+    world = world_of(folder, seed)
+    checkpoint = folder / "checkpoint"
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": world.query_id}))
+    for version in range(BATCHES):
+        world.batch(version, one(version + 1000 * seed, KEYS[version % len(KEYS)]))
+        (checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
+        (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    return folder
+
+
+def world_of(folder: Path, seed: int = 5, **settings: object) -> World:
+    """Return a query on the root in a folder, whose executors have no copies yet."""
+    given = {"root": f"file://{folder}/state", "retained_versions": 100, **settings}
+    return World(folder / "local", seed=seed, **given)  # type: ignore[arg-type]
+
+
+def held_at(version: int, *later: int) -> dict[object, tuple[object, ...]]:
+    """Return the state after a batch, and after batches that add more to every key."""
+    found: dict[object, tuple[int, int]] = {}
+    added = [(KEYS[v % len(KEYS)], v) for v in range(version + 1)] + [(key, value) for value in later for key in KEYS]
+    for key, value in added:
+        count, total = found.get(key, (0, 0))
+        found[key] = (count + 1, total + value)
+    return dict(found)
+
+
+def root_of(world: World) -> Path:
+    """Return the folder that holds a world's objects."""
+    return Path(world.home.root.removeprefix("file://"))
+
+
+def checkpoint_of(world: World) -> str:
+    """Return the checkpoint beside a world's root."""
+    return str(root_of(world).parent / "checkpoint")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder, with what they hold."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def object_of(world: World, kind: str) -> str:
+    """Return the name of an object that the newest record needs, of a kind."""
+    log = world.log()
+    assert log.tail is not None
+    sequence = log.tail.sequence
+    chosen = {"record": sequence, "full record": log.tail.full, "record between": sequence - 2}
+    if kind in chosen:
+        return paths.record(chosen[kind])
+    listed = sorted(log.manifest.objects(), key=lambda name: (name.startswith("delta/"), name))
+    return next(name for name in listed if name.startswith("delta/") == (kind == "delta"))
+
+
+def flipped(data: bytes) -> bytes:
+    """Flip a bit in the last quarter."""
+    at = len(data) * 3 // 4
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+def newer(data: bytes) -> bytes:
+    """Say that a record, or a part, is of a later format; nothing else is changed."""
+    if b"riffle-log" in data[:40]:
+        return data.replace(b'"format":2', b'"format":9', 1)
+    table = pa.ipc.open_stream(data).read_all()
+    schema = table.schema.with_metadata({**(table.schema.metadata or {}), b"riffle.format": b"9"})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(table.replace_schema_metadata(schema.metadata))
+    found = sink.getvalue().to_pybytes()
+    assert len(found) == len(data), "it lies where the other one lay"
+    return found
+
+
+WAYS: Mapping[str, Callable[[bytes, bytes], bytes | None]] = {
+    "flipped": lambda data, _: flipped(data),
+    "truncated": lambda data, _: data[: len(data) // 2],
+    "missing": lambda _data, _other: None,
+    "empty": lambda _data, _other: b"",
+    "from another root": lambda _, other: other,
+    "from a newer format": lambda data, _: newer(data),
+}
+KINDS = ("record", "full record", "record between", "delta", "snapshot")
+
+
+def damage(world: World, name: str, way: str, other: Path) -> Mapping[str, bytes | None]:
+    """Damage one object's file in a way; return what the files held that are others now. The log lists parts of a newer
+    format as they are.
+    """
+    if way == "from a newer format" and not name.startswith(paths.LOG):
+        return listed_so(world, name, newer)
+    kind = next(folder for folder in ("log", "delta", "totals", "tails") if name.startswith(folder))
+    others = sorted(found for found in (other / "state" / kind).rglob("*") if found.is_file())
+    same = other / "state" / name
+    good = (root_of(world) / name).read_bytes()
+    return put_back(world, {name: WAYS[way](good, (same if same.exists() else others[0]).read_bytes())})
+
+
+def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapping[str, bytes | None]:
+    """Change each part of an object that the newest record lists, which then lists it so; return what files held."""
+    log = world.log()
+    assert log.tail is not None
+    data = bytearray((root_of(world) / name).read_bytes())
+
+    def changed(start: int, length: int) -> int:
+        data[start : start + length] = new = change(bytes(data[start : start + length]))
+        return part_codec.checksum(new)
+
+    entries = dict(log.manifest.entries)
+    for address, entry in log.manifest.entries.items():
+        chain = tuple(
+            link._replace(checksum=changed(link.start, link.length)) if link.object == name else link
+            for link in entry.chain
+        )
+        snapshot = entry.snapshot
+        if snapshot is not None and paths.snapshot(*address, snapshot.id) == name:
+            snapshot = snapshot._replace(checksum=changed(0, snapshot.length))
+        entries[address] = replace(entry, chain=chain, snapshot=snapshot)
+    outputs = tuple(
+        (store, link._replace(checksum=changed(link.start, link.length)) if link.object == name else link)
+        for store, link in log.tail.outputs
+    )
+    record = replace(log.tail, entries=entries, outputs=outputs, full=log.tail.sequence)
+    return put_back(world, {name: bytes(data), paths.record(record.sequence): encode(record)})
+
+
+def newest_without(world: World, name: str) -> int:
+    """Return the newest batch but the last one whose record is not this object, and neither needs nor lists it."""
+    log = world.log()
+    assert log.tail is not None
+    for sequence in range(log.tail.sequence - 1, -1, -1):
+        record = log.read(sequence)
+        if name not in {paths.record(sequence), paths.record(record.full)} | log.manifest_of(record).objects():
+            return record.version
+    raise AssertionError("all need it")
+
+
+def put_back(world: World, files: Mapping[str, bytes | None]) -> Mapping[str, bytes | None]:
+    """Put objects in place of what is there, as from a backup; return that."""
+    there = {}
+    for name, data in files.items():
+        path = root_of(world) / name
+        there[name] = path.read_bytes() if path.exists() else None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True) if data is None else path.write_bytes(data)
+    return there
