@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker
-from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
+from riffle_spark.errors import UnavailableError
 from tests.kit.folders import APPS
 from tests.kit.streams.apps.kafka_load_app import KEYS, SENT, TAKEN, TIMES
 from tests.kit.streams.streaming import Kept, refused_between, settings_in, told_by
@@ -23,6 +27,7 @@ CONF = {
     "spark.network.maxRemoteBlockSizeFetchToMem": "32m",  # Spark refuses to start with as little memory for more.
 }  # fmt: skip
 TIMEOUT_SECONDS = 500
+NUMBER = pa.schema([("n", pa.int64())])
 MORE_MB = 60
 """More than the first batch, a worker takes at most so much in any other; five times as much waits at the source."""
 
@@ -47,6 +52,23 @@ def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: 
     refused, _ = refused_between(spark, tmp_path, 100_000, told)
     assert "maxOffsetsPerTrigger" in refused.remedy
     assert "spark.executor.memory" in refused.remedy
+
+
+def kill_the_executor(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """End the JVM that this worker computes for, as a kernel out of memory does: Spark is told of no reason."""
+    daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    raise AssertionError("it takes a moment")
+
+
+@pytest.mark.timeout(600)
+def test_executors_that_are_killed_again_and_again_are_told_of(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark gives the batch up; what it says of it names no setting, and ours does."""
+    kills = arrow_function(kill_the_executor, state=NUMBER, output=NUMBER)
+    job = Stateful("killed", "k", kills, settings=settings_in(tmp_path, batch_attempts=1)).into(Kept())
+    with pytest.raises(UnavailableError, match="executors went while a batch's slots ran") as refused:
+        job(spark.range(10).selectExpr("id k"), 0)
+    assert "spark.executor.memory" in refused.value.remedy
 
 
 @pytest.mark.timeout(900)

@@ -12,13 +12,13 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
-from riffle_spark.errors import ConfigError, Misplaced, RiffleError
+from riffle_spark.errors import ConfigError, Misplaced, RiffleError, UnavailableError
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
@@ -46,6 +46,13 @@ _NO_MEMORY = re.compile(
 """As Python ends a traceback where a process may not have more memory; errors that only speak of one are none."""
 _DIED_OF_MEMORY = re.compile(r"exited with (?:exit )?code 52\b|Exit status: 52\b|memory limits|container OOM")
 """Why an executor went: 52 is how Spark ends one that had no memory, the others are YARN's words and Kubernetes'."""
+_LOST = re.compile(r"FetchFailed|ExecutorLostFailure")
+"""What Spark gives a job up for where executors go again and again."""
+_ROOM = (
+    "have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), deal them to more slots (which are "
+    "executors' cores), or give executors more memory: spark.executor.memory, which is also what they have outside "
+    "the heap to hand rows to Python (or -XX:MaxDirectMemorySize), and spark.executor.memoryOverhead"
+)
 _DEATHS = 2
 """One may be mere chance; where the next run costs another executor, it is the batch."""
 _hurrying = threading.Lock()
@@ -213,15 +220,15 @@ class Losses:
             found = _NO_MEMORY.search(str(error))
             if found is not None:
                 raise beyond_memory(found[1]) from error
-            died = [] if handles.is_interruption(error) else self._died_of_memory()
-            if len(died) >= (_DEATHS if isinstance(error, RiffleError | StaleRows) else 1):
-                raise _beyond_executors(died) from error
+            told = None if handles.is_interruption(error) else _told_of_losses(error, self._removals())
+            if told is not None:
+                raise told from error
             raise
 
-    def _died_of_memory(self) -> list[str]:
-        """Return why executors went that had no memory, since the batch began."""
+    def _removals(self) -> list[str]:
+        """Return why executors went since the batch began."""
         with suppress(Exception):  # whatever a JVM may raise, or none: then it is told in Spark's words
-            return [why for why in handles.removals_since(self._spark, self._began) if _DIED_OF_MEMORY.search(why)]
+            return handles.removals_since(self._spark, self._began)
         return []
 
     @contextmanager
@@ -239,14 +246,24 @@ class Losses:
                 handles.configured(self._spark, _before.pop())
 
 
-def _beyond_executors(died: list[str]) -> ConfigError:
-    problem = f"executors had no memory for what a batch's slots were to get: {len(died)} went, at last by: {died[-1]}"
-    remedy = (
-        "have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), deal them to more slots (which are "
-        "executors' cores), or give executors more memory: spark.executor.memory, which is also what they have outside "
-        "the heap to hand rows to Python (or -XX:MaxDirectMemorySize), and spark.executor.memoryOverhead"
+def _told_of_losses(error: Exception, removals: Sequence[str]) -> RiffleError | None:
+    """Return what to say of an error in its stead, by why executors went meanwhile: ``None`` where it says it best.
+
+    Where Spark is not told why they went, as on a standalone cluster that hears of the lost connection first, and gives
+    the batch up for it, that may be the network; what it was no batch can tell from the next.
+    """
+    died, is_ours = [why for why in removals if _DIED_OF_MEMORY.search(why)], isinstance(error, RiffleError | StaleRows)
+    if len(died) >= (_DEATHS if is_ours else 1):
+        problem = "executors had no memory for what a batch's slots were to get"
+        return ConfigError(f"{problem}: {len(died)} went, at last by: {died[-1]}", remedy=_ROOM, where="memory")
+    lost = [why for why in removals if not inventory.was_planned(why)]
+    if is_ours or len(lost) < _DEATHS or not _LOST.search(str(error)):
+        return None
+    return UnavailableError(
+        f"executors went while a batch's slots ran, until Spark gave it up: {len(lost)}, at last by: {lost[-1]}",
+        remedy=f"start the query again; if they go again with this batch, its rows are too much for them: {_ROOM}",
+        where="executors",
     )
-    return ConfigError(problem, remedy=remedy, where="memory")
 
 
 class _Watch:

@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, Misplaced, UnavailableError
 from riffle_spark.spark.engine.jvm import configured
-from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses
+from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _told_of_losses
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -113,3 +113,30 @@ def test_a_task_that_got_no_memory_is_told_from_one_that_speaks_of_it(
 def test_an_executor_that_had_no_memory_is_told_from_any_other_that_went(why: str, memory: bool) -> None:
     """By the words of each cluster manager; a mere kill may have any reason."""
     assert bool(_DIED_OF_MEMORY.search(why)) == memory
+
+
+GONE, OOM = "Remote RPC client disassociated. Likely due to containers", "Command exited with code 52"
+SPARKS = RuntimeError("Job aborted: org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location")
+
+
+@pytest.mark.parametrize(
+    ("error", "removals", "told"),
+    [
+        (SPARKS, [GONE, GONE], UnavailableError),
+        (RuntimeError("most recent failure: ExecutorLostFailure (executor 3)"), [GONE, GONE], UnavailableError),
+        (SPARKS, [GONE], None),
+        (SPARKS, [GONE, "Executor decommission: spark scale down"], None),
+        (ValueError("a user's own"), [GONE, GONE], None),
+        (Misplaced("2 went while slots ran", where="executors"), [GONE, GONE], None),
+        (SPARKS, [GONE, OOM], ConfigError),
+        (Misplaced("2 went while slots ran", where="executors"), [OOM, OOM], ConfigError),
+        (Misplaced("2 went while slots ran", where="executors"), [GONE, OOM], None),
+    ],
+)
+def test_a_batch_that_spark_gives_up_for_lost_executors_says_so_in_our_words(
+    error: Exception, removals: list[str], told: type[Exception] | None
+) -> None:
+    """With the settings to change: surely where Spark was told that they had no memory, perhaps where it was not."""
+    found = _told_of_losses(error, removals)
+    assert (None if found is None else type(found)) == told
+    assert found is None or "maxOffsetsPerTrigger" in found.remedy
