@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.copies.folder import Folder
@@ -180,6 +180,7 @@ class PartFiles:
         try:
             file = _File(signature, _bytes_of(path, signature[1]))
         except OSError as error:
+            raise_if_memory(error)
             raise damaged(error, path) from error
         _files[path] = file
         while len(_files) > _FILES_MOST:
@@ -234,6 +235,7 @@ def runs_of(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
     try:
         return schema.either(partial(_runs, table), partial(element_runs, table))
     except (pa.ArrowException, *UNREADABLE) as error:
+        raise_if_memory(error)
         raise CorruptStateError(
             f"a part holds other columns than store {schema.store!r} has: {error!r}",
             remedy="restore the root from a backup, or roll back to a version that is intact (riffle rollback)",

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.formats.arrow_schemas import check_names
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
@@ -121,7 +121,8 @@ def altered(where: str) -> CorruptStateError:
 def opened(data: Data, where: str) -> pa.Table:
     """Return the table of one part whose checksum was found to be right, as it lies there, with its metadata.
 
-    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``ConfigError`` if encrypted.
+    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``ConfigError`` if encrypted,
+    ``MemoryError`` if there is no room for its rows.
     """
     if bytes(memoryview(data)[: len(ENCRYPTED)]) == ENCRYPTED:
         raise ConfigError(
@@ -139,6 +140,7 @@ def opened(data: Data, where: str) -> pa.Table:
             table.validate(full=True)  # no offset leads out of the bytes: a checksum does not say who made them
             return table
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as trouble:
+        raise_if_memory(trouble)
         raise CorruptStateError(
             f"the bytes are not an Arrow stream: {trouble}",
             remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
