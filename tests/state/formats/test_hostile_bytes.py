@@ -57,6 +57,33 @@ def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
             part_codec.opened(data.replace(told, struct.pack("<q", length), 1), "part")
 
 
+@pytest.mark.parametrize("data", [lz4(5000), part_codec.encode(pa.table({"n": pa.repeat(0, 5000)}))])
+def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
+    """Some MiB, whichever compressor it names."""
+    told = struct.pack("<q", 8 * 5000)
+    assert told in data
+    for length in (20 << 20, 64 << 20, 1 << 30):
+        with pytest.raises(CorruptStateError, match=r"unpacked.*\[part\]"):
+            part_codec.opened(data.replace(told, struct.pack("<q", length)), "part")
+
+
+def test_what_we_write_is_read_however_well_it_packs() -> None:
+    """A million equal rows, and as many as make half a gigabyte: by either compressor, and of nulls alone."""
+    for rows in (1 << 20, 1 << 24):
+        equal = pa.table({"n": pa.repeat(0, rows), "is": pa.nulls(rows, pa.bool_())})
+        for table in (equal, pa.table({"is": pa.repeat(0, rows).cast(pa.bool_())})):
+            assert part_codec.opened(part_codec.encode(table), "part").num_rows == rows
+    assert part_codec.opened(lz4(1 << 20), "part").num_rows == 1 << 20
+    assert part_codec.opened(part_codec.encode(pa.table({"n": pa.nulls(1 << 20)})), "part").num_rows == 1 << 20
+
+
+def test_elements_of_nulls_are_counted_too() -> None:
+    """A list of nothing but nulls takes an offset, however long it is."""
+    column = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
+    with pytest.raises(CorruptStateError, match="rows"):
+        part_codec.opened(part_codec.encode(pa.table({"n": column})), "part")
+
+
 @contextmanager
 def of_memory(more: int) -> Iterator[None]:
     """Let this process have no more than so many bytes of addresses beside what it has."""
