@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects.open import StoreOptions, open_store
-from riffle_spark.state.objects.store import PIECE_BYTES
+from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
 
@@ -167,14 +168,13 @@ class TestSentAgain:
         assert isinstance(error, UnavailableError)
         assert "broke off" in error.problem
 
-    def test_waits_do_not_multiply(self, scripted: ScriptedServer) -> None:
+    @pytest.mark.parametrize("call", [lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)])
+    def test_waits_do_not_multiply(self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]) -> None:
         """A call has its attempts once, whether requests fail, bodies break off, or one after the other."""
         trouble = [Answer(500), Answer(500), Answer(200, b"abc", broken=True)]
-        for call in (lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)):
-            scripted.requests.clear()
-            store = scripted.store(*trouble * 3, attempts=3)
-            assert "3 attempts" in error_of(lambda call=call, store=store: call(store)).problem
-            assert len(scripted.requests) == 3
+        store = scripted.store(*trouble * 3, attempts=3)
+        assert "3 attempts" in error_of(lambda: call(store)).problem
+        assert len(scripted.requests) == 3
 
     def test_what_comes_has_patience_begin_anew(
         self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
