@@ -27,6 +27,7 @@ __all__ = [
     "RiffleError",
     "UnavailableError",
     "UserFunctionError",
+    "raise_if_memory",
 ]
 
 
@@ -34,6 +35,16 @@ UNREADABLE: Final = (
     ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, AssertionError, EOFError,
 )  # fmt: skip
 """What Python raises where bytes are not what was written: decoders make errors of ours of it."""
+_NO_MEMORY = "Cannot allocate memory", "not enough memory", "allocation_failed"
+"""What Arrow repeats of the system, zstd and LZ4 where memory was refused, as an ``OSError`` without a number."""
+
+
+def raise_if_memory(error: BaseException) -> None:
+    """Raise ``MemoryError`` if an error says that memory was refused: of the bytes that were read it says nothing, and
+    nobody may drop or restore them for it. Arrow's own is an ``ArrowException`` among others.
+    """
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and any(map(str(error).count, _NO_MEMORY))):
+        raise MemoryError(str(error)) from error
 
 
 class RiffleError(Exception):

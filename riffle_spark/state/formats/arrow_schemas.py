@@ -4,7 +4,7 @@ import base64
 
 import pyarrow as pa
 
-from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 
 __all__ = ["can_become", "check_names", "check_storable", "listed", "packed", "unpacked", "widens"]
 
@@ -38,6 +38,7 @@ def unpacked(text: str) -> pa.Schema:
         if len(set(schema.names)) < len(schema.names):
             raise ValueError("a column stands there twice")
     except (pa.ArrowException, OSError, *UNREADABLE) as error:
+        raise_if_memory(error)
         raise CorruptStateError(
             f"the columns of a state cannot be read from their text: {error}", remedy=_REMEDY, where="schemas"
         ) from error

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.formats.arrow_schemas import check_names
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
@@ -42,12 +42,17 @@ _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
 _PACK_FROM_BYTES = 8 * 1024
 """The same for LZ4, which takes a fifth of the time."""
+_UNPACKED_SMALL: Final = 16 << 20
+_TIMES_OF_LZ4: Final = 255
+_TIMES_OF_ZSTD: Final = 1 << 15
+"""What a part may be unpacked: so many bytes in any case, or so many times its own, the most that its compressor packs
+(zstd 128 KiB of equal bytes into 4).
+"""
 _UNPACKED_MOST: Final = 1 << 30
-_UNPACKED_TIMES: Final = 255
-"""What a part may be unpacked: so many bytes in any case, or so many times its own, the most that LZ4 packs."""
-_ROWS_MOST: Final = 1 << 24
-_ROWS_A_BYTE: Final = 8 * _UNPACKED_TIMES
-"""Rows that a part may tell of, in any case, or for each of its bytes: columns of nulls take none."""
+"""No more by zstd, unless LZ4 could pack that."""
+_ROWS_SMALL: Final = 1 << 20
+_ROWS_A_BYTE: Final = 8
+"""Rows that a part may tell of, in any case, or for each byte of its columns: those of nulls take none."""
 _WORTH_IT = 0.9
 """What compressing does not bring below this share is kept plain: then it can be read where it lies."""
 
@@ -121,7 +126,8 @@ def altered(where: str) -> CorruptStateError:
 def opened(data: Data, where: str) -> pa.Table:
     """Return the table of one part whose checksum was found to be right, as it lies there, with its metadata.
 
-    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``ConfigError`` if encrypted.
+    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``ConfigError`` if encrypted,
+    ``MemoryError`` if there is no room for its rows.
     """
     if bytes(memoryview(data)[: len(ENCRYPTED)]) == ENCRYPTED:
         raise ConfigError(
@@ -139,6 +145,7 @@ def opened(data: Data, where: str) -> pa.Table:
             table.validate(full=True)  # no offset leads out of the bytes: a checksum does not say who made them
             return table
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as trouble:
+        raise_if_memory(trouble)
         raise CorruptStateError(
             f"the bytes are not an Arrow stream: {trouble}",
             remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
@@ -153,6 +160,7 @@ def opened(data: Data, where: str) -> pa.Table:
 
 _MESSAGE, _NUMBER, _LONG, _TABLE, _BUFFER = map(struct.Struct, ("<Ii", "<i", "<q", "<HHHHHH", "<qq"))
 _DICTIONARY, _BATCH = 2, 3
+_ZSTD = 1
 
 
 def _check_sizes(data: memoryview) -> None:
@@ -162,15 +170,34 @@ def _check_sizes(data: memoryview) -> None:
     offsets where its fields lie. A packed buffer begins with its length.
     """
     size = data.nbytes
-    unpacked_most, rows_most = max(_UNPACKED_MOST, _UNPACKED_TIMES * size), max(_ROWS_MOST, _ROWS_A_BYTE * size)
-    unpacked = 0
+    most = by_lz4 = max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size)
+    by_zstd = max(by_lz4, min(_UNPACKED_MOST, _TIMES_OF_ZSTD * size))
+    unpacked = rows = 0
     for table, body in _batches(data):
-        length, _, buffers, compression = _fields(data, table)
-        rows = _LONG.unpack_from(data, length)[0] if length else 0
+        length, nodes, buffers, compression = _fields(data, table)
+        rows += _longest(data, length, nodes)
         if compression and buffers:
-            unpacked += _packed_lengths(data, buffers, body, unpacked_most)
-        if not 0 <= rows <= rows_most or unpacked > unpacked_most:
+            most = by_zstd if _is_zstd(data, compression) else most
+            unpacked += _packed_lengths(data, buffers, body, most)
+        if rows > max(_ROWS_SMALL, _ROWS_A_BYTE * (size + unpacked)) or unpacked > most:
             raise ValueError(f"{size} bytes of {rows} rows that would be {unpacked} bytes when they are unpacked")
+
+
+def _is_zstd(data: memoryview, compression: int) -> bool:
+    codec = _fields(data, compression + _NUMBER.unpack_from(data, compression)[0])[0]
+    return bool(codec) and data[codec] == _ZSTD
+
+
+def _longest(data: memoryview, length: int, nodes: int) -> int:
+    """Return how many rows a batch has, or elements its longest column, whichever is more."""
+    found = [_LONG.unpack_from(data, length)[0] if length else 0]
+    if nodes:
+        vector = nodes + _NUMBER.unpack_from(data, nodes)[0]
+        count = _NUMBER.unpack_from(data, vector)[0]
+        found += (_BUFFER.unpack_from(data, vector + _NUMBER.size + n * _BUFFER.size)[0] for n in range(count))
+    if min(found) < 0:
+        raise ValueError("fewer rows than none")
+    return int(max(found))
 
 
 def _batches(data: memoryview) -> Iterator[tuple[int, int]]:

@@ -14,7 +14,7 @@ from typing import Literal, cast, get_args
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.entry_rows import (
     check_entries,
@@ -196,6 +196,7 @@ def decode(data: bytes, name: str) -> Record:
     try:
         return _record(json.loads(_unpacked(packed, header)), found)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
+        raise_if_memory(error)
         raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
 
 

@@ -6,15 +6,16 @@ is in a part, or which parts there are.
 Theory of operation. Each sealing (a delta, a snapshot, a merge) draws a salt and derives a key of its own from the
 user's, so that no key comes near the number of messages that AES-GCM bears; each part in it has a random nonce. With
 the part are authenticated its header and its place, which says whose it is: what was put in another's place does not
-open. The check is derived from the user's key too, and tells a wrong key from altered bytes. Every process reads keys
-for itself, from a source whose name it is told: no message holds one.
+open. A snapshot's place does not name the root: each root needs keys of its own. The check is derived from the user's
+key too, and tells a wrong key from altered bytes. Every process reads keys for itself, from a source whose name it is
+told: no message holds one.
 """
 
 import base64
 import binascii
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,8 +34,8 @@ _ID_BYTES_MAX = 64
 HEADER_BYTES_MAX: Final = len(ENCRYPTED) + 1 + _ID_BYTES_MAX + _CHECK_BYTES + _SALT_BYTES + _NONCE_BYTES
 _PART_BYTES_MAX = 2**31 - 1 - HEADER_BYTES_MAX
 _ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_ID_BYTES_MAX - 1}}}\Z")
-_LINES = re.compile(r"[\n,]")
 _WRAPPED = "kms:"
+_VARIABLE = "env:"
 _WRITE = "write `id = <base64 of 32 bytes>` or `id = kms:<base64 of a wrapped key>`, one a line, the newest last"
 _NAME = "name where keys are, never keys themselves: `file:/path` or `env:NAME`, on the driver and on every executor"
 _OF_CHECK, _OF_PART = b"riffle check", b"riffle part"
@@ -151,15 +152,13 @@ def key_of(data: Data) -> str:
 
 def keys_of_text(text: str, where: str, unwrap: Callable[[bytes], bytes]) -> Keys:
     """Return the keys that a text lists, the one to write with last; ``unwrap`` is asked for those that are wrapped.
+    ``where`` is the source that the text is from.
 
     Raises ``ConfigError`` for a text that is none; it repeats nothing of it: what looks like an id may be a key.
     """
     keys: dict[str, bytes] = {}
     reads_plain, newest = False, ""
-    lines = [line.strip() for line in _LINES.split(text)]
-    for number, line in enumerate(lines, 1):
-        if not line or line.startswith("#"):
-            continue
+    for number, line in _listed(text, by_commas=where.startswith(_VARIABLE)):
         name, is_key, value = (part.strip() for part in line.partition("="))
         newest = name if is_key else PLAIN
         if not is_key and line == PLAIN:
@@ -171,6 +170,17 @@ def keys_of_text(text: str, where: str, unwrap: Callable[[bytes], bytes]) -> Key
     if not newest:
         raise ConfigError("there are no keys", remedy=_WRITE, where=where)
     return Keys(keys, newest, reads_plain=reads_plain)
+
+
+def _listed(text: str, *, by_commas: bool) -> Iterator[tuple[int, str]]:
+    """Yield what a text lists, each with the number of its line. A comment ends with its line, whatever it holds: a
+    comma in one must not begin a key, or ``plain``.
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        said = line.partition("#")[0]
+        for each in said.split(",") if by_commas else [said]:
+            if each.strip():
+                yield number, each.strip()
 
 
 def _unpacked(value: str, told: str, where: str, unwrap: Callable[[bytes], bytes]) -> bytes:
@@ -187,7 +197,7 @@ def _unpacked(value: str, told: str, where: str, unwrap: Callable[[bytes], bytes
 def text_of(source: str) -> str:
     """Return what is at a source of keys. Raises ``ConfigError``, which does not repeat what names none."""
     kind, _, name = source.partition(":")
-    if kind == "env" and name:
+    if source.startswith(_VARIABLE) and name:
         found = os.environ.get(name)
         if found is None:
             raise ConfigError(f"the variable {name} is not set in this process", remedy=_NAME, where="encryption_keys")

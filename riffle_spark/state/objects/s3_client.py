@@ -42,6 +42,7 @@ _TRANSIENT_CODES = frozenset({
     "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout",
     "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
 })  # fmt: skip
+_OF_AWS = "AWS_ENDPOINT_URL, or endpoint_url in ~/.aws/config"
 _CHAIN = "environment, ~/.aws or the machine's role"
 _BUCKET = "there is no such bucket", "create the bucket, or correct `root` or the endpoint"
 _CREDENTIALS = "the server does not accept the credentials", f"correct the credentials that boto3 finds ({_CHAIN})"
@@ -104,20 +105,33 @@ def _made(options: StoreOptions) -> BaseClient:
         response_checksum_validation="when_required",
         tcp_keepalive=True,
     )
-    if endpoint and "@" in endpoint:
-        raise ConfigError(
-            "the endpoint holds credentials", remedy="give them by boto3's default chain", where="s3_endpoint"
-        )
+    _refuse_credentials(endpoint or "", "s3_endpoint")
     try:
         session = boto3.session.Session()
         client: BaseClient = session.client("s3", endpoint_url=endpoint, region_name=options.s3_region, config=config)
     except (boto_errors.BotoCoreError, ValueError) as error:
-        remedy = "check `s3_endpoint` (http://host:port or https://host), `s3_region` and AWS's own settings"
-        raise ConfigError(f"there is no S3 client to be had: {error}", remedy=remedy, where="s3_endpoint") from error
+        said = str(error)
+    else:
+        _refuse_credentials(client.meta.endpoint_url, _OF_AWS)
+        return _listening(client)
+    _refuse_credentials(said, _OF_AWS)
+    remedy = "check `s3_endpoint` (http://host:port or https://host), `s3_region` and AWS's own settings"
+    raise ConfigError(f"there is no S3 client to be had: {said}", remedy=remedy, where="s3_endpoint")
+
+
+def _listening(client: BaseClient) -> BaseClient:
+    """Return a client whose requests are counted, and have what other servers want."""
     client.meta.events.register("before-send.s3", _count)
     client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
     client.meta.events.register_last("before-call.s3", _drop_expect)
     return client
+
+
+def _refuse_credentials(said: str, where: str) -> None:
+    """Raise ``ConfigError`` if an endpoint, or what is said of one, has credentials in it: every error names it."""
+    if "@" in said:
+        remedy = "give them by boto3's default chain"
+        raise ConfigError("the endpoint holds credentials", remedy=remedy, where=where)
 
 
 def _count(event_name: str, **_: object) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import resource
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.simulate.world_file import world_of
+from riffle_spark.state.copies.part_files import PartFiles
+from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_schemas import packed, unpacked
 from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
@@ -48,6 +55,62 @@ def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
     for length in (1 << 40, (1 << 63) - 1, (1 << 30) + 1):
         with pytest.raises(CorruptStateError, match=r"unpacked.*\[part\]"):
             part_codec.opened(data.replace(told, struct.pack("<q", length), 1), "part")
+
+
+@pytest.mark.parametrize("data", [lz4(5000), part_codec.encode(pa.table({"n": pa.repeat(0, 5000)}))])
+def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
+    """Some MiB, whichever compressor it names."""
+    told = struct.pack("<q", 8 * 5000)
+    assert told in data
+    for length in (20 << 20, 64 << 20, 1 << 30):
+        with pytest.raises(CorruptStateError, match=r"unpacked.*\[part\]"):
+            part_codec.opened(data.replace(told, struct.pack("<q", length)), "part")
+
+
+def test_what_we_write_is_read_however_well_it_packs() -> None:
+    """A million equal rows, and as many as make half a gigabyte: by either compressor, and of nulls alone."""
+    for rows in (1 << 20, 1 << 24):
+        equal = pa.table({"n": pa.repeat(0, rows), "is": pa.nulls(rows, pa.bool_())})
+        for table in (equal, pa.table({"is": pa.repeat(0, rows).cast(pa.bool_())})):
+            assert part_codec.opened(part_codec.encode(table), "part").num_rows == rows
+    assert part_codec.opened(lz4(1 << 20), "part").num_rows == 1 << 20
+    assert part_codec.opened(part_codec.encode(pa.table({"n": pa.nulls(1 << 20)})), "part").num_rows == 1 << 20
+
+
+def test_elements_of_nulls_are_counted_too() -> None:
+    """A list of nothing but nulls takes an offset, however long it is."""
+    column = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
+    with pytest.raises(CorruptStateError, match="rows"):
+        part_codec.opened(part_codec.encode(pa.table({"n": column})), "part")
+
+
+@contextmanager
+def of_memory(more: int) -> Iterator[None]:
+    """Let this process have no more than so many bytes of addresses beside what it has."""
+    before, own = resource.getrlimit(resource.RLIMIT_AS), int(Path("/proc/self/statm").read_text().split()[0])
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())  # others have addresses in stock
+    resource.setrlimit(resource.RLIMIT_AS, (own * resource.getpagesize() + more, before[1]))
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(pool)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
+    """Whether a part is unpacked or a file is mapped: no object is called altered for it, and no copy damaged."""
+    rows = 60_001
+    told, more = struct.pack("<q", 8 * rows), struct.pack("<q", 192 << 20)
+    table = pa.table({part_codec.HASH: pa.array([7] * rows, pa.uint64()), part_codec.VARIABLE: ["v"] * rows})
+    table = table.append_column("n", pa.array([os.urandom(16) for _ in range(rows)]))
+    data = part_codec.encode(table, packed=True).replace(told, more, 1)
+    with of_memory(64 << 20), pytest.raises(MemoryError):
+        part_codec.opened(data, "part")
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(256 << 20)
+    with of_memory(64 << 20), pytest.raises(MemoryError):
+        PartFiles(tmp_path).data(StackedPart("file", 0, 256 << 20, 0, 1, 1))
 
 
 def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:

@@ -21,9 +21,9 @@ ONE, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 
 PLACE = "delta/00000000000000000007/1-ab/3"
 
 
-def keys(*lines: str, unwrap: Callable[[bytes], bytes] = bytes) -> Keys:
+def keys(*lines: str, unwrap: Callable[[bytes], bytes] = bytes, source: str = "file:/keys") -> Keys:
     """Return the keys of these lines."""
-    return keys_of_text("\n".join(lines), "file:/keys", unwrap)
+    return keys_of_text("\n".join(lines), source, unwrap)
 
 
 def refused(lines: list[str]) -> str:
@@ -94,6 +94,24 @@ def test_plain_parts_are_read_where_they_are_listed() -> None:
     assert key_of(back.writing("a").sealing()(b"row", PLACE)) == "a"
 
 
+@pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])
+@pytest.mark.parametrize("comment", [f"# retired, b = {OTHER}", "# until July, plain", f"# a,plain,b={OTHER}"])
+def test_a_comment_lists_nothing(comment: str, source: str) -> None:
+    """A comma in it begins no key, and does not let parts in plain in, wherever it stands."""
+    for lines in ([comment, f"a = {ONE}"], [f"a = {ONE}", comment], [f"a = {ONE}  {comment}"]):
+        known = keys(*lines, source=source)
+        assert repr(known) == "Keys(a; a writes)"
+        with pytest.raises(ConfigError, match="not encrypted"):
+            known.opened(b"row", PLACE, "there")
+
+
+def test_commas_part_keys_in_variables_alone() -> None:
+    """A line of a file is one key; what is wrong is counted in lines, in variables too."""
+    assert "the key in line 2" in refused(["# of July, plain", f"a = {ONE}, b = {OTHER}"])
+    with pytest.raises(ConfigError, match="the key in line 2"):
+        keys(f"a = {ONE}, b = {OTHER}", "c = x!", source="env:KEYS")
+
+
 @pytest.mark.parametrize(
     "lines",
     [[], ["# a"], [ONE], [f"a {ONE}"], [f"= {ONE}"], ["a ="], ["a = x!"], [f"a = {ONE[:20]}"], [f"a b = {ONE}"],
@@ -118,7 +136,7 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "keys").write_text(f"a = {ONE}\n")
     monkeypatch.setenv("KEYS_OF_THIS_TEST", f"a={ONE},b={OTHER}")
     assert text_of(f"file:{tmp_path}/keys") == text_of(f"file://{tmp_path}/keys") == f"a = {ONE}\n"
-    assert keys(text_of("env:KEYS_OF_THIS_TEST")).writes == "b"
+    assert keys(text_of("env:KEYS_OF_THIS_TEST"), source="env:KEYS_OF_THIS_TEST").writes == "b"
     (tmp_path / "odd").write_bytes(b"\xff\xfe\xfa")
     for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET", "env:", "file:", f"a={ONE}"):
         with pytest.raises(ConfigError) as caught:

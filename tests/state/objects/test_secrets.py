@@ -65,6 +65,18 @@ def test_a_secret_in_a_url_is_not_repeated(what: str, tmp_path: Path, caplog: py
     assert PLANTED not in caplog.text
 
 
+@pytest.mark.usefixtures("aws_environment")
+@pytest.mark.parametrize("said", [f"http://user:{PLANTED}@127.0.0.1:1", f"user:{PLANTED}@127.0.0.1"])
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_secret_in_awss_own_variables_is_not_repeated(
+    said: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They name an endpoint where no setting does."""
+    monkeypatch.setenv(name, said)
+    monkeypatch.setitem(WRONG, name, lambda _: open_store("s3://bucket/a", StoreOptions(s3_max_attempts=1)).list(""))
+    test_a_secret_in_a_url_is_not_repeated(name, tmp_path, caplog)
+
+
 def test_a_setting_that_somebody_mistook_for_a_place_of_credentials_is_not_repeated(tmp_path: Path) -> None:
     """A file or a Spark configuration with access keys is refused by the names alone."""
     path = tmp_path / "riffle.toml"
