@@ -10,10 +10,10 @@ import pytest
 from tests.kit.audit import HOLES, NO_ANSWER, NO_HOLES, verdict
 from tests.kit.folders import CHECKOUT
 
-PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,-]+\])?==[^ ;]+( *;.*)?")
+PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,-]+\])?==[^ ;]+( *;.*| --hash=sha256:[0-9a-f]{64})?")
 
 
-@pytest.mark.parametrize("name", ["python310.txt", "python311.txt", "audit.txt"])
+@pytest.mark.parametrize("name", ["python310.txt", "python311.txt", "audit.txt", "fuzz.txt"])
 def test_every_package_has_one_version(name: str) -> None:
     """Ranges, URLs and options are none."""
     lines = (CHECKOUT / "requirements" / name).read_text().splitlines()

@@ -65,6 +65,20 @@ def test_a_long_command_is_not_silent(tmp_path: Path, code: int) -> None:
     assert ("done" in lines) == (code != 0)
 
 
+def test_guided_fuzzing_says_where_it_is_to_be_had(tmp_path: Path) -> None:
+    """On a machine for which no fuzzer is pinned nothing is installed, and what goes on there is named."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\ncase $2 in *exit*) exit 1 ;; *) echo 3.12.4 macOS-15.1-arm64 ;; esac\n")
+    python.chmod(0o755)
+    script = f'source "{RUN}" help >/dev/null; VENV="{tmp_path}" GUIDED="{tmp_path}/no"; prepare_guided'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    for said in ("CPython 3.11 on Linux, x86_64", "here is 3.12.4 macOS-15.1-arm64", "Anywhere: ./run fuzz"):
+        assert said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_setting_up_a_fresh_machine_is_not_silent(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -31,9 +31,15 @@ HANG_SECONDS = 10.0
 MEMORY_BYTES = 1 << 30
 """That a decoder may take beside what its process has to begin with."""
 _FINDINGS_MOST = 8
+_ERRORS_MOST = 4000
 _INPUT_MOST = 1 << 20
 _HEADER = struct.Struct("<qq")
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+Seeds = Mapping[str, Sequence[bytes]]
+Feed = Callable[["Judge", Seeds], None]
+"""Gives a judge its inputs, in a child of its own."""
 
 
 @dataclass
@@ -43,13 +49,72 @@ class Outcome:
     decoder: str
     inputs: int = 0
     refused: int = 0
+    covered: list[int] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; return 1 if a decoder did what it must not."""
+@dataclass
+class Judge:
+    """Gives inputs to a decoder, says on the board which one it is at, and reports those that did harm."""
+
+    decoder: Decoder
+    numbers: range
+    seed: int
+    board: mmap.mmap
+    report: TextIO
+    covered: Callable[[], list[int]] = list
+    _at: int = 0
+    _refused: int = 0
+    _found: set[str] = field(default_factory=set)
+
+    def __call__(self, data: bytes) -> None:
+        """Give it one; ends the process after the last one."""
+        number = self.numbers[self._at]
+        _HEADER.pack_into(self.board, 0, number, len(data))
+        self.board[_HEADER.size : _HEADER.size + min(len(data), _INPUT_MOST)] = data[:_INPUT_MOST]
+        try:
+            self.decoder.decode(data)
+        except RiffleError:
+            self._refused += 1
+        except BaseException as error:  # noqa: BLE001 - that is what is looked for
+            self._tell(number, _said(error), data)
+        self._at += 1
+        if self._at == len(self.numbers) or len(self._found) >= _FINDINGS_MOST:
+            self._leave()
+
+    def _tell(self, number: int, said: str, data: bytes) -> None:
+        if said not in self._found:
+            self._found.add(said)
+            told = f"{self.decoder.name}, input {number} of seed {self.seed}: {said}"
+            self.report.write(json.dumps({"finding": told, "input": data.hex()}) + "\n")
+            self.report.flush()
+
+    def _leave(self) -> None:
+        self.report.write(json.dumps({"refused": self._refused, "covered": self.covered()}) + "\n")
+        self.report.flush()
+        forget_scratch()
+        os._exit(0)
+
+
+def unguided(judge: Judge, seeds: Seeds) -> None:
+    """Real encodings first, then what is made of them, each by its number."""
+    own, others = seeds[judge.decoder.name], others_in(seeds)
+    for number in judge.numbers:
+        chance = random.Random(f"{judge.seed}/{judge.decoder.name}/{number}")
+        judge(own[number] if number < len(own) else mutated(chance, own, others))
+
+
+def others_in(seeds: Seeds) -> list[bytes]:
+    """Return some encodings of every kind."""
+    return [data for of in seeds.values() for data in of[:3]]
+
+
+def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] | None = None) -> int:
+    """Run it; return 1 if a decoder did what it must not. ``guided`` is there where a guided fuzzer is."""
     parser = argparse.ArgumentParser("./run fuzz", description=__doc__)
+    parser.add_argument("--guided", action="store_true", help="led by the coverage of riffle_spark, with atheris")
+    parser.add_argument("--blind", action="store_true", help="with --guided: count the coverage, but do not follow it")
     parser.add_argument("--inputs", type=int, default=100_000, help="of all decoders together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--decoder", action="append", choices=list(DECODERS), help="this one only; may be repeated")
@@ -57,6 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="the folder for inputs that did harm")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
+    if asked.guided and guided is None:
+        parser.error("there is no atheris in this environment: ./run fuzz --guided makes one that has it")
+    feed = guided(asked.blind) if asked.guided and guided else unguided
     chosen = [DECODERS[name] for name in asked.decoder or DECODERS]
     if asked.replay:
         for decoder in chosen:
@@ -66,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = []
     for number, decoder in enumerate(chosen):
         count = asked.inputs * (number + 1) // len(chosen) - asked.inputs * number // len(chosen)
-        outcomes.append(fuzzed(decoder, seeds, count, asked.seed))
+        outcomes.append(fuzzed(decoder, seeds, count, asked.seed, feed))
         _keep(outcomes[-1], asked.keep)
         if not asked.json:
             print(_line(outcomes[-1]), flush=True)
@@ -74,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "inputs": sum(each.inputs for each in outcomes), "seed": asked.seed, "decoders": len(outcomes),
         "refused": sum(each.refused for each in outcomes), "findings": [f for each in outcomes for f in each.findings],
         "seconds": round(time.monotonic() - began, 1), "by_decoder": {each.decoder: each.inputs for each in outcomes},
+        "covered": {each.decoder: each.covered for each in outcomes if each.covered},
     }  # fmt: skip
     print(
         json.dumps(told)
@@ -85,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _line(outcome: Outcome) -> str:
     head = f"{outcome.decoder:<20}{outcome.inputs:>10} inputs{outcome.refused:>10} refused"
+    if outcome.covered:
+        head += "{:>8} edges{:>8} features".format(*outcome.covered)
     return "\n".join([head, *(f"  {finding}" for finding in outcome.findings)])
 
 
@@ -96,42 +167,50 @@ def _keep(outcome: Outcome, folder: Path) -> None:
         outcome.findings[number] += f"\n    ./run fuzz --decoder '{outcome.decoder}' --replay {path}"
 
 
-def fuzzed(decoder: Decoder, seeds: dict[str, list[bytes]], count: int, seed: int) -> Outcome:
+def fuzzed(decoder: Decoder, seeds: Seeds, count: int, seed: int, feed: Feed = unguided) -> Outcome:
     """Give a decoder so many inputs, in child after child where one dies."""
     outcome, first = Outcome(decoder.name), 0
     with mmap.mmap(-1, _HEADER.size + _INPUT_MOST) as board:
         while first < count and len(outcome.findings) < _FINDINGS_MOST:
-            first = _child_ran(decoder, seeds, range(first, count), seed, board, outcome)
+            with tempfile.TemporaryFile("w+") as report:
+                judge = Judge(decoder, range(first, count), seed, board, report)
+                first = _child_ran(judge, seeds, feed, outcome)
     outcome.inputs = first
     return outcome
 
 
-def _child_ran(
-    decoder: Decoder, seeds: dict[str, list[bytes]], numbers: range, seed: int, board: mmap.mmap, outcome: Outcome
-) -> int:
+def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
     """Run a child until it ends or hangs; return the number of the next input."""
-    _HEADER.pack_into(board, 0, numbers.start, 0)
-    with tempfile.TemporaryFile("w+") as report:
+    board = judge.board
+    _HEADER.pack_into(board, 0, judge.numbers.start, 0)
+    with tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
         if child == 0:
-            _work(decoder, seeds, numbers, seed, board, report)
+            _work(judge, seeds, feed, errors)
         hung = _watched(child, board)
         _, status = os.waitpid(child, 0)
-        report.seek(0)
-        lines = report.read().splitlines()
+        if status and not hung:
+            sys.stderr.write(_end_of(errors))
+    judge.report.seek(0)
+    told = [json.loads(line) for line in judge.report]
     at, length = _HEADER.unpack_from(board, 0)
-    told = [json.loads(line) for line in lines]
-    outcome.refused += sum(each["refused"] for each in told if "refused" in each)
     for each in told:
         if "finding" in each:
             outcome.findings.append(each["finding"])
             outcome.kept.append(bytes.fromhex(each["input"]))
+        else:
+            outcome.refused += each["refused"]
+            outcome.covered = each["covered"]
     if hung or status:
         said = f"hung for {HANG_SECONDS:g} s" if hung else f"ended its process: {_ending(status)}"
-        outcome.findings.append(f"{decoder.name}, input {at} of seed {seed}: {said}")
+        outcome.findings.append(f"{judge.decoder.name}, input {at} of seed {judge.seed}: {said}")
         outcome.kept.append(board[_HEADER.size : _HEADER.size + min(length, _INPUT_MOST)])
-        return int(at) + 1
-    return numbers.stop if not told or "finding" not in told[-1] else int(at) + 1
+    return int(at) + 1
+
+
+def _end_of(file: TextIO) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _ERRORS_MOST))
+    return file.read()
 
 
 def _ending(status: int) -> str:
@@ -160,11 +239,8 @@ def _processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _work(
-    decoder: Decoder, seeds: dict[str, list[bytes]], numbers: range, seed: int, board: mmap.mmap, report: TextIO
-) -> None:
+def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
     """Be the child: never returns."""
-    status = 1
     try:
         pa.set_memory_pool(pa.system_memory_pool())
         pa.set_cpu_count(1)
@@ -172,41 +248,13 @@ def _work(
         resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY_BYTES, own + MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _decode_all(decoder, seeds, numbers, seed, board, report)
-        status = 0
+        os.dup2(errors.fileno(), 2)
+        feed(judge, seeds)
     except BaseException:  # noqa: BLE001 - a child must not go on as its parent
         traceback.print_exc()
     finally:
         forget_scratch()
-        os._exit(status)
-
-
-def _decode_all(
-    decoder: Decoder, seeds: dict[str, list[bytes]], numbers: range, seed: int, board: mmap.mmap, report: TextIO
-) -> None:
-    own = seeds[decoder.name]
-    others = [data for of in seeds.values() for data in of[:3]]
-    refused, found = 0, set[str]()
-    for number in numbers:
-        chance = random.Random(f"{seed}/{decoder.name}/{number}")
-        data = own[number] if number < len(own) else mutated(chance, own, others)
-        _HEADER.pack_into(board, 0, number, len(data))
-        board[_HEADER.size : _HEADER.size + min(len(data), _INPUT_MOST)] = data[:_INPUT_MOST]
-        try:
-            decoder.decode(data)
-        except RiffleError:
-            refused += 1
-        except BaseException as error:  # noqa: BLE001 - that is what is looked for
-            said = _said(error)
-            if said not in found:
-                found.add(said)
-                told = f"{decoder.name}, input {number} of seed {seed}: {said}"
-                report.write(json.dumps({"finding": told, "input": data.hex()}) + "\n")
-                report.flush()
-            if len(found) >= _FINDINGS_MOST:
-                break
-    report.write(json.dumps({"refused": refused}) + "\n")
-    report.flush()
+        os._exit(1)
 
 
 def _said(error: BaseException) -> str:

@@ -10,10 +10,11 @@ import json
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -56,6 +57,7 @@ __all__ = ["DECODERS", "Decoder"]
 _ARCHIVE = DATA / "roots" / "0.1-format1" / "root.tar.gz"
 _MOST = 24
 """So many real encodings of a kind are enough to begin from."""
+_UNPACKED_MOST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Decoder:
     name: str
     decode: Callable[[bytes], object]
     seeds: Callable[[], list[bytes]]
+    sealed: Callable[[bytes], bytes] = bytes
+    """Puts the right checksum on what was changed behind it, where there is one."""
 
 
 @cache
@@ -113,6 +117,20 @@ def _record_of_body(data: bytes) -> None:
     packed = cast(bytes, pa.compress(data, codec="zstd", asbytes=True))
     told = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(data)}
     _record(json.dumps(told).encode() + b"\n" + packed)
+
+
+def _sealed_record(data: bytes) -> bytes:
+    """Return it with the checksum and, if it can be unpacked, the length of its body."""
+    head, _, packed = data.partition(b"\n")
+    try:
+        told = json.loads(head)
+        told["xxh3"] = f"{xxhash.xxh3_64_intdigest(packed):016x}"
+        with suppress(OSError, pa.ArrowException):
+            stream = pa.input_stream(pa.BufferReader(packed), compression="zstd")
+            told["length"] = stream.read_buffer(_UNPACKED_MOST).size
+        return json.dumps(told).encode() + b"\n" + packed
+    except (ValueError, TypeError, RecursionError):
+        return data
 
 
 PLAIN = PlainColumns(
@@ -225,6 +243,11 @@ def _packed_schemas() -> list[bytes]:
     return [base64.b64decode(schema.to_text()["key"]) for schema in SCHEMAS] + [TIMED.state.serialize().to_pybytes()]
 
 
+def _sealed_stack(data: bytes) -> bytes:
+    body = data.partition(b"\n")[2]
+    return b"%016x\n%s" % (xxhash.xxh3_64_intdigest(body, 2), body)
+
+
 _STACK = Stack(
     Head(7, "1-" + "ab" * 16),
     tuple(StackedPart(f"sealed/{n}-1-{'ab' * 16}", n * 10, 100, 2**63 + n, 5, 1) for n in range(3)),
@@ -233,7 +256,7 @@ _ADDRESS = ("totals", 5)
 
 
 def _stack_body(data: bytes) -> None:
-    Stack.from_bytes(b"%016x\n%s" % (xxhash.xxh3_64_intdigest(data, 2), data), _ADDRESS)
+    Stack.from_bytes(_sealed_stack(b"\n" + data), _ADDRESS)
 
 
 _HOME = Home("file:///tmp/state", StoreOptions(), "/tmp/local", "app", frozenset({"app/1", "app/2"}), "0" * 32)
@@ -318,6 +341,17 @@ def _scenarios() -> list[bytes]:
     return [json.dumps(case).encode() for case in cases]
 
 
+def _packed_scenarios() -> list[bytes]:
+    return [gzip.compress(data, mtime=0) for data in _scenarios()[:8]]
+
+
+def _sealed_gzip(data: bytes) -> bytes:
+    """Return what can be unpacked, packed again: so its checksum and length are right."""
+    with suppress(zlib.error):
+        return gzip.compress(zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[10:], _UNPACKED_MOST), mtime=0)
+    return data
+
+
 def _worlds() -> list[bytes]:
     folder = CHECKOUT / "riffle_spark" / "simulate" / "worlds"
     small = {
@@ -387,12 +421,13 @@ def _names(text: str) -> None:
 
 
 def _decoders() -> Iterator[Decoder]:
-    yield Decoder("record", _record, _records)
+    yield Decoder("record", _record, _records, _sealed_record)
     yield Decoder("record body", _record_of_body, _bodies)
     yield Decoder("part", _part, _parts)
     yield Decoder("schema text", _schema_text, _schema_texts)
     yield Decoder("packed schema", _packed_schema, _packed_schemas)
-    yield Decoder("stack", lambda data: Stack.from_bytes(data, _ADDRESS), lambda: [_STACK.to_bytes(_ADDRESS)])
+    read = partial(Stack.from_bytes, address=_ADDRESS)
+    yield Decoder("stack", read, lambda: [_STACK.to_bytes(_ADDRESS)], _sealed_stack)
     yield Decoder("stack body", _stack_body, lambda: [_STACK.to_bytes(_ADDRESS).split(b"\n", 1)[1]])
     yield Decoder("order", _text_of(lambda text: Order.from_json(text, 0)), _orders)
     yield Decoder("upkeep order", _text_of(UpkeepOrder.from_json), _upkeep_orders)
@@ -403,7 +438,7 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("census", _text_of(Census.from_json), lambda: [census.to_json().encode()])
     yield Decoder("scenario", _file_of("scenario.json", read_scenario), _scenarios)
     packed = _file_of("scenario.json.gz", read_scenario)
-    yield Decoder("packed scenario", packed, lambda: [gzip.compress(data, mtime=0) for data in _scenarios()[:8]])
+    yield Decoder("packed scenario", packed, _packed_scenarios, _sealed_gzip)
     yield Decoder("world", _file_of("world.json", lambda path: read_world(str(path))), _worlds)
     yield Decoder("settings file", _file_of("riffle.toml", read_toml), _tomls)
     yield Decoder("settings of Spark", _conf, _confs)

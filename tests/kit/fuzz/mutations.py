@@ -9,7 +9,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 
-__all__ = ["mutated"]
+__all__ = ["mutated", "varied"]
 
 _NUMBERS = (0, 1, -1, 2, 7, 127, 255, 2**15, 2**31 - 1, 2**31, 2**32, 2**40, 2**60, 2**63 - 1, 2**63, -(2**63), 10**30)
 _TEXTS = (
@@ -44,9 +44,35 @@ _DEEP = 3000
 Chance = random.Random
 
 
+_SEALED = 0.8
+"""Of the inputs that a guided fuzzer makes: what is behind a checksum is not reached with a wrong one."""
+
+
 def mutated(chance: Chance, seeds: Sequence[bytes], others: Sequence[bytes]) -> bytes:
     """Return an input that comes from one of ``seeds``; ``others`` are encodings of other kinds."""
-    data = chance.choice(seeds)
+    return _mutated(chance, chance.choice(seeds), seeds, others)
+
+
+def varied(
+    chance: Chance, data: bytes, kinds: tuple[Sequence[bytes], Sequence[bytes]], bits: Callable[[bytes], bytes],
+    sealed: Callable[[bytes], bytes],
+) -> bytes:  # fmt: skip
+    """Return an input that mostly comes from ``data``, one that reached something new.
+
+    ``kinds`` are ``seeds`` and ``others`` of ``mutated``. ``bits`` is the fuzzer's own way of changing bytes, which
+    knows what was compared with what; ``sealed`` puts the right checksum in front.
+    """
+    way = chance.random()
+    if way < 0.4:
+        made = bits(data)
+    elif way < 0.8:
+        made = _mutated(chance, data, *kinds)
+    else:
+        made = mutated(chance, *kinds)
+    return sealed(made) if chance.random() < _SEALED else made
+
+
+def _mutated(chance: Chance, data: bytes, seeds: Sequence[bytes], others: Sequence[bytes]) -> bytes:
     if chance.random() < 0.4 and (changed := _other_json(chance, data, seeds)) is not None:
         return changed
     for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
@@ -120,11 +146,11 @@ def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | 
     try:
         body = json.loads(lines[at])
         other = json.loads(chance.choice(seeds).split(b"\n")[0])
-    except ValueError:
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            body = _changed(chance, body, other)
+        lines[at] = json.dumps(body).encode(errors="surrogatepass")
+    except (ValueError, RecursionError):  # nested as deep as some scraps are
         return None
-    for _ in range(chance.choice((1, 1, 2, 4))):
-        body = _changed(chance, body, other)
-    lines[at] = json.dumps(body).encode(errors="surrogatepass")
     return b"\n".join(lines)
 
 

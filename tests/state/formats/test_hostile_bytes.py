@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.simulate.world_file import world_of
@@ -147,6 +148,23 @@ def test_a_schema_has_no_column_twice() -> None:
     """Its columns are asked for by name."""
     with pytest.raises(CorruptStateError, match="a column stands there twice"):
         unpacked(packed(pa.schema([("count", pa.int64()), ("n", pa.int8()), ("count", pa.int8())])))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the size of this process")
+def test_damaged_records_of_format_1_leave_no_memory_behind() -> None:
+    """Their bodies are unpacked as a stream, into room up to a bound: it is given back where they break."""
+    packed = pa.compress(b"abc" * 5000, codec="zstd", asbytes=True)[:-5]
+    told = {"magic": "riffle-log", "format": 1, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
+    before = address_space()
+    for _ in range(30):
+        with pytest.raises(CorruptStateError, match="cannot be read"):
+            decode(json.dumps(told).encode() + b"\n" + packed, "log/0")
+    assert address_space() - before < 256 << 20
+
+
+def address_space() -> int:
+    """Return the bytes of this process's addresses."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "", "log", "a\0b", "é", "x" * 65, "a..b"])

@@ -1,0 +1,86 @@
+"""``./run fuzz --guided``: atheris (libFuzzer) makes the inputs, led by the coverage of riffle_spark. Knows atheris.
+Does not know what a finding is: the judge takes each input, so libFuzzer sees none, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import re
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import atheris  # type: ignore[import-untyped] # not in the pinned environment
+
+# Modules of riffle_spark that are imported in here have counters, those before and after have none.
+with atheris.instrument_imports(include=["riffle_spark"]), contextlib.redirect_stderr(io.StringIO()):
+    import riffle_spark.state.objects.s3  # noqa: F401 - else it is imported when an address asks for it
+    from tests.kit.fuzz.__main__ import main, others_in
+    from tests.kit.fuzz.mutations import mutated, varied
+
+if TYPE_CHECKING:
+    from tests.kit.fuzz.__main__ import Feed, Judge, Seeds
+
+_COVERED = re.compile(rb"^#\d+\t.* cov: (\d+) ft: (\d+) ", re.MULTILINE)
+_TAIL_BYTES = 1 << 16
+_SMALLEST_LIMIT = 4096
+_OWN_SIGNALS = ("abrt", "bus", "fpe", "ill", "int", "segv", "term", "usr1", "usr2", "xfsz")
+_NEVER_SECONDS = 1_000_000
+# The watcher has its own bounds, and tells by which signal a child ended. No time at all would not mean any time: then
+# atheris ends the process at a tick of its clock.
+_LEFT_TO_THE_WATCHER = [
+    f"-timeout={_NEVER_SECONDS}", f"-report_slow_units={_NEVER_SECONDS}", "-rss_limit_mb=0", "-malloc_limit_mb=0",
+    "-detect_leaks=0", *(f"-handle_{name}=0" for name in _OWN_SIGNALS),
+]  # fmt: skip
+
+
+def led(folder: Path, blind: bool) -> Feed:
+    """Return what feeds a judge by way of libFuzzer, which keeps in ``folder`` what reached something new: a child that
+    follows one that died begins with that.
+    """
+
+    def feed(judge: Judge, seeds: Seeds) -> None:
+        own = seeds[judge.decoder.name]
+        kept = folder / judge.decoder.name.replace(" ", "-")
+        kept.mkdir(exist_ok=True)
+        for number, data in enumerate(own):
+            (kept / f"real-{number}").write_bytes(data)
+        longest = max(_SMALLEST_LIMIT, 2 * max(map(len, own)))
+        chance = zlib.crc32(f"{judge.seed}/{judge.decoder.name}/{judge.numbers.start}".encode()) or 1
+        judge.covered = covered
+        limits = [f"-seed={chance}", f"-max_len={longest}", f"-artifact_prefix={folder}/"]
+        arguments = ["fuzz", "-runs=-1", *limits, *_LEFT_TO_THE_WATCHER, str(kept)]
+        atheris.Setup(arguments, judge, custom_mutator=_mutator(judge, seeds, blind))
+        atheris.Fuzz()
+
+    return feed
+
+
+def _mutator(judge: Judge, seeds: Seeds, blind: bool) -> Callable[[bytes, int, int], bytes]:
+    own, others, sealed = seeds[judge.decoder.name], others_in(seeds), judge.decoder.sealed
+
+    def made(data: bytes, most: int, number: int) -> bytes:
+        chance = random.Random(number)
+        if blind:
+            return mutated(chance, own, others)[:most]
+        return varied(chance, data, (own, others), lambda some: atheris.Mutate(some[:most], most), sealed)[:most]
+
+    return made
+
+
+def covered() -> list[int]:
+    """Return edges and features that were reached, as libFuzzer said last on this process's standard error."""
+    said = os.pread(2, _TAIL_BYTES, max(0, os.fstat(2).st_size - _TAIL_BYTES))
+    found = _COVERED.findall(said)
+    return [int(number) for number in found[-1]] if found else []
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="riffle-fuzz-") as folder:
+        sys.exit(main(guided=lambda blind: led(Path(folder), blind)))
