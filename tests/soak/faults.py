@@ -84,6 +84,8 @@ class Faults:
             self._aims.setdefault(aim.step, []).append(aim)
         self._without = frozenset(without)
         self.met: Counter[tuple[str, str]] = Counter()
+        self.hit: list[Aim] = []
+        """The aims that it has met: the others have changed nothing."""
         self.used: set[str] = set()
         self.numbered: list[tuple[int, str]] = []
         self.over = False
@@ -113,4 +115,5 @@ class Faults:
         if due is None or mine is None:
             return None
         mine.remove(due)
+        self.hit.append(due)
         return due.kind
