@@ -16,9 +16,8 @@ __all__ = ["Soaked", "Told", "aims_for"]
 
 AIMED_FROM = 24
 """The first schedules of a run find the steps that the later ones aim at."""
-AIMS_AT_ONCE = (16, 4)
-"""So many cells a schedule aims at: fewer for those that were aimed at before, one in the end. The first thing that
-befalls a history makes it another one; with one aim it is sure to come as far as it came before."""
+OTHERS = 24
+"""So many other cells a schedule aims at, once it has filled the one that it is played for."""
 EXPLORES = 4
 """Every so manieth schedule goes on finding steps while cells are empty, every second one afterwards."""
 KEPT = 8
@@ -111,8 +110,8 @@ class Soaked:
 
 def aims_for(soaked: Soaked, number: int) -> tuple[int, tuple[Aim, ...]]:
     """Return the seed of a schedule, and what it is to aim at: the cell that was met least, of those the one that was
-    aimed at least, and others that this seed's history comes to. Until something befalls it, it is the history that was
-    seen before.
+    aimed at least, and then others that this seed's history comes to. Until something befalls it, it is the history
+    that was seen before: so it comes to the step.
     """
     chance = random.Random(number)
     cells = [cell for cell in soaked.possible() if cell[1] in soaked.came]
@@ -121,9 +120,9 @@ def aims_for(soaked: Soaked, number: int) -> tuple[int, tuple[Aim, ...]]:
     explores = EXPLORES if cells and not soaked.met[cells[0]] else 2
     if number < AIMED_FROM or number % explores == 0 or not cells:
         return number, ()
-    known = chance.choice(soaked.came[cells[0][1]])
-    tried = soaked.aimed[cells[0]]
-    most = AIMS_AT_ONCE[tried] if tried < len(AIMS_AT_ONCE) else 1
-    chosen = [cell for cell in cells if cell[1] in known.steps][:most]
-    soaked.aimed.update(chosen)
-    return known.seed, (*known.aims, *(Aim(*cell, chance.randint(1, known.steps[cell[1]])) for cell in chosen))
+    (kind, step), known = cells[0], chance.choice(soaked.came[cells[0][1]])
+    others = [cell for cell in cells[1:] if cell[1] in known.steps][:OTHERS]
+    times = known.steps[step]
+    nth = chance.randint(1, times if soaked.aimed[kind, step] else 1 + times // 2)
+    soaked.aimed.update([(kind, step), *others])
+    return known.seed, (*known.aims, Aim(kind, step, nth), *(Aim(*cell, 0) for cell in others))

@@ -130,9 +130,10 @@ def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
         step = "slot: read list" if chance.random() < 0.001 else step
         step = "driver: list record" if any(aim.kind == "hang" for aim in met) and chance.random() < 0.1 else step
         steps[step] += 1
-        for aim in [aim for aim in wanted if aim.step == step and aim.nth <= steps[step]][:1]:
+        first = next((aim for aim in reversed(aims) if aim.nth), None) in wanted
+        for aim in [aim for aim in wanted if aim.step == step and (0 < aim.nth <= steps[step] or not first)][:1]:
             wanted.remove(aim)
-            met.append(aim)
+            met.append(Aim(aim.kind, step, steps[step]))
             chance = random.Random(f"{seed} {met}")
     return Told(seed, tuple(met), steps, Counter((aim.kind, aim.step) for aim in met))
 
