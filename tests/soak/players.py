@@ -18,6 +18,8 @@ __all__ = ["AHEAD", "Players"]
 
 AHEAD = 16
 """What a schedule aims at follows from all that were so many before it: more processes than that have nothing to do."""
+RENEWED = 100
+"""After so many tasks another process takes one's place: whatever one keeps in memory stays bounded."""
 _FORK = multiprocessing.get_context("fork")
 
 Task = TypeVar("Task")
@@ -29,6 +31,7 @@ class _Player(Generic[Task]):
     process: BaseProcess
     pipe: Connection
     plays: tuple[int, Task] | None = None
+    played: int = 0
 
 
 class Players(Generic[Task, Answer]):
@@ -76,10 +79,12 @@ class Players(Generic[Task, Answer]):
                 try:
                     answered[number] = player.pipe.recv()
                     player.plays = None
+                    player.played += 1
                 except (EOFError, ConnectionError):
                     player.process.join()
-                    player.pipe.close()
                     answered[number] = self._died(task, player.process.exitcode)
+                if player.plays is not None or player.played == RENEWED:
+                    _end(player)
                     self._players[at] = self._begun()
 
     def _begun(self) -> _Player[Task]:
@@ -93,9 +98,13 @@ class Players(Generic[Task, Answer]):
     def end(self) -> None:
         """End the processes, whatever they are at."""
         for player in self._players:
-            player.process.kill()
-            player.process.join()
-            player.pipe.close()
+            _end(player)
+
+
+def _end(player: _Player[Task]) -> None:
+    player.process.kill()
+    player.process.join()
+    player.pipe.close()
 
 
 def _works(pipe: Connection, inherited: list[Connection], play: Callable[[Task], Answer]) -> None:
