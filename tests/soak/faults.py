@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.soak.stepped_files import DATA
@@ -16,13 +16,16 @@ KINDS = (
     "truncated", "clock back", "reboot", "row lost", "receipt lost", "block lost",
 )  # fmt: skip
 ON_EXECUTORS = ("slot", "merge", "piece", "census")
+APART = 5
 _STORE = ("put", "get", "head", "list", "delete")
 _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
 
 
 @dataclass(frozen=True)
 class Aim:
-    """A fault that is to meet a step when it comes for the ``nth`` time, or as soon as it may after that."""
+    """A fault that is to meet a step when it comes for the ``nth`` time, or as soon as it may after that; with 0, as
+    soon as it may once the last one of the others has met its step, some steps after one another.
+    """
 
     kind: str
     step: str
@@ -74,7 +77,7 @@ class Faults:
     ``without`` are left out.
     """
 
-    def __init__(self, chance: random.Random, aims: Iterable[Aim], without: Iterable[int]) -> None:
+    def __init__(self, chance: random.Random, aims: Sequence[Aim], without: Iterable[int]) -> None:
         self._chance = chance
         self._rate = chance.choice([0.0, 0.002, 0.006, 0.02])
         self._left = chance.choice([1, 3, 8, 20])
@@ -82,8 +85,12 @@ class Faults:
         self._aims: dict[str, list[Aim]] = {}
         for aim in aims:
             self._aims.setdefault(aim.step, []).append(aim)
+        self._awaited = next((aim for aim in reversed(aims) if aim.nth), None)
+        self._since = 0
         self._without = frozenset(without)
         self.met: Counter[tuple[str, str]] = Counter()
+        self.hit: list[Aim] = []
+        """The aims that were met, and when: with these alone the history is the same."""
         self.used: set[str] = set()
         self.numbered: list[tuple[int, str]] = []
         self.over = False
@@ -108,9 +115,17 @@ class Faults:
         return kind
 
     def _aimed(self, step: str, nth: int) -> str | None:
+        self._since += 1
         mine = self._aims.get(step)
-        due = next((aim for aim in mine if aim.nth <= nth), None) if mine and not self.over else None
+        due = next((aim for aim in mine if self._is_due(aim, nth)), None) if mine and not self.over else None
         if due is None or mine is None:
             return None
         mine.remove(due)
+        if due == self._awaited:
+            self._awaited = None
+        self._since = 0
+        self.hit.append(Aim(due.kind, step, nth))
         return due.kind
+
+    def _is_due(self, aim: Aim, nth: int) -> bool:
+        return aim.nth <= nth if aim.nth else self._awaited is None and self._since > APART

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,6 +64,10 @@ class SteppedFiles:
             yield
         finally:
             _watch(None)
+            self._forget(lambda name: name.startswith(self._prefix))
+            known = member_folders._folders  # private: what is kept in memory goes with the files
+            for key in [key for key, found in known.items() if found.path.is_relative_to(self.base)]:
+                del known[key]
 
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Hear of an operation before it is done."""
@@ -150,10 +154,13 @@ class SteppedFiles:
         """Forget what a process that ended had kept in memory of its folders; return these."""
         mine = [key for key in member_folders._folders if key[1] == owner]  # private: what goes with a process
         paths = [member_folders._folders.pop(key).path for key in mine]  # private: the same
-        for kept in (part_files._files, stack._kept, part_files._next):  # private: the same
-            for name in [name for name in kept if any(name.startswith(str(path)) for path in paths)]:
-                kept.pop(name, None)
+        self._forget(lambda name: any(name.startswith(str(path)) for path in paths))
         return paths
+
+    def _forget(self, is_gone: Callable[[str], bool]) -> None:
+        for kept in (part_files._files, stack._kept, part_files._next):  # private: what goes with a process
+            for name in [name for name in kept if is_gone(name)]:
+                kept.pop(name, None)
 
 
 def _kind_of(name: str) -> str:

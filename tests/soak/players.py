@@ -1,0 +1,121 @@
+"""Processes that play schedules side by side, and tell in the order of their numbers: so a run is the same however many
+play it. Knows processes. Does not know schedules.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Generic, TypeVar
+
+__all__ = ["AHEAD", "Players"]
+
+AHEAD = 16
+"""What a schedule aims at follows from all that were so many before it: more processes than that have nothing to do."""
+RENEWED = 100
+"""After so many tasks another process takes one's place: whatever one keeps in memory stays bounded."""
+_FORK = multiprocessing.get_context("fork")
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class _Player(Generic[Task]):
+    process: BaseProcess
+    pipe: Connection
+    plays: tuple[int, Task] | None = None
+    played: int = 0
+
+
+class Players(Generic[Task, Answer]):
+    """So many processes that ``play``. ``died`` tells what to answer for a task whose process ended with a code."""
+
+    def __init__(
+        self, processes: int, play: Callable[[Task], Answer], died: Callable[[Task, int | None], Answer]
+    ) -> None:
+        self._play, self._died = play, died
+        self._wanted = processes
+        self._players: list[_Player[Task]] = []
+
+    def answers(self, task: Callable[[int], Task], count: int, is_over: Callable[[], bool]) -> Iterator[Answer]:
+        """Yield the answers to ``count`` tasks, fewer if it ``is_over`` before. Each task is asked for when the answer
+        ``AHEAD`` before it was yielded and the next one is wanted.
+        """
+        waiting = deque((number, task(number)) for number in range(min(AHEAD, count)))
+        answered: dict[int, Answer] = {}
+        self._players = [self._begun() for _ in range(min(self._wanted, count, AHEAD))]
+        for number in range(count):
+            while number not in answered:
+                if is_over():
+                    waiting.clear()
+                self._hand_out(waiting)
+                if all(one.plays is None for one in self._players):
+                    return
+                self._hear(answered)
+            yield answered.pop(number)
+            if number + AHEAD < count:
+                waiting.append((number + AHEAD, task(number + AHEAD)))
+
+    def _hand_out(self, waiting: deque[tuple[int, Task]]) -> None:
+        for player in self._players:
+            if player.plays is None and waiting:
+                player.plays = waiting.popleft()
+                with suppress(ConnectionError):  # one that has ended is heard of by its pipe
+                    player.pipe.send(player.plays[1])
+
+    def _hear(self, answered: dict[int, Answer]) -> None:
+        """Wait for an answer. A process that ended has another one in its place."""
+        ready = wait([one.pipe for one in self._players if one.plays is not None])
+        for at, player in enumerate(self._players):
+            if player.pipe in ready and player.plays is not None:
+                number, task = player.plays
+                try:
+                    answered[number] = player.pipe.recv()
+                    player.plays = None
+                    player.played += 1
+                except (EOFError, ConnectionError):
+                    player.process.join()
+                    answered[number] = self._died(task, player.process.exitcode)
+                if player.plays is not None or player.played == RENEWED:
+                    _end(player)
+                    self._players[at] = self._begun()
+
+    def _begun(self) -> _Player[Task]:
+        mine, its = _FORK.Pipe()
+        inherited = [mine, *(one.pipe for one in self._players)]
+        process = _FORK.Process(target=_works, args=[its, inherited, self._play], daemon=True)
+        process.start()
+        its.close()
+        return _Player(process, mine)
+
+    def end(self) -> None:
+        """End the processes, whatever they are at."""
+        for player in self._players:
+            _end(player)
+
+
+def _end(player: _Player[Task]) -> None:
+    player.process.kill()
+    player.process.join()
+    player.pipe.close()
+
+
+def _works(pipe: Connection, inherited: list[Connection], play: Callable[[Task], Answer]) -> None:
+    """Play what is asked for until nobody asks any more: the pipes of the others would keep them from seeing that."""
+    for one in inherited:
+        one.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted command ends its players itself
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(play(task))
