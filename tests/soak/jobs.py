@@ -35,10 +35,15 @@ class Drawn(random.Random):
     def __init__(self, seed: int, origins: Sequence[int]) -> None:
         super().__init__(seed)
         self._seed, self._origins = seed, origins
+        self._keys = random.Random(f"{seed}/keys").choice([12, 60])
 
     def of(self, version: int) -> random.Random:
         """Return what draws a batch."""
         return random.Random(f"{self._seed}/{self._origins[version]}/{version}")
+
+    def rows(self, version: int) -> pa.Table:
+        """Draw a batch of columns."""
+        return drawn_batch(self.of(version), version, self._keys)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def same(found: object, wanted: object, what: str) -> None:
 def columns_of_keys(chance: Drawn, batches: int) -> Job:
     """Draw running totals, a function for which order matters, and sometimes a cache beside them."""
     operators = [totals(), tails()]
-    rows = [drawn_batch(chance.of(version), version) for version in range(batches)]
+    rows = [chance.rows(version) for version in range(batches)]
     oracle, contents, outputs = Oracle(), list[Mapping[str, State]](), list[Mapping[str, Rows]]()
     for batch in rows:
         oracle.feed(batch)
@@ -172,7 +177,7 @@ def timers(chance: Drawn, batches: int) -> Job:
     other of two initial states, or with one that comes when it joins the query.
     """
     operator, oracle = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS), AlarmsOracle()
-    rows = [drawn_batch(chance.of(version), version) for version in range(batches)]
+    rows = [chance.rows(version) for version in range(batches)]
     named = chance.choice([[], ["first", "second"], [USUAL_INITIAL]])
     states = {name: _initial_state(chance) for name in named}
     initial = [(name, states[name]) for name in chance.choices(named, k=batches)] if named else []

@@ -85,12 +85,34 @@ class SteppedFiles:
         if befalls == "refused disk":
             code = self._chance.choice(_REFUSALS)
             raise OSError(code, os.strerror(code), path)
+        if event == "os.rename" and abandoned._REMOVED in os.fspath(arguments[1]):  # private: what is out of sight
+            self._check_alone(Path(path))
         if befalls == "truncated" or (befalls == "flipped byte" and path not in actor.written):
             self.damage(Path(path), befalls)
+        if writes and operation in {"write", "move"}:
+            self._check_owned(actor, path)
         if event == "open" and writes:
             actor.wrote = path
             actor.written.add(path)
             self._written[path] = self._scheduler.now
+
+    def _check_alone(self, folder: Path) -> None:
+        """A member's folder goes only while whoever removes it holds it alone: else somebody may be in there."""
+        with self._scheduler.quiet(), suppress(FileNotFoundError), (folder / "owner").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            self._scheduler.broke(AssertionError(f"{folder.name} is removed by who does not hold it alone"))
+
+    def _check_owned(self, actor: Actor, path: str) -> None:
+        """Bytes of state are written in a folder only for whose it is: a task whose executor lost its own is late."""
+        parts = path[len(self._prefix) :].split("/")
+        if len(parts) > 2 and _kind_of("/".join(parts)) in DATA:
+            with self._scheduler.quiet(), suppress(OSError):
+                owner = self.base.joinpath(*parts[:2], "owner").read_text()
+                if owner.rpartition("/")[2] != actor.process.executor:
+                    self._scheduler.broke(AssertionError(f"{actor.name} writes in the folder of {owner}"))
 
     def _lock(self, actor: Actor, file: int, operation: int) -> None:
         """Have whoever would wait for a lock wait for its turn instead."""
