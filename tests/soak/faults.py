@@ -20,7 +20,7 @@ _STORE = ("put", "get", "head", "list", "delete")
 _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
 
 
-_DAMAGED = (0.03, ("flipped byte", "truncated"))
+_DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated"))
 _OFTEN = {
     "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.01, ("receipt lost",)),
     "driver: results read": (0.3, ("block lost",)),

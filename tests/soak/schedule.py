@@ -74,7 +74,7 @@ class Schedule(World):
             "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 300]),
             "retained_versions": chance.choice([2, 2, 4, 20]), "snapshot_chain_links": chance.choice([2, 3, 20]),
             "folder_cleanup_delay": chance.choice([0, 30, 86_400]),
-            **drawn_settings(chance), **self.job.settings,
+            **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
         }  # fmt: skip
         super().__init__(
             local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, **settings,
@@ -139,7 +139,7 @@ class Schedule(World):
         """Play the schedule to its end and compare; return what happened."""
         with pytest.MonkeyPatch.context() as patch, self.files.watched(patch):
             watch_the_cleaner(patch)
-            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([2, 2, 9]))  # private: small state
+            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
             patch.setattr(log, "FULL_EVERY", 4)

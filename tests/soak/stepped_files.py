@@ -21,6 +21,7 @@ from uuid import UUID
 import pytest
 
 from riffle_spark.state.copies import abandoned, folder, part_files, stack
+from riffle_spark.state.copies.disk import is_member
 from riffle_spark.state.restore import prefetch, reader
 from riffle_spark.worker import census, member_folders, run_computation, slot
 from tests.soak.scheduler import Actor, Scheduler
@@ -89,7 +90,7 @@ class SteppedFiles:
             self._check_alone(Path(path))
         if befalls == "truncated" or (befalls == "flipped byte" and path not in actor.written):
             self.damage(Path(path), befalls)
-        if writes and operation in {"write", "move"}:
+        if actor.process.executor and path.count("/") > self._prefix.count("/"):
             self._check_owned(actor, path)
         if event == "open" and writes:
             actor.wrote = path
@@ -106,13 +107,17 @@ class SteppedFiles:
             self._scheduler.broke(AssertionError(f"{folder.name} is removed by who does not hold it alone"))
 
     def _check_owned(self, actor: Actor, path: str) -> None:
-        """Bytes of state are written in a folder only for whose it is: a task whose executor lost its own is late."""
-        parts = path[len(self._prefix) :].split("/")
-        if len(parts) > 2 and _kind_of("/".join(parts)) in DATA:
-            with self._scheduler.quiet(), suppress(OSError):
-                owner = self.base.joinpath(*parts[:2], "owner").read_text()
-                if owner.rpartition("/")[2] != actor.process.executor:
-                    self._scheduler.broke(AssertionError(f"{actor.name} writes in the folder of {owner}"))
+        """What is in a member's folder is for whose it is, and for who holds it alone: a task whose executor has lost
+        its folder is late.
+        """
+        base, folder, *inside = path[len(self._prefix) :].rstrip("/").split("/")[:3]
+        if not inside or inside[0] in {"owner", "process"} or not is_member(folder):
+            return
+        with self._scheduler.quiet(), suppress(OSError), (self.base / base / folder / "owner").open() as file:
+            owner = file.read()
+            if owner.rpartition("/")[2] != actor.process.executor:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._scheduler.broke(AssertionError(f"{actor.name} is at work in the folder of {owner}"))
 
     def _lock(self, actor: Actor, file: int, operation: int) -> None:
         """Have whoever would wait for a lock wait for its turn instead."""
