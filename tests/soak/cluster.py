@@ -22,8 +22,6 @@ from tests.soak.scheduler import Actor, Process, Scheduler, TurnLock
 
 __all__ = ["SkewedClock", "SoakBackground", "SoakCluster", "SoakSink", "SoakWork"]
 
-LOST_BLOCKS = 0.04
-"""So often results are lost before the sink has read them, besides where a fault has it."""
 SPECULATION_SECONDS = 30.0
 """So long Spark waits for a task until it runs it once more, elsewhere."""
 
@@ -95,6 +93,8 @@ class SoakCluster(SimCluster):
         super().__init__(home, store, scheduler.chance.randbytes)
         self.scheduler = scheduler
         self.processes: dict[str, Process] = {}
+        self.worked: Callable[[str], object] = lambda _: None
+        """Hears of each executor that has ended a piece of upkeep."""
 
     def add(self, name: str, cores: int = 1) -> None:
         """Start an executor."""
@@ -137,9 +137,13 @@ class SoakCluster(SimCluster):
 
         def run(executor: str) -> Callable[[], UpkeepReceipt]:
             text = orders[executor].to_json()
-            return lambda: run_upkeep(
-                UpkeepOrder.from_json(text), executor, self.random_bytes, self.clock.seconds
-            )  # fmt: skip
+
+            def piece() -> UpkeepReceipt:
+                receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, self.clock.seconds)
+                self.worked(executor)
+                return receipt
+
+            return piece
 
         tasks = {executor: self.spawn("piece", executor, run(executor)) for executor in live}
         self.scheduler.step("pieces ordered")
@@ -200,8 +204,7 @@ class SoakWork(SimWork):
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
         """Deliver, unless some of what slots answered is lost by then."""
-        befalls = self._scheduler.step("results read")
-        if befalls == "block lost" or self._scheduler.chance.random() < LOST_BLOCKS:
+        if self._scheduler.step("results read") == "block lost":
             raise StaleRows("some of the results are nowhere any more")
         super().deliver(receipts, delivery, check)
 

@@ -21,6 +21,18 @@ _STORE = ("put", "get", "head", "list", "delete")
 _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
 
 
+_DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated"))
+_OFTEN = {
+    "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.01, ("receipt lost",)),
+    "driver: results read": (0.3, ("block lost",)),
+    "driver: put record": (0.06, ("error before", "error after", "late effect")),
+    "slot: get delta": _DAMAGED, "piece: get delta": _DAMAGED,
+}  # fmt: skip
+"""How often a step that comes but once or twice a batch meets these, besides: among all the others it hardly ever
+would.
+"""
+
+
 @dataclass(frozen=True)
 class Aim:
     """A fault that is to meet a step when it comes for the ``nth`` time, or as soon as it may after that; with 0, as
@@ -97,7 +109,7 @@ class Faults:
 
     def due(self, step: str, nth: int) -> str | None:
         """Return what befalls this step."""
-        kind = self._aimed(step, nth)
+        kind = self._aimed(step, nth) or self._often(step)
         if kind is None:
             if self._chance.random() >= self._rate or not self._left or self.over:
                 return None
@@ -113,6 +125,12 @@ class Faults:
         self.met[kind, step] += 1
         self.used.add(kind)
         return kind
+
+    def _often(self, step: str) -> str | None:
+        share, kinds = _OFTEN.get(step, (0.0, ()))
+        if not share or not self._rate or self.over or self._chance.random() >= share:
+            return None
+        return self._chance.choice([kind for kind in kinds if kind in self._kinds] or [None])
 
     def _aimed(self, step: str, nth: int) -> str | None:
         self._since += 1

@@ -33,12 +33,17 @@ class Drawn(random.Random):
     """The chance that draws a job. Each batch has its own, by the line of history that it was run on first."""
 
     def __init__(self, seed: int, origins: Sequence[int]) -> None:
-        super().__init__(seed)
+        super().__init__(f"{seed}/job")  # what draws the kind of job begins with the seed itself
         self._seed, self._origins = seed, origins
+        self._keys = random.Random(f"{seed}/keys").choice([12, 60])
 
     def of(self, version: int) -> random.Random:
         """Return what draws a batch."""
         return random.Random(f"{self._seed}/{self._origins[version]}/{version}")
+
+    def rows(self, version: int) -> pa.Table:
+        """Draw a batch of columns."""
+        return drawn_batch(self.of(version), version, self._keys)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def same(found: object, wanted: object, what: str) -> None:
 def columns_of_keys(chance: Drawn, batches: int) -> Job:
     """Draw running totals, a function for which order matters, and sometimes a cache beside them."""
     operators = [totals(), tails()]
-    rows = [drawn_batch(chance.of(version), version) for version in range(batches)]
+    rows = [chance.rows(version) for version in range(batches)]
     oracle, contents, outputs = Oracle(), list[Mapping[str, State]](), list[Mapping[str, Rows]]()
     for batch in rows:
         oracle.feed(batch)
@@ -172,7 +177,7 @@ def timers(chance: Drawn, batches: int) -> Job:
     other of two initial states, or with one that comes when it joins the query.
     """
     operator, oracle = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS), AlarmsOracle()
-    rows = [drawn_batch(chance.of(version), version) for version in range(batches)]
+    rows = [chance.rows(version) for version in range(batches)]
     named = chance.choice([[], ["first", "second"], [USUAL_INITIAL]])
     states = {name: _initial_state(chance) for name in named}
     initial = [(name, states[name]) for name in chance.choices(named, k=batches)] if named else []
@@ -182,14 +187,15 @@ def timers(chance: Drawn, batches: int) -> Job:
         [*beside.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}
     )
     contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
+    others = [one.store for one in job.operators[:-1]]
     for version, batch in enumerate(rows):
         told, seen = list[dict[str, object]](), {name for name, _ in initial[begins:version]}
         if version >= begins:
             if initial and initial[version][0] not in seen:
                 oracle.give(zip(*initial[version][1].to_pydict().values(), strict=True))
             told = _rung(oracle, batch, version)
-        outputs.append({"alarms": told})
-        contents.append({"alarms": oracle.state()})
+        outputs.append({"alarms": told, **{store: beside.outputs[version][store] for store in others}})
+        contents.append({"alarms": oracle.state(), **{store: beside.contents[version][store] for store in others}})
         times.append(BatchTimes(0, oracle.fired, oracle.expired))
     return replace(job, contents=contents, outputs=outputs, times=times)
 

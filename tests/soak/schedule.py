@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ MOST_DRIVERS = 3
 MOST_READERS = 2
 MOST_STARTS = 60
 REST_SECONDS = 5_000.0
+STILL_SECONDS = 20.0
 OLD_SECONDS = 700.0
 """Longer than scans, clean-ups and retention wait."""
 
@@ -71,12 +72,12 @@ class Schedule(World):
         self.job = self.lines.jobs[0]
         settings = {
             "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 300]),
-            "retained_versions": chance.choice([2, 2, 2, 4, 20]),
-            **drawn_settings(chance), **self.job.settings,
+            "retained_versions": chance.choice([2, 2, 4, 20]), "snapshot_chain_links": chance.choice([2, 3, 20]),
+            "folder_cleanup_delay": chance.choice([0, 30, 86_400]),
+            **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
         }  # fmt: skip
         super().__init__(
-            local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, snapshot_chain_links=2,
-            **settings,
+            local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, **settings,
         )  # fmt: skip
         self.chance = chance
         self.history = [f"seed {seed}, {self.kind}"]
@@ -87,7 +88,8 @@ class Schedule(World):
         self.faults = Faults(chance, aims, without)
         self.stepped = SteppedStore(self.memory, self.scheduler, self._changed)
         self.cluster: Any = SoakCluster(self.home, self.stepped, self.scheduler)
-        self.cluster.clock = self.clock
+        self.cluster.clock, self.cluster.worked = self.clock, self._worked
+        self.stepped.read, self.stepped.deletes = self._has_read, self._deletes
         for name in ("1", "2"):
             self.cluster.add(name)
         self.sinks: Any = {
@@ -137,7 +139,7 @@ class Schedule(World):
         """Play the schedule to its end and compare; return what happened."""
         with pytest.MonkeyPatch.context() as patch, self.files.watched(patch):
             watch_the_cleaner(patch)
-            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([2, 9]))  # private: small state
+            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
             patch.setattr(log, "FULL_EVERY", 4)
@@ -152,6 +154,16 @@ class Schedule(World):
     # --- actors -------------------------------------------------------------------------------------------------------
 
     def _drive(self, program: _Program) -> None:
+        """Run the query. Where it fails, its process ends or starts it again."""
+        while not self._runs(program):
+            again = self.chance.random() < 0.4 and not self.remedies.at_work()
+            if not again or self.runs >= MOST_STARTS:
+                self.stop(program)
+            self.runs += 1
+            program.run_id = f"run-{self.runs}"
+            self.say(f"{program.name} starts the query again")
+
+    def _runs(self, program: _Program) -> bool:
         version, line = self.committed + 1, self.remedies.line
         job = self.lines.jobs[line]
         try:
@@ -178,7 +190,7 @@ class Schedule(World):
             if not (isinstance(error, CorruptStateError) and self._is_taken_over(program)):
                 self.check_expected(error)
             self.say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
-            self.stop(program)
+        return program.ended
 
     def _is_taken_over(self, program: _Program) -> bool:
         """Tell whether another one has the log by now: what this one has still to deliver may be gone."""
@@ -205,13 +217,16 @@ class Schedule(World):
             self.scheduler.wait(lambda: self.scheduler.count >= steps or self.committed >= self.last, 30.0)  # noqa: B023
             if self.remedies.at_work() or self.remedies.begins():
                 continue
-            if not self._driving() or (len(self._driving()) < MOST_DRIVERS and self.often("second driver", 0.04)):
+            driving = self._driving()
+            share = 0.4 if any(map(self._stands_still, driving)) else 0.04
+            if not driving or (len(driving) < MOST_DRIVERS and self.often("second driver", share)):
                 self.start()
             if self.readers < MOST_READERS and self.often("reader", 0.06):
                 self.readers += 1
                 self.reader.begin(self.readers)
-            if self.often("executors", 0.1):
-                self._change_executors()
+            still = [one.id for one in self.cluster.executors() if self._stands_still(self.cluster.processes[one.id])]
+            if self.often("executors", 0.4 if still else 0.1):
+                self._change_executors(still)
             if self.often("operator", 0.15):
                 self.operator.operator()
         self.say("quiet")
@@ -253,6 +268,13 @@ class Schedule(World):
             one.until >= FOREVER and one.ready is None for one in self.scheduler.actors if one.process is program
         )
 
+    def _stands_still(self, process: Process) -> bool:
+        """Tell whether nothing is heard of a process: another one is begun in its place soon, or it is lost."""
+        later = self.scheduler.now + STILL_SECONDS
+        kinds = ("driver", *ON_EXECUTORS)
+        mine = [one for one in self.scheduler.actors if one.process is process and one.kind in kinds]
+        return any(one.until >= later and one.ready is None for one in mine)
+
     def _zombies(self) -> list[Actor]:
         return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, "late put", "operator", "reader")]
 
@@ -263,11 +285,12 @@ class Schedule(World):
             if actor.ready is None and actor.kind != "conductor":
                 actor.until = 0.0
 
-    def _change_executors(self) -> None:
+    def _change_executors(self, still: Sequence[str]) -> None:
+        """Let one go, those first that stand ``still``, and one come."""
         live = [one.id for one in self.cluster.executors()]
         if len(live) > 1 and self.chance.random() < 0.5:
-            name = self.chance.choice(live)
-            if self.chance.random() < 0.3:
+            name = self.chance.choice(still or live)
+            if self.chance.random() < (0.7 if still else 0.3):
                 self.say(f"executor {name} is not seen any more, but goes on")
                 self.cluster.lose(name, planned=self.chance.random() < 0.2)
             else:
@@ -365,6 +388,24 @@ class Schedule(World):
     def holds_told(self, commit_id: str) -> None:
         """Look whether a record is committed, as somebody was told."""
         self._holds(partial(self.log_seen.check_told, commit_id))
+
+    def _has_read(self, sequence: int) -> None:
+        actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
+        if actor is not None and record is not None:
+            actor.epoch = max(actor.epoch, record.epoch)
+
+    def _deletes(self) -> None:
+        """Who has read that it was taken over from deletes nothing any more: that is the newer driver's by now."""
+        actor = self.scheduler.mine()
+        program = next((one for one in self.programs if actor is not None and one is actor.process), None)
+        if actor is not None and program is not None:
+            tail = program.driver._log.tail  # private: what the driver holds
+            if tail is not None and tail.epoch < actor.epoch:
+                self.scheduler.broke(AssertionError(f"I4: {actor.name} deletes, though it has read that it is fenced"))
+
+    def _worked(self, executor: str) -> None:
+        """Look at the copies of an executor whose upkeep went on with them."""
+        self._holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
 
     def _holds(self, check: Callable[[], object]) -> None:
         with self.scheduler.quiet():

@@ -59,6 +59,8 @@ class Actor:
         """The file that it was writing until its present step: if it dies there, any part of the bytes may be there."""
         self.written: set[str] = set()
         """Files that it wrote: what it found whole on the way there it need not look at again."""
+        self.epoch = -1
+        """The newest epoch of the records that it has read."""
         self.thread: threading.Thread | None = None
         self.gate = threading.Lock()
         self.gate.acquire()
@@ -118,7 +120,7 @@ class Scheduler:
         for actor in list(self.actors):
             self.kill(actor)
         if self.failure is not None:
-            raise self.failure
+            raise self.failure if isinstance(self.failure, Exception) else AssertionError(str(self.failure))
 
     def mine(self) -> Actor | None:
         """Return the actor that asks, ``None`` for any other thread and for one whose steps do not count now."""

@@ -21,6 +21,7 @@ from uuid import UUID
 import pytest
 
 from riffle_spark.state.copies import abandoned, folder, part_files, stack
+from riffle_spark.state.copies.disk import is_member
 from riffle_spark.state.restore import prefetch, reader
 from riffle_spark.worker import census, member_folders, run_computation, slot
 from tests.soak.scheduler import Actor, Scheduler
@@ -89,12 +90,38 @@ class SteppedFiles:
         if befalls == "refused disk":
             code = self._chance.choice(_REFUSALS)
             raise OSError(code, os.strerror(code), path)
+        if event == "os.rename" and abandoned._REMOVED in os.fspath(arguments[1]):  # private: what is out of sight
+            self._check_alone(Path(path))
         if befalls == "truncated" or (befalls == "flipped byte" and path not in actor.written):
             self.damage(Path(path), befalls)
+        if actor.process.executor and path.count("/") > self._prefix.count("/"):
+            self._check_owned(actor, path)
         if event == "open" and writes:
             actor.wrote = path
             actor.written.add(path)
             self._written[path] = self._scheduler.now
+
+    def _check_alone(self, folder: Path) -> None:
+        """A member's folder goes only while whoever removes it holds it alone: else somebody may be in there."""
+        with self._scheduler.quiet(), suppress(FileNotFoundError), (folder / "owner").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            self._scheduler.broke(AssertionError(f"{folder.name} is removed by who does not hold it alone"))
+
+    def _check_owned(self, actor: Actor, path: str) -> None:
+        """What is in a member's folder is for whose it is, and for who holds it alone: a task whose executor has lost
+        its folder is late.
+        """
+        base, folder, *inside = path[len(self._prefix) :].rstrip("/").split("/")[:3]
+        if not inside or inside[0] in {"owner", "process"} or not is_member(folder):
+            return
+        with self._scheduler.quiet(), suppress(OSError), (self.base / base / folder / "owner").open() as file:
+            owner = file.read()
+            if owner.rpartition("/")[2] != actor.process.executor:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._scheduler.broke(AssertionError(f"{actor.name} is at work in the folder of {owner}"))
 
     def _lock(self, actor: Actor, file: int, operation: int) -> None:
         """Have whoever would wait for a lock wait for its turn instead."""

@@ -12,6 +12,8 @@ from tests.soak.scheduler import Process, Scheduler
 __all__ = ["SteppedStore", "kind_of"]
 
 LATE_SECONDS = (0.01, 1.0, 100.0)
+UNANSWERED_SECONDS = (0.0, 0.0, 60.0)
+"""So long a call takes until it fails."""
 
 
 def kind_of(name: str) -> str:
@@ -30,6 +32,10 @@ class SteppedStore:
         self._scheduler = scheduler
         self._changed = changed
         self._outside = Process("object store")
+        self.read: Callable[[int], object] = lambda _: None
+        """Hears of each record, by its number, that an actor has read."""
+        self.deletes: Callable[[], object] = lambda: None
+        """Hears of each delete before it is done."""
 
     def __repr__(self) -> str:
         return f"SteppedStore({self.inner!r})"
@@ -44,7 +50,7 @@ class SteppedStore:
         befalls = self._step("put", name)
         if befalls == "late effect":
             self._later(name, bytes(data))
-            raise _unavailable(befalls, name)
+            raise self._unavailable(befalls, name)
         done = self.inner.put_if_absent(name, data)
         self._changed(name)
         self._lose(befalls, name)
@@ -57,6 +63,8 @@ class SteppedStore:
         self._lose(befalls, name)
         if not data:
             return data
+        if (sequence := paths.record_sequence(name)) is not None:
+            self.read(sequence)
         at = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
         if befalls == "truncated":
             return data[:at]
@@ -85,6 +93,7 @@ class SteppedStore:
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``. Where it fails, some of them may be gone."""
         befalls = self._step("delete", names[0] if names else "")
+        self.deletes()
         some = names[: self._scheduler.chance.randrange(len(names) + 1)] if befalls == "error after" else names
         self.inner.delete(some)
         self._changed("")
@@ -93,12 +102,12 @@ class SteppedStore:
     def _step(self, method: str, name: str) -> str | None:
         befalls = self._scheduler.step(f"{method} {kind_of(name)}")
         if befalls == "error before":
-            raise _unavailable(befalls, name)
+            raise self._unavailable(befalls, name)
         return befalls
 
     def _lose(self, befalls: str | None, name: str) -> None:
         if befalls == "error after":
-            raise _unavailable(befalls, name)
+            raise self._unavailable(befalls, name)
 
     def _later(self, name: str, data: bytes) -> None:
         def land() -> None:
@@ -108,6 +117,6 @@ class SteppedStore:
 
         self._scheduler.spawn(f"late {name}", "late put", self._outside, land)
 
-
-def _unavailable(befalls: str, name: str) -> UnavailableError:
-    return UnavailableError(f"the store failed: {befalls}", remedy="none: it is simulated", where=name)
+    def _unavailable(self, befalls: str, name: str) -> UnavailableError:
+        self._scheduler.sleep(self._scheduler.chance.choice(UNANSWERED_SECONDS))
+        return UnavailableError(f"the store failed: {befalls}", remedy="none: it is simulated", where=name)

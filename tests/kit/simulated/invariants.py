@@ -126,6 +126,8 @@ class History:
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
             gone = self._listed_by(sequence) - present if sequence in self.manifests else set()
             assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
+            full = paths.record(self.records[sequence].full) if sequence in self.records else ""
+            assert not full or full in present, f"I5: {full}, which record {sequence} changes, is gone"
         for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
             for _, link in self.records[sequence].outputs:
                 self._check_part(link)
@@ -136,7 +138,9 @@ class History:
                     name = paths.snapshot(store, key_group, entry.snapshot.id)
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
-                    part_codec.decode(data, entry.snapshot.checksum, name)
+                    table = part_codec.decode(data, entry.snapshot.checksum, name)
+                    assert part_codec.DELETED not in table.column_names, f"I5: {name} tells what is deleted"
+                    assert table.num_rows == entry.snapshot.rows, f"I5: {name} has {table.num_rows} rows"
 
     def _listed_by(self, sequence: int) -> set[str]:
         """Return the objects of a record: of state, and of output that was sealed."""
@@ -147,11 +151,15 @@ class History:
         assert data is not None, f"I5: {link.object} is gone"
         assert part_codec.checksum(data) == link.checksum, f"I5: {link.object} was overwritten"
 
-    def check_copies(self, contents: Contents) -> int:
-        """I2: every local copy that can be read holds exactly a committed version; return how many were looked at."""
+    def check_copies(self, contents: Contents, owner: str = "") -> int:
+        """I2: every local copy (of an owner) that can be read holds exactly a committed version; return how many were
+        looked at.
+        """
         seen = 0
-        for owner in sorted(self.world.local_dir.glob("*/m*/owner")):
-            folder = Folder(owner.parent, owner.read_text())
+        for path in sorted(self.world.local_dir.glob("*/m*/owner")):
+            if owner and path.read_text() != owner:
+                continue
+            folder = Folder(path.parent, path.read_text())
             for address in folder.copies():
                 with contextlib.suppress(DamagedCopy):
                     seen += self._check_copy(folder, address, contents)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 
 import pytest
@@ -11,21 +11,24 @@ import pytest
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
-from riffle_spark.messages.upkeep_orders import Census
+from riffle_spark.messages.upkeep_orders import Census, Drop
 from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
 from riffle_spark.protocol.ownership.view import assign_settings, view_of
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.log.manifest import Address
+from riffle_spark.state.copies.stack import Stacks
+from riffle_spark.state.log.manifest import Address, Head
+from riffle_spark.state.restore.copy_progress import _is_there  # private: whether a copy is whole
+from riffle_spark.worker.upkeep_piece import _Piece  # private: what removes copies
 from tests.kit.simulated.world import World
 
 __all__ = ["check_converges", "check_copies_bounded", "check_valid", "watch_the_cleaner"]
 
 _MOST_ROUNDS = 40
 FILES_A_COPY = 12
-OTHER_FILES = 100
+OTHER_FILES = 300
 
 
 def view_now(world: World) -> tuple[View, frozenset[str]]:
@@ -91,14 +94,19 @@ def check_copies_bounded(world: World) -> None:
 
 
 def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
-    """I9, at every clean-up: nothing goes that was reported and not answered, or that has a place."""
+    """I9, at every clean-up: nothing goes that was reported and not answered, or that has a place, or has had one more
+    lately than the delay says; nor what is no more where it was then.
+    """
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
-    counted, assigned, due = KnownCopies.counted, Cleaner.assigned, Cleaner.due
+    idle: dict[int, dict[tuple[str, Address], float]] = {}
+    counted, assigned, due, drop = KnownCopies.counted, Cleaner.assigned, Cleaner.due, _Piece._drop
 
     def count(self: KnownCopies, census: Census) -> None:
         counted(self, census)
         unanswered.setdefault(id(self), set()).update((census.member, address) for address in self.of(census.member))
+        found = {(store, key_group) for store, key_group, _, _ in census.copies}
+        assert self.of(census.member).keys() == found, f"{census.member} is taken to have other copies than it said"
 
     def answer(
         self: Cleaner, found: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool,
@@ -114,16 +122,41 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
                 *found.warmups.get(groups.task(*address), ()),
             )
         )
+        held = [(member, address) for member in members.live for address in copies.of(member)]
+        before = idle.get(id(copies), {})
+        idle[id(copies)] = {one: before.get(one, now) for one in held if not needed[id(copies)](*one)}
 
-    def clean(self: Cleaner, copies: KnownCopies, *others: object, **more: object) -> object:
-        drops = due(self, copies, *others, **more)  # type: ignore[arg-type]
-        for member, gone in drops.items():
-            for drop in gone:
-                address = (drop.store, drop.key_group)
-                assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
-                assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
+    def clean(
+        self: Cleaner, copies: KnownCopies, live: Collection[str], now: float, delay: float, *,
+        hurried: Set[str] = frozenset(),
+    ) -> dict[str, list[Drop]]:  # fmt: skip
+        drops = due(self, copies, live, now, delay, hurried=hurried)
+        for member, address in [(name, (one.store, one.key_group)) for name in drops for one in drops[name]]:
+            assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
+            assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
+            since = idle[id(copies)].pop((member, address), now)
+            assert now - since >= delay or member in hurried, f"I9: {address} on {member} had a place lately"
         return drops
+
+    def drop_all(self: _Piece, folder: Folder) -> None:
+        heads = {(one.store, one.key_group): one.head for one in self._order.drops}  # private: what it is told
+        drop(self, _Watched(folder, heads))
 
     patch.setattr(KnownCopies, "counted", count)
     patch.setattr(Cleaner, "assigned", answer)
     patch.setattr(Cleaner, "due", clean)
+    patch.setattr(_Piece, "_drop", drop_all)
+
+
+class _Watched(Folder):
+    """The folder of a piece of upkeep that removes copies, which were at these heads when they were ordered to go."""
+
+    def __init__(self, folder: Folder, heads: Mapping[Address, Head | None]) -> None:
+        super().__init__(folder.path, folder._owner)  # private: the same folder
+        self._heads = heads
+
+    def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
+        stack, head = (stacks or self.stacks(store)).read(key_group), self._heads.get((store, key_group))
+        if stack is not None and head not in {None, stack.head} and _is_there(self.path, stack):
+            pytest.fail(f"I9: {store}, key-group {key_group} on {self.member} goes, though it has moved on")
+        super().drop(store, key_group, stacks)

@@ -72,9 +72,13 @@ def tails() -> Operator:
     return operator_of("tails", ["k"], arrow_function(last_three, state=schema, output=output), ("at",), ROWS)
 
 
-def drawn_batch(chance: random.Random, version: int) -> pa.Table:
-    """Draw a batch: several keys, values that sometimes delete, order columns out of order; sometimes empty."""
-    keys = [f"key-{chance.randrange(12)}" for _ in range(chance.choice([0, 1, 6, 15]))]
+def drawn_batch(chance: random.Random, version: int, most_keys: int = 12) -> pa.Table:
+    """Draw a batch: several keys, values that sometimes delete, order columns out of order; sometimes empty. Of more
+    keys than a batch has rows, the first batch has each.
+    """
+    keys = [f"key-{chance.randrange(most_keys)}" for _ in range(chance.choice([0, 1, 6, 15]))]
+    if most_keys > 15 and not version:
+        keys = [f"key-{n}" for n in range(most_keys)]
     triples = [(k, chance.choice([-1, *range(9)]), version * 1000 + i) for i, k in enumerate(keys)]
     chance.shuffle(triples)
     return rows_of(*triples)
