@@ -28,7 +28,7 @@ from tests.soak.schedule import Schedule
 __all__ = ["Soaked", "main", "played"]
 
 MEMORY = Path("/dev/shm")
-ACTORS = ("second driver", "executors", "operator", "remedy", "adopt", "reader")
+ACTORS = ("second driver", "executors", "operator", "remedy", "adopt", "switch", "groups", "reader")
 SHRINKS = 60
 AIMED_FROM = 24
 """The first schedules of a run find the steps that the later ones aim at."""
