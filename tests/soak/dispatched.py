@@ -86,8 +86,13 @@ class Dispatched:
         """Whether the source's offsets tell partitions, as Kafka's do; else the rows are asked."""
         self._is_grouped = self._chance.random() < 0.5
         self._groups: dict[str, str] = {}
-        self.share = self._chance.choice([0.0, 0.1, 0.3])
-        """So often an operator who comes switches the query."""
+        self._share = self._chance.choice([0.0, 0.2, 0.5])
+        self._is_under_way = False
+
+    @property
+    def share(self) -> float:
+        """So often somebody comes to switch the query: soon, where a switch did not come to its end."""
+        return 0.6 if self._is_under_way else self._share
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Let the switch take part: its calls to the store are steps, its names and times are the simulation's."""
@@ -105,10 +110,14 @@ class Dispatched:
 
     def settings(self, newest: Record | None) -> dict[str, object]:
         """Return what the next driver is to be started with: the dispatch that the state is of by now, and co-location
-        groups, where there are several stores, which now and then are others than those of the driver before.
+        groups, where there are several stores, which now and then are others than those of the driver before. Somebody
+        may have forgotten to change the settings after a switch.
         """
         chosen, stores = self._world.settings, [one.store for one in self._world.operators]
-        dispatch, total = (newest.dispatch, newest.total) if newest else (chosen.dispatch, chosen.key_groups)
+        is_forgotten = newest is None or (newest.kind == "dispatch" and self._world.often("wrong settings", 0.3))
+        dispatch, total = chosen.dispatch, chosen.key_groups
+        if newest is not None and (not is_forgotten or self._world.faults.over):
+            dispatch, total = newest.dispatch, newest.total
         if self._is_grouped and len(stores) > 1 and self._world.often("groups", 0.6):
             drawn = {store: self._chance.choice(GROUPS) for store in stores}
             self._groups = {store: group for store, group in drawn.items() if group}
@@ -157,16 +166,16 @@ class Dispatched:
         alone = not any(one.alive for one in world.programs)
         alone = alone and not any(one.kind == "late put" for one in world.scheduler.actors)
         world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'with others at work'}")
-        looks = self._chance.random() < 0.3
+        looks, self._is_under_way = self._chance.random() < 0.3, True
         return world.scheduler.spawn(
             name, "switch", Process(name), lambda: self._switch(before, to, total, alone=alone, looks=looks)
         )
 
     def _drawn(self, before: Record) -> tuple[str, int]:
         """Draw another dispatch or number of key-groups. Initial state has no partitions."""
-        modes = ["key_group"] if self._world.job.initial else DISPATCHES
+        to = "key_group" if self._world.job.initial else self._chance.choice(DISPATCHES)
         now = (before.dispatch, before.total)
-        return self._chance.choice([(to, n) for to in modes for n in KEY_GROUPS[to] if (to, n) != now])
+        return to, self._chance.choice([total for total in KEY_GROUPS[to] if (to, total) != now])
 
     def _switch(self, before: Record, to: str, total: int, *, alone: bool, looks: bool) -> None:
         world = self._world
@@ -186,6 +195,7 @@ class Dispatched:
             if not self._is_expected(error, before, alone=alone):
                 world.scheduler.broke(error)
             return
+        self._is_under_way = False
         world.step("state switched")
         world.say(f"batch {plan.version} is of {to}, {total} now")
 
