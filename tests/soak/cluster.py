@@ -13,6 +13,7 @@ from riffle_spark.messages.slot_orders import RECEIPT, Home, Receipt
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Lock, StaleRows
+from riffle_spark.protocol.shards import Partition
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import Attempt, ManualClock, SimCluster, SimSink, SimWork
 from riffle_spark.worker.census import take_census
@@ -188,6 +189,11 @@ class SoakWork(SimWork):
         super().__init__(cluster, rows, operators, sinks, initial=initial)
         self._soak = cluster
         self._scheduler = cluster.scheduler
+
+    def partitions(self, most: int) -> Sequence[Partition]:
+        """Ask the rows for their partitions."""
+        self._scheduler.step("partitions asked")
+        return super().partitions(most)
 
     def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
         """Run all attempts."""

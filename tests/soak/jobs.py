@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from riffle_spark import keygroups
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.batch.batch_report import BatchReport
@@ -19,10 +18,10 @@ from riffle_spark.state.log.record import Record
 from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.event_rows import BatchTimes, EventOracle, drawn_events, event_operators
 from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
+from tests.soak.dispatched import Dealt
 
 __all__ = ["JOBS", "Drawn", "Job", "same"]
 
-KEY_GROUPS = 6
 BATCH_MS = 1_000
 """So much later than the one before is each batch, as ``World.incoming`` has it."""
 Rows = list[dict[str, object]]
@@ -92,22 +91,31 @@ class Job:
             found = replace(wanted, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
             same(found, wanted, f"the record of batch {record.version}")
 
-    def check_delivery(self, store: str, rows: Rows, version: int) -> None:
-        """Compare what a sink gets of a batch with ``outputs``; of a cache, each key-group with one of ``caches``."""
+    def check_delivery(self, store: str, rows: Rows, version: int, dealings: Sequence[Dealt]) -> None:
+        """Compare what a sink gets of a batch with ``outputs``; of a cache, each key-group with one of ``caches``, as
+        one of ``dealings`` has it: a key-group is lost as a whole.
+        """
         if store in self.outputs[version]:
             wanted = sorted(self.outputs[version][store], key=repr)
             same(sorted(rows, key=repr), wanted, f"the sink of {store}, batch {version}")
         elif store in self.caches:
-            found, allowed = _by_key_group(rows), [_by_key_group(told) for told in self.caches[store][version]]
-            for group in sorted({*found, *(group for told in allowed for group in told)}):
-                some = [told.get(group, []) for told in allowed]
-                what = f"the sink of the cache {store}, batch {version}, key-group {group}"
-                assert found.get(group, []) in some, f"{what} is {found.get(group)}, not one of {some}"
+            wrong = [_told_astray(rows, self.caches[store][version], dealt) for dealt in dealings]
+            assert not all(wrong), f"the sink of the cache {store}, batch {version}, {wrong[0]}"
 
 
-def _by_key_group(rows: Rows) -> dict[int, Rows]:
+def _told_astray(rows: Rows, allowed: Sequence[Rows], dealt: Dealt) -> str:
+    """Return what is wrong if some key-group tells what it could have told after no loss."""
+    found, each = _by_key_group(rows, dealt), [_by_key_group(told, dealt) for told in allowed]
+    for group in sorted({*found, *(group for told in each for group in told)}):
+        some = [told.get(group, []) for told in each]
+        if found.get(group, []) not in some:
+            return f"key-group {group} is {found.get(group)}, not one of {some}"
+    return ""
+
+
+def _by_key_group(rows: Rows, dealt: Dealt) -> dict[int, Rows]:
     """Return rows by the key-group of their key, in an order of their own."""
-    groups = keygroups.key_groups([pa.array([row["k"] for row in rows], pa.string())], KEY_GROUPS).tolist()
+    groups = dealt.of([row["k"] for row in rows])
     found: dict[int, Rows] = {}
     for group, row in sorted(zip(groups, rows, strict=True), key=repr):
         found.setdefault(group, []).append(row)
@@ -229,7 +237,16 @@ def sealed_events(chance: Drawn, batches: int) -> Job:
     return replace(events(chance, batches), settings={"deliver_after_commit": True})
 
 
+def partitions(chance: Drawn, batches: int) -> Job:
+    """Draw one of the others whose state goes by the partitions that rows come in. Rows of initial state have none."""
+    draw = chance.choice([columns_of_keys, sealed_columns, caches, timers, events, sealed_events])
+    job = draw(chance, batches)
+    while job.initial:
+        job = draw(chance, batches)
+    return replace(job, settings={**job.settings, "dispatch": chance.choice(["partition", "hashed"])})
+
+
 JOBS: Mapping[str, Callable[[Drawn, int], Job]] = {
     "columns": columns_of_keys, "sealed": sealed_columns, "caches": caches, "timers": timers, "events": events,
-    "sealed events": sealed_events,
+    "sealed events": sealed_events, "partitions": partitions,
 }  # fmt: skip

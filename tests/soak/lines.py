@@ -28,6 +28,7 @@ from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import SimSink
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import held_by_key
+from tests.soak.dispatched import Dealt
 from tests.soak.jobs import JOBS, Drawn, Job, same
 from tests.soak.scheduler import FOREVER, Actor, Process
 
@@ -46,6 +47,8 @@ class Lines:
         self._seed, self._kind, self._batches = seed, kind, batches
         self._origins = [[0] * batches]
         self.jobs = [self._job(0)]
+        self.dealings: dict[tuple[str, int], Dealt] = {}
+        """How records deal keys to shards, by their dispatch and number of key-groups."""
 
     def _job(self, line: int) -> Job:
         return JOBS[self._kind](Drawn(self._seed, self._origins[line]), self._batches)
@@ -78,7 +81,8 @@ class Lines:
                 self._check(store, sinks[store].by_id.get(f"{queries[of]}/{of[0]}/{version}"), line, version)
 
     def _check(self, store: str, rows: pa.Table | None, line: int, version: int) -> None:
-        self.jobs[line].check_delivery(store, [] if rows is None else rows.to_pylist(), version)
+        given = [] if rows is None else rows.to_pylist()
+        self.jobs[line].check_delivery(store, given, version, [*self.dealings.values()])
 
 
 class LinesHistory(History):
@@ -92,6 +96,8 @@ class LinesHistory(History):
         super().__init__(world)
         self.schedule = world
         self.asked: dict[str, int | str] = {}
+        self.dealt: dict[Head, Dealt] = {}
+        """How keys were dealt to shards where a head came from."""
 
     def _note(self, sequence: int, record: Record, log: Any) -> None:
         super()._note(sequence, record, log)
@@ -103,6 +109,13 @@ class LinesHistory(History):
             assert record.target == wanted or damaged, f"{asked} led to record {record.target}, not {wanted}"
             assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)
+        dealt = Dealt.by(record)
+        self.lines.dealings[record.dispatch, record.total] = dealt
+        for entry in self.manifests[sequence].entries.values():
+            self.dealt.setdefault(entry.head, dealt)
+        if record.kind == "dispatch" and record.version >= 0:
+            contents = self.lines.jobs[record.rollbacks].contents[record.version]
+            self.schedule.dispatched.check_switched(record, self.manifests[sequence], contents)
 
     def kept_seconds(self) -> float:
         """Return for how long at least records are promised: of those of before a driver goes by when they were
@@ -145,6 +158,10 @@ class LinesHistory(History):
         target = self.target_of(asked, newest)
         return target is None or not self.records[newest].promised <= target <= newest
 
+    def _part_of(self, state: Mapping[object, Any], key_group: int, head: Head) -> dict[object, Any]:
+        places = self.dealt[head].of(list(state))
+        return {key: value for (key, value), place in zip(state.items(), places, strict=True) if place == key_group}
+
     def _contents_at(self, head: Head, contents: Any) -> Any:  # noqa: ARG002 - there are several lines
         epoch = int(head.attempt.split("-")[0])
         line = next(record.rollbacks for record in self.records.values() if record.epoch == epoch)
@@ -183,6 +200,9 @@ class Remedies:
             self._begin()
         elif self.begun < MOST_REMEDIES and self._world.often("adopt", 0.04):
             self._begin_adopting()
+        elif self.begun < MOST_REMEDIES and self._world.often("switch", self._world.dispatched.share):
+            self.begun += 1
+            self._actor = self._world.dispatched.begins(f"operator {self.begun}")
         return self.at_work()
 
     def finish(self) -> None:
@@ -233,7 +253,8 @@ class Remedies:
         sealed = newest is not None and newest.delivers_after_commit and any(link.rows for _, link in newest.outputs)
         undelivered = sealed and newest is not None and newest.version == world.committed + 1
         is_there = newest is not None and newest.version == world.committed >= 0
-        if not (is_there or undelivered) or late or "event" in world.kind:
+        by_event_time = any(times.watermark_ms is not None for times in world.job.times)
+        if not (is_there or undelivered) or late or by_event_time:
             return
         self.begun += 1
         for program in [one for one in world.programs if one.alive]:

@@ -26,6 +26,7 @@ from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
+from tests.soak.dispatched import Dispatched, parted
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
 from tests.soak.jobs import JOBS, same
 from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
@@ -97,6 +98,7 @@ class Schedule(World):
         }
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
+        self.dispatched = Dispatched(self, local_dir)
         self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
         self.operator = Disturbances(self, chance, self.say)
         self.skew_ms = 0
@@ -119,7 +121,9 @@ class Schedule(World):
         with self.scheduler.quiet():
             self.log_seen.look()
         records = self.log_seen.records
-        self.query_id = records[max(records)].query_id if records else "query"  # whose state it is by now
+        newest = records[max(records)] if records else None
+        self.query_id = newest.query_id if newest else "query"  # whose state it is by now
+        self.settings = self.settings.but(**self.dispatched.settings(newest))
         program = _Program(name, self.run_id)
         program.background = SoakBackground(self.scheduler, program)
         clock = SkewedClock(self.clock, self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000]))
@@ -142,6 +146,7 @@ class Schedule(World):
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
+            self.dispatched.plant(patch)
             patch.setattr(log, "FULL_EVERY", 4)
             patch.setattr(retention, "FULL_EVERY", 4)
             try:
@@ -169,11 +174,11 @@ class Schedule(World):
         try:
             while version <= self.last:
                 self.step("begins")
-                offsets = f"offsets-{self.lines.origin(line, version)}-{version}"
+                offsets = self.dispatched.offsets(line, version)
                 incoming = self.incoming(version, run_id=program.run_id, offsets=offsets, **job.incoming)
                 operators = job.operators_of(version)
                 given = job.initial_of(version)
-                work = SoakWork(self.cluster, job.batches[version], operators, self.sinks, given)
+                work = SoakWork(self.cluster, parted(job.batches[version]), operators, self.sinks, given)
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
                 program.claimed = True
@@ -187,7 +192,8 @@ class Schedule(World):
                 version += 1
             program.ended = True
         except RiffleError as error:
-            if not (isinstance(error, CorruptStateError) and self._is_taken_over(program)):
+            lost = isinstance(error, CorruptStateError) and self._is_taken_over(program)
+            if not (lost or self.dispatched.is_of_before(error, program.driver.settings)):
                 self.check_expected(error)
             self.say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
         return program.ended
@@ -276,7 +282,8 @@ class Schedule(World):
         return any(one.until >= later and one.ready is None for one in mine)
 
     def _zombies(self) -> list[Actor]:
-        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, "late put", "operator", "reader")]
+        lone = ("late put", "operator", "switch", "reader")
+        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, *lone)]
 
     def _let_go(self) -> None:
         """Let whoever hangs go on."""
@@ -422,12 +429,15 @@ class Schedule(World):
 
     def check_expected(self, error: RiffleError) -> None:
         """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
+        if not self.expects(error):
+            self.scheduler.broke(error)
+
+    def expects(self, error: RiffleError) -> bool:
+        """Tell whether store, disk or another driver may have a query fail so."""
         used = self.faults.used
         fine = isinstance(error, (UnavailableError, FencedError))
         fine = fine or (isinstance(error, CorruptStateError) and bool(used & {"flipped byte", "truncated"}))
-        fine = fine or (type(error) is ConflictError and (self.runs > 1 or bool(used & {"row lost", "receipt lost"})))
-        if not fine:
-            self.scheduler.broke(error)
+        return fine or (type(error) is ConflictError and (self.runs > 1 or bool(used & {"row lost", "receipt lost"})))
 
     def _check_bounded(self) -> None:
         """Compare what is stored with what is needed: objects, and copies of members that live."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pyarrow as pa
 
 from riffle_spark import keygroups
+from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.formats import part_codec
@@ -97,6 +98,9 @@ class History:
             assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: who takes state over raises the epoch"
             assert after.entries == before.entries, "I3: taking state over changed it"
             return
+        if new.kind == "dispatch":
+            self._check_switched(old, new, before, after)
+            return
         if new.kind == "rollback":
             self._check_taken_back(old, new, after)
             return
@@ -117,7 +121,23 @@ class History:
         assert (new.epoch, new.rollbacks) == (old.epoch + 1, old.rollbacks + 1), "I4: a rollback raises the epoch"
         assert new.version == self.records[new.target].version
         assert after.entries == self.manifests[new.target].entries, "I3: a rollback leads to what never was"
-        assert new.orders == old.orders, "a rollback forgot what operators asked for"
+        is_same = (new.dispatch, new.total) == (old.dispatch, old.total)
+        orders = old.orders if is_same else without_key_groups(old.orders)
+        assert new.orders == orders, "a rollback forgot what operators asked for"
+
+    def _check_switched(self, old: Record, new: Record, before: Manifest, after: Manifest) -> None:
+        assert new.epoch == old.epoch + 1, "I4: a switch raises the epoch"
+        assert (new.dispatch, new.total) != (old.dispatch, old.total)
+        changed = {
+            "sequence", "previous", "kind", "commit_id", "written_ms", "epoch", "total", "dispatch", "shards", "owners",
+            "standbys", "target", "orders", "weights", "full", "entries", "promised", "members",
+        }  # fmt: skip
+        lost = [f.name for f in fields(old) if f.name not in changed and getattr(new, f.name) != getattr(old, f.name)]
+        assert not lost, f"a switch changed {lost}"
+        assert new.orders == without_key_groups(old.orders), "a switch forgot what operators asked for"
+        assert new.dispatch == "key_group" or {*old.shards} <= {*new.shards}, "a partition has no shard any more"
+        if "key_group" not in (old.dispatch, new.dispatch):
+            assert (after.entries, new.shards) == (before.entries, old.shards), "I3: shards that stay were changed"
 
     def check_listed_objects(self) -> None:
         """I5: what a retained record lists is there and is what was written."""
@@ -177,9 +197,18 @@ class History:
             return False
         assert head in self.heads[address], f"I2: {address} of {folder.member} is at {head}, which was never committed"
         held = held_by_key(_still_there(table, operator.schema.due, self.timers[address, head]))
-        wanted = of_key_group(self._contents_at(head, contents)[store], key_group, self.world.settings.key_groups)
+        wanted = self._part_of(self._contents_at(head, contents)[store], key_group, head)
         assert held == wanted, f"I2: {address} of {folder.member} at {head} holds {held}, not {wanted}"
         return True
+
+    def _part_of(
+        self,
+        state: Mapping[object, tuple[object, ...]],
+        key_group: int,
+        head: Head,  # noqa: ARG002 - one dispatch
+    ) -> dict[object, tuple[object, ...]]:
+        """Return what of a state belongs into a key-group's copy at a head."""
+        return of_key_group(state, key_group, self.world.settings.key_groups)
 
     def _contents_at(self, head: Head, contents: Contents) -> Mapping[str, Mapping[object, tuple[object, ...]]]:
         """Return what every key should hold at a head."""
