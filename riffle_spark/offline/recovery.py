@@ -59,7 +59,7 @@ def adopt(
             f"{root} holds state", remedy="take it over without --empty, or name an empty root", where=root
         )
     if tail is not None and tail.delivers_after_commit and tail.version >= 0:
-        told_by = Checkpoint(delivered if isinstance(delivered, str) else checkpoint)
+        told_by = Checkpoint(delivered if isinstance(delivered, str) else checkpoint, options)
         _check_delivered(tail, query_id, told_by, root, said=delivered is True)
     if tail is not None:
         _check_not_run(log, tail, query_id, version, root)
