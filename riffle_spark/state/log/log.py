@@ -65,12 +65,10 @@ class Log:
         self.tail, self.manifest, self._digest = None, Manifest(), ""
         if not sequences:
             return None
-        if broken:
-            record = self._open_broken(sequences)
-            self.first = beginning(self._store, sequences, min(record.full, record.promised))
-            return record
-        record, data = self._read_newest(sequences)
+        record, data = (self._open_broken(sequences), b"") if broken else self._read_newest(sequences)
         self.first = beginning(self._store, sequences, min(record.full, record.promised))
+        if broken:
+            return record
         try:
             self._check_whole(sequences, record)
             self._check_follows(record)
