@@ -11,7 +11,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError
 from tests.kit.fuzz import __main__ as fuzz
-from tests.kit.fuzz.decoders import DECODERS, Decoder
+from tests.kit.fuzz.decoders import DECODERS, Decoder, forget_scratch
 from tests.kit.fuzz.mutations import varied
 
 
@@ -58,6 +58,7 @@ def test_a_sealed_encoding_is_believed(name: str) -> None:
         wrong = data[: found.end()] + (b"1" if data[found.end()] == ord("0") else b"0") + data[found.end() + 1 :]
         assert read(decoder, wrong) != read(decoder, data)
         assert read(decoder, decoder.sealed(wrong)) == read(decoder, data)
+    forget_scratch()
 
 
 def read(decoder: Decoder, data: bytes) -> object:
