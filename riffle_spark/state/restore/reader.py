@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.copies.disk import disk_refused
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
@@ -287,7 +288,8 @@ def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, S
 def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> set[Path]:
     """Fetch snapshots into their files; return those that were found whole on their way, all others are unchecked.
 
-    Raises what ``Reader`` raises.
+    Raises what ``Reader`` raises, and ``LocalDiskError`` if a file is gone by then: who stood still for long may find
+    that others have removed what no list has.
     """
     most = range_of(sum(one.snapshot.length for one in wanted))
     come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one, most)])
@@ -304,7 +306,11 @@ def _ranges(reader: Reader, one: WantedSnapshot, most: int) -> Iterator[Callable
 def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> tuple[Path, int]:
     """Fetch a range into its file; return that and the checksum of the range."""
     checksum = part_codec.Checksum()
-    with one.path.open("r+b") as file:
+    try:
+        file = one.path.open("r+b")
+    except FileNotFoundError as error:
+        raise disk_refused("the file of a snapshot that is being fetched is gone", one.path) from error
+    with file:
         file.seek(start)
 
         def write(piece: bytes) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle_spark.errors import CorruptStateError, UnavailableError
+from riffle_spark.errors import CorruptStateError, LocalDiskError, UnavailableError
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import reader
 from riffle_spark.state.restore.reader import RANGE_BYTES, range_of, ranges
@@ -82,6 +82,24 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
         place.bring()
     assert caught.value.where.startswith("totals/key_group=0003")
     assert place.strays() == []
+    assert place.bring().restores == 6
+
+
+def test_who_stood_still_for_so_long_that_its_file_is_gone_is_told_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others remove what no list has; the next try has a file of its own."""
+    touch, made = Path.touch, list[Path]()
+
+    def touched(path: Path) -> None:
+        touch(path)
+        made.append(path)
+        if len(made) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(Path, "touch", touched)
+    with pytest.raises(LocalDiskError, match="is being fetched is gone"):
+        place.bring()
     assert place.bring().restores == 6
 
 
