@@ -23,6 +23,8 @@ from tests.soak.scheduler import Actor, Process, Scheduler, TurnLock
 
 __all__ = ["SkewedClock", "SoakBackground", "SoakCluster", "SoakSink", "SoakWork"]
 
+MERGES_LATE_SECONDS = (0.0, 0.0, 0.0, 2.0, 60.0)
+"""So long the thread that merges may wait for a core."""
 SPECULATION_SECONDS = 30.0
 """So long Spark waits for a task until it runs it once more, elsewhere."""
 
@@ -219,7 +221,13 @@ class SoakWork(SimWork):
 
     def _begun(self, attempt: Attempt, executor: str) -> Actor:
         def later(work: Callable[[], None]) -> None:
-            self._soak.spawn("merge", executor, work)
+            late = self._scheduler.chance.choice(MERGES_LATE_SECONDS)
+
+            def merge() -> None:
+                self._scheduler.sleep(late)
+                work()
+
+            self._soak.spawn("merge", executor, merge)
 
         def run() -> pa.Table:
             lost = self._scheduler.step("rows read") == "row lost"

@@ -25,6 +25,7 @@ from riffle_spark.state.copies.disk import is_member
 from riffle_spark.state.restore import prefetch, reader
 from riffle_spark.worker import census, member_folders, run_computation, slot
 from tests.soak.scheduler import Actor, Scheduler
+from tests.soak.stepped_store import damaged
 
 __all__ = ["DATA", "SteppedFiles"]
 
@@ -142,13 +143,12 @@ class SteppedFiles:
         self._scheduler.wait(is_free)
 
     def damage(self, path: Path, how: str) -> None:
-        """Flip one bit of a file, or forget its end."""
+        """Flip one bit of a file, or a stretch of them, or forget its end."""
         with self._scheduler.quiet(), suppress(FileNotFoundError, IsADirectoryError):
-            data = bytearray(path.read_bytes())
+            data = path.read_bytes()
             if data:
                 at = self._chance.randrange(len(data))
-                data[at] ^= 1 << self._chance.randrange(8)
-                path.write_bytes(data if how == "flipped byte" else data[:at])
+                path.write_bytes(damaged(data, at, self._chance) if how == "flipped byte" else data[:at])
                 # A change within a tick of the clock has the signature of the file before it.
                 os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
 

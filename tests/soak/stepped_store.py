@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from riffle_spark.errors import UnavailableError
@@ -9,11 +10,20 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.objects.store import ObjectStore, written
 from tests.soak.scheduler import Process, Scheduler
 
-__all__ = ["SteppedStore", "kind_of"]
+__all__ = ["SteppedStore", "damaged", "kind_of"]
 
+STRETCH_BYTES = 64
 LATE_SECONDS = (0.01, 1.0, 100.0)
 UNANSWERED_SECONDS = (0.0, 0.0, 60.0)
 """So long a call takes until it fails."""
+
+
+def damaged(data: bytes, at: int, chance: random.Random) -> bytes:
+    """Return bytes of which one bit is another or, from there on, a stretch: a single bit seldom means anything."""
+    if chance.random() < 0.5:
+        return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
+    stretch = data[at : at + STRETCH_BYTES]
+    return data[:at] + bytes(255 - byte for byte in stretch) + data[at + len(stretch) :]
 
 
 def kind_of(name: str) -> str:
@@ -68,9 +78,7 @@ class SteppedStore:
         at = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
         if befalls == "truncated":
             return data[:at]
-        if befalls == "flipped byte":
-            return data[:at] + bytes([data[at] ^ (1 << self._scheduler.chance.randrange(8))]) + data[at + 1 :]
-        return data
+        return damaged(data, at, self._scheduler.chance) if befalls == "flipped byte" else data
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``."""
