@@ -103,7 +103,7 @@ def switch_keys(
     switch = _Switch(objects, tail, tail.dispatch, tail.total, execute, keys)
     manifest = Manifest({address: switch.rewritten(address, entry) for address, entry in log.manifest.entries.items()})
     if execute:
-        draft, texts = switch.draft(), {name: with_key(text, keys.writes) for name, text in tail.schemas.items()}
+        draft, texts = switch.draft(), {name: with_key(text, keys.told) for name, text in tail.schemas.items()}
         placed = {"owners": tail.owners, "standbys": tail.standbys, "orders": tail.orders, "weights": tail.weights}
         _append(log, replace(draft, schemas=texts, **placed), manifest)  # type: ignore[arg-type]
     steps.append(f"write {len(manifest.entries)} key-groups anew with {keys.writes!r}, and append a record")

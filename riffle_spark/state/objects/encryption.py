@@ -7,7 +7,8 @@ Theory of operation. Each sealing (a delta, a snapshot, a merge) draws a salt an
 user's, so that no key comes near the number of messages that AES-GCM bears; each part in it has a random nonce. With
 the part are authenticated its header and its place, which says whose it is: what was put in another's place does not
 open. The check is derived from the user's key too, and tells a wrong key from altered bytes. Every process reads keys
-for itself, from a source whose name it is told: no message holds one.
+for itself, from a source whose name it is told: no message holds one. The key to write with is told by its id and its
+check, ``id/check``: a process that has other bytes under the id writes nothing.
 """
 
 import base64
@@ -72,9 +73,24 @@ class Keys:
     def __reduce__(self) -> str:
         raise TypeError("keys go into no message: each process reads its own")
 
-    def writing(self, name: str) -> "Keys":
-        """Return these keys with another one to write with. Raises ``ConfigError`` if it is not there."""
-        return self if name == self.writes else Keys(self._keys, name, reads_plain=self._reads_plain)
+    @property
+    def told(self) -> str:
+        """What other processes and the log are told of the key to write with: ``id/check``, or ``PLAIN``."""
+        return self.writes if self.writes == PLAIN else f"{self.writes}/{self._checks[self.writes].hex()}"
+
+    def writing(self, told: str) -> "Keys":
+        """Return these keys with the one to write with that another process has ``told``. Raises ``ConfigError`` if it
+        is not there, or is another one here.
+        """
+        name = told.partition("/")[0]
+        keys = self if name == self.writes else Keys(self._keys, name, reads_plain=self._reads_plain)
+        if keys.told != told:
+            raise ConfigError(
+                f"key {name!r} is not the same one in this process as on the driver",
+                remedy="give the driver and every executor the same keys; a new key gets a new id",
+                where="encryption_keys",
+            )
+        return keys
 
     def sealing(self) -> Seal:
         """Return what encrypts the parts of one object. Ask anew for each."""

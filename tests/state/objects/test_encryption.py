@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, UnavailableError
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, PLAIN, Keys, key_of, keys_of_text, text_of
 from riffle_spark.state.objects.s3_client import unwrapped_key
+from riffle_spark.state.schemas.store_schema import check_key, with_key
 from tests.kit.servers.scripted_server import Answer, scripted_server
 
 ONE, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
@@ -91,7 +92,27 @@ def test_plain_parts_are_read_where_they_are_listed() -> None:
     assert keys(PLAIN, f"a = {ONE}").opened(b"row", PLACE, "there") == b"row"
     back = keys(f"a = {ONE}", PLAIN)
     assert (back.writes, back.sealing()(b"row", PLACE), key_of(b"row")) == (PLAIN, b"row", PLAIN)
-    assert key_of(back.writing("a").sealing()(b"row", PLACE)) == "a"
+    assert key_of(back.writing(keys(f"a = {ONE}").told).sealing()(b"row", PLACE)) == "a"
+    assert keys(PLAIN, f"a = {ONE}").writing(back.told).writes == PLAIN
+
+
+def test_a_key_is_told_by_more_than_its_id() -> None:
+    """A process with other bytes under the id of the key that it is told to write with does not write, nor one that is
+    told an id alone; a log of before, which has ids alone, goes with any key of that id.
+    """
+    one, other = keys(f"a = {ONE}"), keys(f"a = {OTHER}", f"b = {ONE}")
+    assert one.told.startswith("a/")
+    assert len(one.told) == len("a/") + 16
+    assert keys(f"a = {ONE}", f"b = {OTHER}").writing(one.told).writes == "a"
+    for told in (one.told, "a", "a/", "b"):
+        with pytest.raises(ConfigError, match="is not the same one in this process"):
+            other.writing(told)
+    with pytest.raises(ConfigError, match="key 'c' is needed"):
+        other.writing("c/" + one.told[2:])
+    with pytest.raises(ConfigError, match="key 'a' is not the one"):
+        check_key(with_key({}, one.told), keys(f"a = {OTHER}").told, "root")
+    for stored in ("", "a", PLAIN, other.told, one.told):
+        check_key(with_key({}, stored), one.told, "root")
 
 
 @pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])
