@@ -14,8 +14,6 @@
 Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
 """
 
-import errno
-import os
 from typing import Final
 
 __all__ = [
@@ -37,7 +35,7 @@ UNREADABLE: Final = (
     ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, AssertionError, EOFError,
 )  # fmt: skip
 """What Python raises where bytes are not what was written: decoders make errors of ours of it."""
-_NO_MEMORY = os.strerror(errno.ENOMEM), "not enough memory", "allocation_failed"
+_NO_MEMORY = "Cannot allocate memory", "not enough memory", "allocation_failed"
 """What Arrow repeats of the system, zstd and LZ4 where memory was refused, as an ``OSError`` without a number."""
 
 

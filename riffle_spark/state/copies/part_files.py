@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 
 import pyarrow as pa
 
@@ -40,6 +41,8 @@ _MAPPED_FROM_BYTES = 64 * 1024
 """A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
 _FILES_MOST = 4096
 _HELD_BYTES_MOST = 1 << 30
+_BESIDE_BYTES = 2048
+"""What Python's objects for an open part take, about, beside its bytes: of small deltas it is most."""
 _Opened = tuple[StoreSchema, tuple[Run, ...]]
 
 
@@ -81,8 +84,9 @@ class PartFiles:
         except (ConfigError, CorruptStateError) as error:
             raise damaged(error.problem, self._folder / part.file) from error
         file.opened[part.start] = schema, found
-        if self._keys is not None:
-            _held.add(f"{self._folder}/{part.file}", part)
+        path = f"{self._folder}/{part.file}"
+        if self._keys is not None and _files.get(path) is file:
+            _held.add(path, part.start, max(part.length, table.get_total_buffer_size()) + _BESIDE_BYTES)
         return found
 
     def data(self, part: StackedPart) -> pa.Buffer:
@@ -131,9 +135,11 @@ class PartFiles:
     def forget(self, parts: Iterable[StackedPart]) -> None:
         """Let go of the rows of parts that were merged: those that were packed take memory while their file stays."""
         for part in parts:
-            file = _files.get(f"{self._folder}/{part.file}")
+            path = f"{self._folder}/{part.file}"
+            file = _files.get(path)
             if file is not None:
                 file.opened.pop(part.start, None)
+                _held.remove(path, [part.start])
 
     def check(self, part: StackedPart) -> bool:
         """Read a part anew, whatever is known of it, and tell whether it has its checksum."""
@@ -149,7 +155,7 @@ class PartFiles:
         prefix = f"{self._folder}/"
         for path in list(_files):
             if path.startswith(prefix) and path[len(prefix) :] not in self._seen and signature_of(path) is None:
-                _files.pop(path, None)
+                _close(path)
 
     def _checked(self, part: StackedPart) -> _File:
         file = self._seen.get(part.file)
@@ -174,7 +180,7 @@ class PartFiles:
         if kept is not None and kept.signature == signature:
             _files[path] = _files.pop(path, kept)  # the newest, whatever the thread that merges does to it
             return kept
-        _files.pop(path, None)
+        _close(path)
         if signature is None:
             raise damaged("a file of it is gone", path)
         try:
@@ -184,7 +190,8 @@ class PartFiles:
             raise damaged(error, path) from error
         _files[path] = file
         while len(_files) > _FILES_MOST:
-            _files.popitem(last=False)
+            oldest, gone = _files.popitem(last=False)
+            _held.remove(oldest, list(gone.opened))
         return file
 
 
@@ -192,24 +199,42 @@ _files: "OrderedDict[str, _File]" = OrderedDict()
 
 
 class _Held:
-    """Parts that were decrypted, by path and start, the oldest first: they take memory, where others are mapped."""
+    """Parts that were decrypted, by path and start, the oldest first: they take memory, where others are mapped.
+
+    The thread that merges comes by here too.
+    """
 
     def __init__(self) -> None:
-        self._lengths: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self.sizes: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._bytes = 0
+        self._lock = Lock()
 
-    def add(self, path: str, part: StackedPart) -> None:
-        """Note one more, and have the oldest let go of what is too much in all."""
-        self._bytes += part.length - self._lengths.pop((path, part.start), 0)
-        self._lengths[path, part.start] = part.length
-        while self._bytes > _HELD_BYTES_MOST and len(self._lengths) > 1:
-            (oldest, start), length = self._lengths.popitem(last=False)
-            self._bytes -= length
-            if oldest in _files:
-                _files[oldest].opened.pop(start, None)
+    def add(self, path: str, start: int, size: int) -> None:
+        """Note one more of so many bytes as it is opened, and have the oldest let go of what is too much in all."""
+        with self._lock:
+            self._bytes += size - self.sizes.pop((path, start), 0)
+            self.sizes[path, start] = size
+            while self._bytes > _HELD_BYTES_MOST and len(self.sizes) > 1:
+                (oldest, at), freed = self.sizes.popitem(last=False)
+                self._bytes -= freed
+                file = _files.get(oldest)
+                if file is not None:
+                    file.opened.pop(at, None)
+
+    def remove(self, path: str, starts: Iterable[int]) -> None:
+        """Note that these are open no more."""
+        with self._lock:
+            self._bytes -= sum(self.sizes.pop((path, start), 0) for start in starts)
 
 
 _held = _Held()
+
+
+def _close(path: str) -> None:
+    """Let go of a file, if it is open, and of what was decrypted of it."""
+    file = _files.pop(path, None)
+    if file is not None:
+        _held.remove(path, list(file.opened))
 
 
 def _place(part: StackedPart, store: str, key_group: int) -> str:

@@ -303,7 +303,7 @@ class Log:
             try:
                 if self._store.put_if_absent(name, data):
                     return
-                found = self._store.get(name)
+                found = self._got(name)
             except UnavailableError as error:
                 trouble = error
                 continue

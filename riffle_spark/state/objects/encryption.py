@@ -6,9 +6,10 @@ is in a part, or which parts there are.
 Theory of operation. Each sealing (a delta, a snapshot, a merge) draws a salt and derives a key of its own from the
 user's, so that no key comes near the number of messages that AES-GCM bears; each part in it has a random nonce. With
 the part are authenticated its header and its place, which says whose it is: what was put in another's place does not
-open. The check is derived from the user's key too, and tells a wrong key from altered bytes. Every process reads keys
-for itself, from a source whose name it is told: no message holds one. The key to write with is told by its id and its
-check, ``id/check``: a process that has other bytes under the id writes nothing.
+open. A snapshot's place does not name the root: each root needs keys of its own. The check is derived from the user's
+key too, and tells a wrong key from altered bytes. Every process reads keys for itself, from a source whose name it is
+told: no message holds one. The key to write with is told by its id and its check, ``id/check``: a process that has
+other bytes under the id writes nothing.
 """
 
 import base64

@@ -6,7 +6,6 @@ under way and this one must be sent again. botocore itself repeats a request aft
 reads the object to know.
 """
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,57 +68,53 @@ class S3Store:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success."""
-        key = self.prefix + store.check_name(name)
-        for attempt in self._tries():
-            times = attempt
+        key, patience = self.prefix + store.check_name(name), _Patience(self.options)
+        while True:
             told = {"Key": key, "Body": data, "IfNoneMatch": "*", **self._encryption}
-            answer = self._call("put_object", told, (409, 412))
+            answer = self._call("put_object", told, patience, (409, 412))
             if _status(answer) != 409:
                 return _status(answer) != 412
-        raise s3_client.unavailable(self._named("put_object", times), "409 other puts of it are under way")
+            self._wait(patience, self._unavailable("put_object", patience, "409 other puts of it are under way"))
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``. A body that breaks off is asked for again."""
         store.check_range(start, length)
         if length == 0:
             return b"" if self.exists(name) else None
-        trouble = ""
-        for attempt in self._tries():
-            times = attempt
-            body = self._body(name, start, length)
+        patience = _Patience(self.options)
+        while True:
+            body = self._body(name, start, length, patience)
             if not isinstance(body, Body):
                 return body
             try:
                 return body.read()
             except BrokenOff as error:
-                trouble = str(error)
-        raise s3_client.unavailable(self._named("get_object", times), trouble)
+                self._wait(patience, self._unavailable("get_object", patience, str(error)))
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``. A body that breaks off is asked for again from there."""
         store.check_range(start, length)
         if length == 0:
             return 0 if self.exists(name) else None
-        done, trouble = 0, ""
-        for attempt in self._tries():
-            times = attempt
-            body = self._body(name, start + done, length - done)
+        done, patience = 0, _Patience(self.options)
+        while True:
+            body = self._body(name, start + done, length - done, patience)
             if not isinstance(body, Body):
                 return None if body is None else done
             try:
                 for piece in body.pieces():
                     write(piece)
                     done += len(piece)
+                    patience.begin_anew()
             except BrokenOff as error:
-                trouble = str(error)
+                self._wait(patience, self._unavailable("get_object", patience, str(error)))
             else:
                 return done
-        raise s3_client.unavailable(self._named("get_object", times), trouble)
 
-    def _body(self, name: str, start: int, length: int | None) -> "Body | bytes | None":
+    def _body(self, name: str, start: int, length: int | None, patience: "_Patience") -> "Body | bytes | None":
         """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
         ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"} if start or length else {}
-        answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **ranged}, (404, 416))
+        answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **ranged}, patience, (404, 416))
         if _status(answer) in {404, 416}:
             return None if _status(answer) == 404 else b""
         stream = cast("StreamingBody", answer["Body"])
@@ -127,14 +122,16 @@ class S3Store:
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``. A missing bucket looks like a missing object here: S3 does not tell."""
-        return _status(self._call("head_object", {"Key": self.prefix + store.check_name(name)}, (404,))) != 404
+        key = self.prefix + store.check_name(name)
+        return _status(self._call("head_object", {"Key": key}, _Patience(self.options), (404,))) != 404
 
     def list(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list``. Markers of empty folders, which S3 consoles make, are left out."""
         names: list[str] = []
         more: dict[str, str] = {}
         while True:
-            answer = self._call("list_objects_v2", {"Prefix": self.prefix + store.check_prefix(prefix), **more})
+            wanted = {"Prefix": self.prefix + store.check_prefix(prefix), **more}
+            answer = self._call("list_objects_v2", wanted, _Patience(self.options))
             found = cast("list[dict[str, str]]", answer.get("Contents", []))
             names += (entry["Key"][len(self.prefix) :] for entry in found if not entry["Key"].endswith("/"))
             if not answer.get("IsTruncated"):
@@ -148,11 +145,10 @@ class S3Store:
             self._delete(keys[first : first + _DELETE_AT_ONCE])
 
     def _delete(self, keys: Sequence[str]) -> None:
-        code = ""
-        for attempt in self._tries():
-            times = attempt
+        patience = _Patience(self.options)
+        while True:
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-            answer = self._call("delete_objects", {"Delete": wanted})
+            answer = self._call("delete_objects", {"Delete": wanted}, patience)
             failed = cast("list[dict[str, str]]", answer.get("Errors", []))
             failed = [entry for entry in failed if entry.get("Code") != "NoSuchKey"]
             if not failed:
@@ -162,26 +158,40 @@ class S3Store:
                 if not s3_client.is_transient(code, 0):
                     status = 403 if code == "AccessDenied" else 400
                     raise s3_client.refused(self._named("delete_objects"), code, status, entry.get("Message", ""))
+            if len(failed) < len(keys):
+                patience.begin_anew()
             keys = [entry["Key"] for entry in failed]
-        raise s3_client.unavailable(self._named("delete_objects", times), code)
+            self._wait(patience, self._unavailable("delete_objects", patience, code))
 
-    def _call(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...] = ()) -> Answer:
+    def _call(
+        self, operation: str, parameters: Mapping[str, object], patience: "_Patience", expected: tuple[int, ...] = ()
+    ) -> Answer:
         """Send one request, repeated where that may help; return the answer if it is a success or ``expected``."""
-        s3_client.SENDING.requests, s3_client.SENDING.sent = self.requests, 0
-        began = time.monotonic()
+        sending = s3_client.SENDING
         while True:
-            before = s3_client.SENDING.sent
+            sending.requests, sending.sent, before = self.requests, patience.sent, patience.sent
             try:
                 return self._sent(operation, parameters, expected)
             except UnavailableError as error:
+                if sending.sent == before:
+                    raise
                 # botocore repeats by itself, but not once the quota of repeats is spent that all calls of a process
                 # share: in an outage the first calls would have all of it, and the others one try each.
-                sent = s3_client.SENDING.sent
-                if sent == before or (sent >= self.options.s3_max_attempts and not self._is_patient(began)):
-                    raise
-                if sent >= self.options.s3_max_attempts:
-                    self._say_that_it_waits(error)
-            time.sleep(min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2 ** min(sent, _DOUBLINGS)))
+                trouble = error
+            finally:
+                patience.sent = sending.sent
+            self._wait(patience, trouble)
+
+    def _wait(self, patience: "_Patience", error: UnavailableError) -> None:
+        """Pause before one more request; raise ``error`` if patience is at its end."""
+        if patience.sent >= self.options.s3_max_attempts:
+            if patience.is_at_its_end():
+                raise error
+            self._say_that_it_waits(error)
+        time.sleep(min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2 ** min(patience.sent, _DOUBLINGS)))
+
+    def _unavailable(self, operation: str, patience: "_Patience", why: str) -> UnavailableError:
+        return s3_client.unavailable(self._named(operation, patience.sent), why)
 
     def _say_that_it_waits(self, error: UnavailableError) -> None:
         """Warn, not with each call that waits: whoever looks at a query that stands still has to find why."""
@@ -189,20 +199,6 @@ class S3Store:
         if now - self._said_at >= _SAID_EACH_SECONDS:
             self._said_at = now
             _logger.warning("%s; it is tried again for %g s (s3_patience)", error, self.options.s3_patience_seconds)
-
-    def _is_patient(self, began: float) -> bool:
-        return time.monotonic() - began < self.options.s3_patience_seconds
-
-    def _tries(self) -> Iterator[int]:
-        """Yield the numbers of tries from 1 on, each after a pause: as many as a call has, and more while that takes no
-        longer than patience lasts.
-        """
-        began = time.monotonic()
-        for attempt in itertools.count():
-            if attempt >= self.options.s3_max_attempts and not self._is_patient(began):
-                return
-            _pause(attempt)
-            yield attempt + 1
 
     def _sent(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...]) -> Answer:
         client = s3_client.client_of(self.options)
@@ -249,10 +245,23 @@ def _status(answer: Answer) -> int:
     return cast("dict[str, int]", answer["ResponseMetadata"])["HTTPStatusCode"]
 
 
-def _pause(attempt: int) -> None:
-    """Wait before another try: not before the first, then twice as long each time, a second at most."""
-    if attempt:
-        time.sleep(min(1.0, _PAUSE_SECONDS * 2 ** min(attempt, _DOUBLINGS)))
+class _Patience:
+    """How long one call of a store goes on, whatever it meets on its way: until so many requests were sent, and until
+    ``s3_patience`` is over. Both begin anew with what has come.
+    """
+
+    def __init__(self, options: store.StoreOptions) -> None:
+        self._seconds = options.s3_patience_seconds
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Count from here on."""
+        self.sent = 0
+        self._began = time.monotonic()
+
+    def is_at_its_end(self) -> bool:
+        """Tell whether its time is over."""
+        return time.monotonic() - self._began >= self._seconds
 
 
 class BrokenOff(Exception):
@@ -264,22 +273,27 @@ class Body:
 
     def __init__(self, stream: StreamingBody, start: int, length: int | None, *, is_whole: bool) -> None:
         self._stream = stream
-        self._wanted = slice(start, None if length is None else start + length) if is_whole else None
+        self._wanted = (start, None if length is None else start + length) if is_whole else None
 
     def read(self) -> bytes:
         """Return all of it. Raises ``BrokenOff``."""
+        if self._wanted is not None:
+            return b"".join(self.pieces())
         with _raising_broken_off():
             data: bytes = self._stream.read()
-        return data if self._wanted is None else data[self._wanted]
+        return data
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield it in pieces of ``PIECE_BYTES`` at most. Raises ``BrokenOff``, after what came."""
-        if self._wanted is not None:
-            yield from filter(None, [self.read()])
-            return
+        """Yield it in pieces of ``PIECE_BYTES`` at most, and of a whole object no byte after it. Raises ``BrokenOff``,
+        after what came.
+        """
+        at, (start, end) = 0, self._wanted or (0, None)
         with closing(self._stream):
-            while piece := self._piece():
-                yield piece
+            while (end is None or at < end) and (piece := self._piece()):
+                wanted = piece[max(0, start - at) : None if end is None else end - at]
+                at += len(piece)
+                if wanted:
+                    yield wanted
 
     def _piece(self) -> bytes:
         with _raising_broken_off():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects.open import StoreOptions, open_store
-from riffle_spark.state.objects.store import PIECE_BYTES
+from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer, refusal
 
@@ -166,6 +167,33 @@ class TestSentAgain:
         error = error_of(lambda: store.copy_to("log/1", 0, 9, bytes))
         assert isinstance(error, UnavailableError)
         assert "broke off" in error.problem
+
+    @pytest.mark.parametrize("call", [lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)])
+    def test_waits_do_not_multiply(self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]) -> None:
+        """A call has its attempts once, whether requests fail, bodies break off, or one after the other."""
+        trouble = [Answer(500), Answer(500), Answer(200, b"abc", broken=True)]
+        store = scripted.store(*trouble * 3, attempts=3)
+        assert "3 attempts" in error_of(lambda: call(store)).problem
+        assert len(scripted.requests) == 3
+
+    def test_what_comes_has_patience_begin_anew(
+        self, scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A copy that breaks off again and again, but never without a piece, is made in the end."""
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        whole = bytes(range(256)) * 1024 * 5
+        broken = [Answer(206, whole[n * PIECE_BYTES :][: PIECE_BYTES + 9], broken=True) for n in range(4)]
+        store = scripted.store(*broken, Answer(206, whole[4 * PIECE_BYTES :]))
+        pieces: list[bytes] = []
+        assert store.copy_to("log/1", 0, len(whole), pieces.append) == len(whole)
+        assert b"".join(pieces) == whole
+        assert len(scripted.requests) == 5
+
+    def test_of_a_whole_object_no_more_is_taken_than_was_asked_for(self, scripted: ScriptedServer) -> None:
+        """It may be larger than memory."""
+        announced = Answer(200, bytes(3 * PIECE_BYTES), broken=True)
+        assert scripted.store(announced).get("log/1", 7, 5) == bytes(5)
+        assert scripted.store(announced).get("log/1", 2 * PIECE_BYTES - 2, 4) == bytes(4)
 
     def test_a_copy_from_a_server_that_knows_no_ranges_is_cut(self, scripted: ScriptedServer) -> None:
         """A whole object in answer to a range is not taken for the range here either."""
