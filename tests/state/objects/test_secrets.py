@@ -27,14 +27,16 @@ ARN = "arn:aws:kms:eu-central-1:1:key/k"
 
 @pytest.mark.parametrize(("key", "named"), [(ARN, ARN), ("aws/s3", None)])
 def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, key: str, named: str | None) -> None:
-    """With SSE-KMS set; the account's own key has no name. Other calls say nothing of it."""
+    """With SSE-KMS set; the account's own key has no name. A put is still one that replaces nothing, and other calls say
+    nothing of it.
+    """
     options = options_of(Settings(s3_endpoint=scripted.endpoint, s3_kms_key=key))
     scripted.answers[:] = [Answer(200)]
     store = open_store("s3://riffle/root", replace(options, s3_max_attempts=1))
     assert store.put_if_absent("log/1", b"abc")
     assert store.get("log/1") == b""
     put, got = (headers for _, _, headers in scripted.requests)
-    assert put["x-amz-server-side-encryption"] == "aws:kms"
+    assert (put["If-None-Match"], put["x-amz-server-side-encryption"]) == ("*", "aws:kms")
     assert put.get("x-amz-server-side-encryption-aws-kms-key-id") == named
     assert not any("encryption" in name.lower() for name in got)
 
