@@ -141,7 +141,7 @@ def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
 
 
 def test_older_rows_take_no_operator_back(tmp_path: Path) -> None:
-    """Where several have one, each keeps the newest time it ever saw: the slowest goes on by that, not by its batch's."""
+    """Where several have one, each keeps the newest time it ever saw, and the slowest of these decides."""
     world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])
     world.batch(0, events(20_000, other=5_000))
     world.batch(1, events(3_000, other=30_000))

@@ -197,7 +197,7 @@ class TestSentAgain:
 
     @pytest.mark.parametrize("start", [0, 2])
     def test_a_copy_from_a_server_that_knows_no_ranges_is_cut(self, scripted: ScriptedServer, start: int) -> None:
-        """A whole object in answer to a range is not taken for the range here either, nor for one from its beginning."""
+        """A whole object in answer to a range is not taken for the range here either, nor where both begin alike."""
         pieces: list[bytes] = []
         assert scripted.store(Answer(200, b"abcdef")).copy_to("log/1", start, 3, pieces.append) == 3
         assert pieces == [b"abcdef"[start : start + 3]]
@@ -210,7 +210,7 @@ class TestSentAgain:
 
     @pytest.mark.parametrize("start", [0, 2])
     def test_a_server_that_knows_no_ranges_is_cut_to_the_range(self, scripted: ScriptedServer, start: int) -> None:
-        """A whole object in answer to a range is not taken for the range, nor for one from its beginning."""
+        """A whole object in answer to a range is not taken for the range, nor where both begin alike."""
         assert scripted.store(Answer(200, b"abcdef")).get("log/1", start, 3) == b"abcdef"[start : start + 3]
 
     def test_objects_that_a_bulk_delete_missed_are_sent_again(self, scripted: ScriptedServer) -> None:

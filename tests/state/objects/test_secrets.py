@@ -27,7 +27,7 @@ ARN = "arn:aws:kms:eu-central-1:1:key/k"
 
 @pytest.mark.parametrize(("key", "named"), [(ARN, ARN), ("aws/s3", None)])
 def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, key: str, named: str | None) -> None:
-    """With SSE-KMS set; the account's own key has no name. A put is still one that replaces nothing, and other calls say
+    """With SSE-KMS set; the account's own key has no name. A put replaces nothing then, either, and other calls say
     nothing of it.
     """
     options = options_of(Settings(s3_endpoint=scripted.endpoint, s3_kms_key=key))
