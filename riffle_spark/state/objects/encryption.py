@@ -37,6 +37,8 @@ _PART_BYTES_MAX = 2**31 - 1 - HEADER_BYTES_MAX
 _ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_ID_BYTES_MAX - 1}}}\Z")
 _WRAPPED = "kms:"
 _VARIABLE = "env:"
+_A_NAME, _A_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}\Z"), re.compile(r"(?!/*[A-Za-z0-9+/]{43,}\Z)/[^=\0]*\Z")
+"""What may be shown of a source: in its place somebody may have written a key, in base64 or, longer, in hex."""
 _WRITE = "write `id = <base64 of 32 bytes>` or `id = kms:<base64 of a wrapped key>`, one a line, the newest last"
 _NAME = "name where keys are, never keys themselves: `file:/path` or `env:NAME`, on the driver and on every executor"
 _OF_CHECK, _OF_PART = b"riffle check", b"riffle part"
@@ -211,20 +213,23 @@ def _unpacked(value: str, told: str, where: str, unwrap: Callable[[bytes], bytes
 
 
 def text_of(source: str) -> str:
-    """Return what is at a source of keys. Raises ``ConfigError``, which does not repeat what names none."""
+    """Return what is at a source of keys. Raises ``ConfigError``, which does not repeat what may be a key."""
     kind, _, name = source.partition(":")
     if source.startswith(_VARIABLE) and name:
         found = os.environ.get(name)
         if found is None:
-            raise ConfigError(f"the variable {name} is not set in this process", remedy=_NAME, where="encryption_keys")
+            shown = name if _A_NAME.match(name) else "that `encryption_keys` names"
+            raise ConfigError(f"the variable {shown} is not set in this process", remedy=_NAME, where="encryption_keys")
         return found
     if kind != "file" or not name:
         raise ConfigError("`encryption_keys` is no source of keys", remedy=_NAME, where="encryption_keys")
+    path = re.sub("^//", "", name)
     try:
-        return Path(re.sub("^//", "", name)).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return Path(path).read_text()
+    except (OSError, ValueError) as error:
+        shown = path if _A_PATH.match(path) else "the file that `encryption_keys` names"
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"the keys in {name} cannot be read: {why}", remedy=_NAME, where="encryption_keys") from None
+        raise ConfigError(f"the keys in {shown} cannot be read: {why}", remedy=_NAME, where="encryption_keys") from None
 
 
 def _header(view: memoryview) -> _Header | None:

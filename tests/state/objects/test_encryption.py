@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,10 +160,25 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
     assert text_of(f"file:{tmp_path}/keys") == text_of(f"file://{tmp_path}/keys") == f"a = {ONE}\n"
     assert keys(text_of("env:KEYS_OF_THIS_TEST"), source="env:KEYS_OF_THIS_TEST").writes == "b"
     (tmp_path / "odd").write_bytes(b"\xff\xfe\xfa")
-    for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET", "env:", "file:", f"a={ONE}"):
-        with pytest.raises(ConfigError) as caught:
+    for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET"):
+        with pytest.raises(ConfigError, match=re.escape(source.partition(":")[2])):
             text_of(source)
-        assert ONE not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [ONE, ONE.rstrip("="), f"a={ONE}", "01" * 32, "ab" * 32, ""])
+@pytest.mark.parametrize("before", ["", "env:", "file:", "file:/", "file://", "kms:"])
+def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -> None:
+    """Whoever writes it into the setting itself is told so, and neither the key nor half of it."""
+    with pytest.raises(ConfigError) as caught:
+        text_of(before + key)
+    assert not key or key[-20:] not in str(caught.value)
+    assert not key or key[:20] not in str(caught.value)
+
+
+def test_a_path_that_is_none_is_refused() -> None:
+    """A path with a NUL in it is an error of ours, too."""
+    with pytest.raises(ConfigError, match="cannot be read"):
+        text_of("file:/keys\0")
 
 
 def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> None:

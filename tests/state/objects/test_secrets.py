@@ -50,6 +50,9 @@ def test_without_a_key_puts_say_nothing_of_encryption(scripted: ScriptedServer) 
 WRONG: dict[str, Callable[[Path], object]] = {
     "user and password in a root": lambda _: open_store(f"s3://user:{PLANTED}@bucket/a"),
     "user and password in a file root": lambda _: open_store(f"file://user:{PLANTED}@host/a"),
+    "a query in an endpoint": lambda _: open_store(
+        "s3://bucket/a", StoreOptions(s3_endpoint=f"http://127.0.0.1:1/?token={PLANTED}", s3_max_attempts=1)
+    ).list(""),
     "user and password in an endpoint": lambda _: open_store(
         "s3://bucket/a", StoreOptions(s3_endpoint=f"http://user:{PLANTED}@127.0.0.1:1")
     ).list(""),
