@@ -14,8 +14,11 @@ other bytes under the id writes nothing.
 
 import base64
 import binascii
+import functools
+import logging
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +31,7 @@ from riffle_spark.state.formats.part_codec import ENCRYPTED, Data
 
 __all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
 
+_logger = logging.getLogger(__name__)
 PLAIN = "plain"
 """In place of a key: what is not encrypted. Where it is not listed, no such part is read."""
 _KEY_BYTES, _CHECK_BYTES, _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 8, 16, 12, 16
@@ -225,11 +229,20 @@ def text_of(source: str) -> str:
         raise ConfigError("`encryption_keys` is no source of keys", remedy=_NAME, where="encryption_keys")
     path = re.sub("^//", "", name)
     try:
-        return Path(path).read_text()
+        with Path(path).open(encoding="utf-8-sig") as file:  # Windows' editors begin a text with a mark
+            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
+                _say_who_reads(path)
+            return file.read()
     except (OSError, ValueError) as error:
         shown = path if _A_PATH.match(path) else "the file that `encryption_keys` names"
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(f"the keys in {shown} cannot be read: {why}", remedy=_NAME, where="encryption_keys") from None
+
+
+@functools.cache
+def _say_who_reads(path: str) -> None:
+    """Warn, once a process, of a file of keys that is no secret on its machine."""
+    _logger.warning("everybody on this machine may read the keys in %s; What to do: chmod o-r", path)
 
 
 def _header(view: memoryview) -> _Header | None:

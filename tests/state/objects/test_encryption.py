@@ -175,6 +175,29 @@ def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -
     assert not key or key[:20] not in str(caught.value)
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+    """Some editors write one, which nobody sees; text of other encodings is refused as none."""
+    (tmp_path / "keys").write_bytes(f"a = {ONE}\r\nb = {OTHER}\r\n".encode("utf-8-sig"))
+    assert repr(keys(text_of(f"file:{tmp_path}/keys"))) == "Keys(a, b; b writes)"
+    (tmp_path / "keys").write_bytes(f"a = {ONE}\n".encode("utf-16"))
+    with pytest.raises(ConfigError, match="it is no text"):
+        text_of(f"file:{tmp_path}/keys")
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o444, 1)])
+def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: int
+) -> None:
+    """Once a process, with its path and the remedy; the keys are taken all the same."""
+    (tmp_path / "keys").write_text(f"a = {ONE}\n")
+    (tmp_path / "keys").chmod(mode)
+    for _ in range(3):
+        assert text_of(f"file:{tmp_path}/keys") == f"a = {ONE}\n"
+    assert len(caplog.messages) == warned
+    assert all(f"{tmp_path}/keys" in said and "chmod o-r" in said for said in caplog.messages)
+    assert ONE not in caplog.text
+
+
 def test_a_path_that_is_none_is_refused() -> None:
     """A path with a NUL in it is an error of ours, too."""
     with pytest.raises(ConfigError, match="cannot be read"):
