@@ -32,6 +32,7 @@ __all__ = [
     "setting",
     "share",
     "text",
+    "unset_or",
     "values_by_tag",
     "weights",
     "whole",
@@ -194,6 +195,13 @@ def text(value: Value) -> Value:
 def optional(allowed: Range) -> Range:
     """Return a check that lets ``None`` and empty text through as ``None``."""
     return replace(allowed, check=lambda value: None if value in (None, "") else allowed(value))
+
+
+def unset_or(allowed: Range) -> Range:
+    """Return a check that lets ``None`` through, and not empty text: where that comes of a variable that is not set, to
+    do without must not be taken for what was meant.
+    """
+    return replace(allowed, check=lambda value: None if value is None else allowed(value))
 
 
 @_range("true, false")

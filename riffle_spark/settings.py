@@ -14,7 +14,7 @@ from typing import Final
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
-from riffle_spark.setting_values import names, number, one_of, optional, seconds, setting, share, text, whole
+from riffle_spark.setting_values import names, number, one_of, optional, seconds, setting, share, text, unset_or, whole
 from riffle_spark.unknown_names import check_known
 
 if sys.version_info >= (3, 11):
@@ -85,9 +85,9 @@ class Settings:
         "copies of the state, one folder an executor, on a local disk; network file systems are refused. Not set: what "
         "`SPARK_LOCAL_DIRS` names on the executor", example="/mnt/nvme/riffle")
     encryption_keys: str | None = setting(
-        None, optional(text.of("`file:/path` or `env:NAME`")),
+        None, unset_or(text.of("`file:/path` or `env:NAME`")),
         "where driver and executors find the [keys](operations.md#encryption) that deltas, snapshots and local copies "
-        "are encrypted with; not set: they are not", example="file:/run/secrets/riffle-keys")
+        "are encrypted with; not set: they are not, empty: refused", example="file:/run/secrets/riffle-keys")
 
     key_groups: int = setting(
         128, whole(1, 32_768), "how many parts the key space has; another number than the stored one is refused. Under "

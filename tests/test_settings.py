@@ -175,6 +175,7 @@ def test_what_was_said_survives_pickling() -> None:
         ("retained_for", float("nan"), "duration"),
         ("retained_for", 10**400, "at most 36500 d"),
         ("initial_rebalance_delay", "9" * 400 + " d", "at most 36500 d"),
+        ("encryption_keys", "", "not empty"),
     ],
 )
 def test_a_wrong_value_names_setting_value_and_range(name: str, value: Any, says: str) -> None:
@@ -196,6 +197,18 @@ def test_a_wrong_value_names_its_source(tmp_path: Path) -> None:
         from_sources(None, {}, file)
     with pytest.raises(ConfigError, match=r"spark\.riffle\.retained_versions"):
         from_sources(None, {"spark.riffle.retained_versions": "1"})
+
+
+def test_an_empty_variable_does_not_switch_encryption_off(tmp_path: Path) -> None:
+    """Where no source says anything there are no keys; empty text is not taken for that, but refused."""
+    file = tmp_path / "riffle.toml"
+    file.write_text('encryption_keys = "file:/keys"\n')
+    assert Settings(encryption_keys=None).encryption_keys is from_sources(None, {}).encryption_keys is None
+    with pytest.raises(ConfigError, match=r"spark\.riffle\.encryption_keys"):
+        from_sources(None, {"spark.riffle.encryption_keys": ""}, file)
+    file.write_text('encryption_keys = ""\n')
+    with pytest.raises(ConfigError, match=r"riffle\.toml"):
+        from_sources(None, {}, file)
 
 
 def test_an_unknown_setting_suggests_the_nearest() -> None:

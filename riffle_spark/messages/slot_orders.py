@@ -75,7 +75,8 @@ class Home:
     """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive.
 
     ``log_id`` keeps copies of a root apart from those of one that was emptied and begun again. ``encryption_keys``
-    names where each process finds its keys, and ``key`` that of new parts; empty where nothing is encrypted.
+    names where each process finds its keys, and ``key`` tells that of new parts (``Keys.told``); empty where nothing is
+    encrypted.
     """
 
     root: str
@@ -245,8 +246,8 @@ class Receipt:
 
     ``rows`` counts all that it received, ``late_rows`` those that it left out, or keys (``LateRule``). ``timers_fired``
     and ``expired`` count timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event
-    time of all rows. ``dead_rows`` are dead letters, which are no ``output_rows``; ``dead_told`` is what one of these
-    says. ``missing`` are key-groups of which it found no copy where a standby has one; ``read`` are (key-group, number
+    time of all rows. ``dead_rows`` are dead letters, which are no ``output_rows``; ``dead_told`` what one of these
+    raised. ``missing`` are key-groups it found no copy of where a standby has one; ``read`` are (key-group, number
     of the partition, rows) where the order asked to count. ``received`` are key-groups and how many rows each got,
     ``busy`` those whose own time in the user's code was measured, in microseconds: a column each. ``disk`` is the share
     of the member's disk that is in use, and the disk's bytes; ``memory`` what the Python worker took in the end, and

@@ -116,7 +116,7 @@ def switch_keys(
 
 def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
     """Return the schemas of a state that was written anew: they say which key its newest parts have."""
-    return {name: with_key(text, keys.writes) for name, text in tail.schemas.items()}
+    return {name: with_key(text, keys.told) for name, text in tail.schemas.items()}
 
 
 def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:

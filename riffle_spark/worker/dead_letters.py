@@ -54,8 +54,8 @@ def with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -
     letters = _letters(order, rows.filter(pa.array(is_dead)), touched.codes[is_dead], touched, failed)
     nothing = [pa.nulls(len(letters), field.type) for field in without_letters(output.schema)]
     output = pa.concat_tables([output, pa.table([*nothing, letters], schema=output.schema)])
-    first = failed[min(failed)]
-    return result._replace(output=output, dead=DeadRows(len(letters), f"{first.error}: {first.message}"))
+    # What was raised by its class alone: what it says may have a row's values, and the driver logs this.
+    return result._replace(output=output, dead=DeadRows(len(letters), failed[min(failed)].error))
 
 
 class _Trials:

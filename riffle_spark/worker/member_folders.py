@@ -100,7 +100,7 @@ def home_with_keys(home: Home, settings: Settings) -> Home:
     """Return where state is with where its keys are, the newest of them to write with. Raises as ``keys_of``."""
     named = replace(home, encryption_keys=settings.encryption_keys or "", key="")
     keys = keys_of(named)
-    return named if keys is None else replace(named, key=keys.writes)
+    return named if keys is None else replace(named, key=keys.told)
 
 
 def options_of(settings: Settings) -> StoreOptions:

@@ -39,7 +39,7 @@ class StateChanges:
 
 
 class DeadRows(NamedTuple):
-    """How many rows are dead letters, and what the first of them says."""
+    """How many rows are dead letters, and the class of what was raised for the first of them."""
 
     rows: int = 0
     told: str | None = None

@@ -24,6 +24,8 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 from riffle_spark.state.objects.encryption import PLAIN, key_of
+from riffle_spark.testing import Attempt
+from riffle_spark.worker.member_folders import keys_in
 from tests.kit.pages import CHECKOUT, blocks
 from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, totals
 
@@ -300,6 +302,48 @@ def test_without_the_right_key_nothing_is_read_or_written(
     query.check()
 
 
+def test_an_executor_with_another_key_under_the_id_seals_nothing(tmp_path: Path) -> None:
+    """A process whose list has other bytes under the id of the key to write with refuses the batch before it has put
+    anything, though it has nothing to read; with the same list everywhere the query goes on.
+    """
+    query = Encrypted(tmp_path, "a", num_standbys=0)
+
+    put = []
+
+    def with_its_own(attempt: Attempt) -> pa.Table:
+        if attempt.executor != "2":
+            return attempt.run()
+        before = query.world.memory.list("")
+        query.give("a", a=bytes(32))
+        try:
+            return attempt.run()
+        finally:
+            query.give("a")
+            put.append(set(query.world.memory.list("")) - set(before))
+
+    rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
+    with pytest.raises(ConfigError, match="key 'a' is not the same one in this process as on the driver"):
+        query.world.batch(0, rows, with_its_own)
+    assert put == [set()] * len(put) != []
+    query.oracle.feed(rows)
+    query.world.batch(0, rows)
+    query.check()
+
+
+def test_another_key_under_the_newest_id_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    """A driver that has other bytes under the id by which the log says that parts are encrypted writes nothing with
+    them, even where its batch reads nothing; a log of before, which says the id alone, is read.
+    """
+    query = Encrypted(tmp_path, "a", num_standbys=0)
+    query.run(1)
+    before = query.world.memory.list("")
+    query.give("a", a=bytes(32))
+    query.start_again()
+    with pytest.raises(ConfigError, match="key 'a' is not the one that the state was encrypted with"):
+        query.world.batch(query.version, ROWS.empty_table())
+    assert query.world.memory.list("") == before
+
+
 def with_swapped_snapshots(query: Encrypted, entries: dict[Address, Entry], those: Sequence[Address]) -> None:
     """Put each of two snapshots under the other one's name, and list it there."""
     taken = [entries[address].snapshot for address in those]
@@ -410,13 +454,14 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
 
 
 def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
-    """What executors are told, and what the log says, is the source's name and the key's id."""
+    """What executors are told, and what the log says, is the source's name, the key's id and what it is known by."""
     query = Encrypted(tmp_path, "a", "b")
     query.run(2)
-    home = query.world.home.to_json()
-    assert ('"key":"b"' in home, str(query.file) in home) == (True, True)
+    home, told = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
+    assert told is not None
+    assert (f'"key":"{told.told}"' in home, str(query.file) in home) == (True, True)
     assert base64.b64encode(KEYS["b"]).decode() not in home
     tail = Log(query.world.memory, query.world.home.root).open()
     assert tail is not None
-    assert {text.get("encryption_key") for text in tail.schemas.values()} == {"b"}
+    assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.told}
     assert ROWS.names

@@ -13,7 +13,7 @@ from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.schemas.store_schema import key_in, meanings_in
+from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_in
 
 __all__ = ["Decision", "check_fixed", "check_schemas", "decide", "groups_of", "shards_of"]
 
@@ -83,12 +83,16 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
     )
 
 
-def check_fixed(tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str) -> None:
-    """Raise ``ConfigError`` unless settings and operators are those that the state was written with, and can go
-    together.
+def check_fixed(
+    tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str, key: str = ""
+) -> None:
+    """Raise ``ConfigError`` unless settings, operators and the ``key`` to write with are those that the state was
+    written with, and can go together.
     """
     if tail is not None:
         _check_same(tail, settings, operators, root)
+        for text in tail.schemas.values():
+            check_key(text, key, root)
     check_initial(tail, settings.dispatch, operators)
     if settings.store_groups and settings.dispatch == "hashed":
         raise ConfigError(

@@ -8,13 +8,17 @@ user's, so that no key comes near the number of messages that AES-GCM bears; eac
 the part are authenticated its header and its place, which says whose it is: what was put in another's place does not
 open. A snapshot's place does not name the root: each root needs keys of its own. The check is derived from the user's
 key too, and tells a wrong key from altered bytes. Every process reads keys for itself, from a source whose name it is
-told: no message holds one.
+told: no message holds one. The key to write with is told by its id and its check, ``id/check``: a process that has
+other bytes under the id writes nothing.
 """
 
 import base64
 import binascii
+import functools
+import logging
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +31,7 @@ from riffle_spark.state.formats.part_codec import ENCRYPTED, Data
 
 __all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
 
+_logger = logging.getLogger(__name__)
 PLAIN = "plain"
 """In place of a key: what is not encrypted. Where it is not listed, no such part is read."""
 _KEY_BYTES, _CHECK_BYTES, _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 8, 16, 12, 16
@@ -36,6 +41,8 @@ _PART_BYTES_MAX = 2**31 - 1 - HEADER_BYTES_MAX
 _ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_ID_BYTES_MAX - 1}}}\Z")
 _WRAPPED = "kms:"
 _VARIABLE = "env:"
+_A_NAME, _A_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}\Z"), re.compile(r"(?!/*[A-Za-z0-9+/]{43,}\Z)/[^=\0]*\Z")
+"""What may be shown of a source: in its place somebody may have written a key, in base64 or, longer, in hex."""
 _WRITE = "write `id = <base64 of 32 bytes>` or `id = kms:<base64 of a wrapped key>`, one a line, the newest last"
 _NAME = "name where keys are, never keys themselves: `file:/path` or `env:NAME`, on the driver and on every executor"
 _OF_CHECK, _OF_PART = b"riffle check", b"riffle part"
@@ -73,9 +80,24 @@ class Keys:
     def __reduce__(self) -> str:
         raise TypeError("keys go into no message: each process reads its own")
 
-    def writing(self, name: str) -> "Keys":
-        """Return these keys with another one to write with. Raises ``ConfigError`` if it is not there."""
-        return self if name == self.writes else Keys(self._keys, name, reads_plain=self._reads_plain)
+    @property
+    def told(self) -> str:
+        """What other processes and the log are told of the key to write with: ``id/check``, or ``PLAIN``."""
+        return self.writes if self.writes == PLAIN else f"{self.writes}/{self._checks[self.writes].hex()}"
+
+    def writing(self, told: str) -> "Keys":
+        """Return these keys with the one to write with that another process has ``told``. Raises ``ConfigError`` if it
+        is not there, or is another one here.
+        """
+        name = told.partition("/")[0]
+        keys = self if name == self.writes else Keys(self._keys, name, reads_plain=self._reads_plain)
+        if keys.told != told:
+            raise ConfigError(
+                f"key {name!r} is not the same one in this process as on the driver",
+                remedy="give the driver and every executor the same keys; a new key gets a new id",
+                where="encryption_keys",
+            )
+        return keys
 
     def sealing(self) -> Seal:
         """Return what encrypts the parts of one object. Ask anew for each."""
@@ -195,20 +217,32 @@ def _unpacked(value: str, told: str, where: str, unwrap: Callable[[bytes], bytes
 
 
 def text_of(source: str) -> str:
-    """Return what is at a source of keys. Raises ``ConfigError``, which does not repeat what names none."""
+    """Return what is at a source of keys. Raises ``ConfigError``, which does not repeat what may be a key."""
     kind, _, name = source.partition(":")
     if source.startswith(_VARIABLE) and name:
         found = os.environ.get(name)
         if found is None:
-            raise ConfigError(f"the variable {name} is not set in this process", remedy=_NAME, where="encryption_keys")
+            shown = name if _A_NAME.match(name) else "that `encryption_keys` names"
+            raise ConfigError(f"the variable {shown} is not set in this process", remedy=_NAME, where="encryption_keys")
         return found
     if kind != "file" or not name:
         raise ConfigError("`encryption_keys` is no source of keys", remedy=_NAME, where="encryption_keys")
+    path = re.sub("^//", "", name)
     try:
-        return Path(re.sub("^//", "", name)).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        with Path(path).open(encoding="utf-8-sig") as file:  # Windows' editors begin a text with a mark
+            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
+                _say_who_reads(path)
+            return file.read()
+    except (OSError, ValueError) as error:
+        shown = path if _A_PATH.match(path) else "the file that `encryption_keys` names"
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"the keys in {name} cannot be read: {why}", remedy=_NAME, where="encryption_keys") from None
+        raise ConfigError(f"the keys in {shown} cannot be read: {why}", remedy=_NAME, where="encryption_keys") from None
+
+
+@functools.cache
+def _say_who_reads(path: str) -> None:
+    """Warn, once a process, of a file of keys that is no secret on its machine."""
+    _logger.warning("everybody on this machine may read the keys in %s; What to do: chmod o-r", path)
 
 
 def _header(view: memoryview) -> _Header | None:

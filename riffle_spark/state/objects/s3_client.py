@@ -128,10 +128,13 @@ def _listening(client: BaseClient) -> BaseClient:
 
 
 def _refuse_credentials(said: str, where: str) -> None:
-    """Raise ``ConfigError`` if an endpoint, or what is said of one, has credentials in it: every error names it."""
-    if "@" in said:
-        remedy = "give them by boto3's default chain"
-        raise ConfigError("the endpoint holds credentials", remedy=remedy, where=where)
+    """Raise ``ConfigError`` if an endpoint, or what is said of one, has credentials in it, or a query that may be some:
+    every error names it.
+    """
+    if "@" in said or "?" in said:
+        problem = "the endpoint holds credentials, or a query as `?token=`"
+        remedy = "write http://host:port or https://host; give credentials by boto3's default chain"
+        raise ConfigError(problem, remedy=remedy, where=where)
 
 
 def _count(event_name: str, **_: object) -> None:

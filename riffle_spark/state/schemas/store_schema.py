@@ -6,12 +6,12 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from riffle_spark.errors import UNREADABLE, CorruptStateError
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError
 from riffle_spark.state.schemas.history import History, Name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["StoreSchema", "key_in", "meanings_in", "schema_of_text", "text_after", "with_key"]
+__all__ = ["StoreSchema", "check_key", "key_in", "meanings_in", "schema_of_text", "text_after", "with_key"]
 
 _MEANINGS = "meanings"
 _KEY, _NO_KEY = "encryption_key", ("", "plain")
@@ -136,12 +136,26 @@ def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_key(text: Mapping[str, str], key: str) -> Mapping[str, str]:
-    """Return a stored schema that says by the id of which key the store's newest parts are encrypted, if they are."""
+    """Return a stored schema that says with which key, as ``Keys.told``, the store's newest parts are encrypted."""
     if key in _NO_KEY:
         return {name: told for name, told in text.items() if name != _KEY} if _KEY in text else text
     return {**text, _KEY: key}
 
 
 def key_in(text: Mapping[str, str]) -> str | None:
-    """Return the id of the key that a store's newest parts are encrypted with, ``None`` if they are not."""
+    """Return what is told of the key that a store's newest parts are encrypted with, ``None`` if they are not."""
     return text.get(_KEY)
+
+
+def check_key(text: Mapping[str, str], told: str, where: str) -> None:
+    """Raise ``ConfigError`` if the key that is ``told`` has the id of the stored one and is another. One that is stored
+    without its check, as it once was, is any of that id.
+    """
+    stored = key_in(text) or ""
+    name, _, check = stored.partition("/")
+    if check and stored != told and name == told.partition("/")[0]:
+        raise ConfigError(
+            f"key {name!r} is not the one that the state was encrypted with",
+            remedy="give the id back the key that it had; a new key gets a new id",
+            where=where,
+        )

@@ -140,6 +140,15 @@ def test_of_several_operators_the_slowest_decides(tmp_path: Path) -> None:
     assert tail(world).event_times == {"quick": 10_000, "slow": 10_000}
 
 
+def test_older_rows_take_no_operator_back(tmp_path: Path) -> None:
+    """Where several have one, each keeps the newest time it ever saw, and the slowest of these decides."""
+    world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])
+    world.batch(0, events(20_000, other=5_000))
+    world.batch(1, events(3_000, other=30_000))
+    assert tail(world).event_times == {"a": 20_000, "b": 30_000}
+    assert tail(world).watermark_ms == 19_000
+
+
 def test_an_operator_that_saw_no_time_yet_holds_the_others(tmp_path: Path) -> None:
     """And one that saw some long ago lets them come as far as it came: Spark keeps what each of them reached."""
     world = World(tmp_path, operators=[counted("a"), counted("b", column="other")])

@@ -41,6 +41,24 @@ def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None
     assert tail.sequence == 2
 
 
+@pytest.mark.parametrize("went", [(60.0, 0.0), (0.0, 60.0), (60.0, -3600.0)])
+def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record_i3(went: tuple[float, float]) -> None:
+    """A clock that never goes back stands still while its machine sleeps, and one of the day is set: where either says
+    that much time has passed, a free number behind swept records is not taken for the next one.
+    """
+    store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
+    grown(store, 3)
+    log = Log(store, ROOT, lambda: clocks[-1])
+    log.open()
+    others = opened(store)
+    for version in range(3, 30):
+        others.append(drafted(f"o{version}", version), others.manifest)
+    store.delete([paths.record(sequence) for sequence in range(20)])
+    assert log.next_is_absent(), "the number is free, and no time has passed"
+    clocks.append((clocks[0][0] + went[0], clocks[0][1] + went[1]))
+    assert not log.next_is_absent()
+
+
 def test_each_record_names_the_one_before_i3() -> None:
     """I3: record n + 1 holds the digest of n, and numbers have no gap."""
     store = MemoryStore()

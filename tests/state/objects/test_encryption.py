@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, UnavailableError
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, PLAIN, Keys, key_of, keys_of_text, text_of
 from riffle_spark.state.objects.s3_client import unwrapped_key
+from riffle_spark.state.schemas.store_schema import check_key, with_key
 from tests.kit.servers.scripted_server import Answer, scripted_server
 
 ONE, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
@@ -91,7 +93,27 @@ def test_plain_parts_are_read_where_they_are_listed() -> None:
     assert keys(PLAIN, f"a = {ONE}").opened(b"row", PLACE, "there") == b"row"
     back = keys(f"a = {ONE}", PLAIN)
     assert (back.writes, back.sealing()(b"row", PLACE), key_of(b"row")) == (PLAIN, b"row", PLAIN)
-    assert key_of(back.writing("a").sealing()(b"row", PLACE)) == "a"
+    assert key_of(back.writing(keys(f"a = {ONE}").told).sealing()(b"row", PLACE)) == "a"
+    assert keys(PLAIN, f"a = {ONE}").writing(back.told).writes == PLAIN
+
+
+def test_a_key_is_told_by_more_than_its_id() -> None:
+    """A process with other bytes under the id of the key that it is told to write with does not write, nor one that is
+    told an id alone; a log of before, which has ids alone, goes with any key of that id.
+    """
+    one, other = keys(f"a = {ONE}"), keys(f"a = {OTHER}", f"b = {ONE}")
+    assert one.told.startswith("a/")
+    assert len(one.told) == len("a/") + 16
+    assert keys(f"a = {ONE}", f"b = {OTHER}").writing(one.told).writes == "a"
+    for told in (one.told, "a", "a/", "b"):
+        with pytest.raises(ConfigError, match="is not the same one in this process"):
+            other.writing(told)
+    with pytest.raises(ConfigError, match="key 'c' is needed"):
+        other.writing("c/" + one.told[2:])
+    with pytest.raises(ConfigError, match="key 'a' is not the one"):
+        check_key(with_key({}, one.told), keys(f"a = {OTHER}").told, "root")
+    for stored in ("", "a", PLAIN, other.told, one.told):
+        check_key(with_key({}, stored), one.told, "root")
 
 
 @pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])
@@ -138,10 +160,48 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
     assert text_of(f"file:{tmp_path}/keys") == text_of(f"file://{tmp_path}/keys") == f"a = {ONE}\n"
     assert keys(text_of("env:KEYS_OF_THIS_TEST"), source="env:KEYS_OF_THIS_TEST").writes == "b"
     (tmp_path / "odd").write_bytes(b"\xff\xfe\xfa")
-    for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET", "env:", "file:", f"a={ONE}"):
-        with pytest.raises(ConfigError) as caught:
+    for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET"):
+        with pytest.raises(ConfigError, match=re.escape(source.partition(":")[2])):
             text_of(source)
-        assert ONE not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [ONE, ONE.rstrip("="), f"a={ONE}", "01" * 32, "ab" * 32, ""])
+@pytest.mark.parametrize("before", ["", "env:", "file:", "file:/", "file://", "kms:"])
+def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -> None:
+    """Whoever writes it into the setting itself is told so, and neither the key nor half of it."""
+    with pytest.raises(ConfigError) as caught:
+        text_of(before + key)
+    assert not key or key[-20:] not in str(caught.value)
+    assert not key or key[:20] not in str(caught.value)
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path: Path) -> None:
+    """Some editors write one, which nobody sees; text of other encodings is refused as none."""
+    (tmp_path / "keys").write_bytes(f"a = {ONE}\r\nb = {OTHER}\r\n".encode("utf-8-sig"))
+    assert repr(keys(text_of(f"file:{tmp_path}/keys"))) == "Keys(a, b; b writes)"
+    (tmp_path / "keys").write_bytes(f"a = {ONE}\n".encode("utf-16"))
+    with pytest.raises(ConfigError, match="it is no text"):
+        text_of(f"file:{tmp_path}/keys")
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o444, 1)])
+def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: int
+) -> None:
+    """Once a process, with its path and the remedy; the keys are taken all the same."""
+    (tmp_path / "keys").write_text(f"a = {ONE}\n")
+    (tmp_path / "keys").chmod(mode)
+    for _ in range(3):
+        assert text_of(f"file:{tmp_path}/keys") == f"a = {ONE}\n"
+    assert len(caplog.messages) == warned
+    assert all(f"{tmp_path}/keys" in said and "chmod o-r" in said for said in caplog.messages)
+    assert ONE not in caplog.text
+
+
+def test_a_path_that_is_none_is_refused() -> None:
+    """A path with a NUL in it is an error of ours, too."""
+    with pytest.raises(ConfigError, match="cannot be read"):
+        text_of("file:/keys\0")
 
 
 def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,11 +195,12 @@ class TestSentAgain:
         assert scripted.store(announced).get("log/1", 7, 5) == bytes(5)
         assert scripted.store(announced).get("log/1", 2 * PIECE_BYTES - 2, 4) == bytes(4)
 
-    def test_a_copy_from_a_server_that_knows_no_ranges_is_cut(self, scripted: ScriptedServer) -> None:
-        """A whole object in answer to a range is not taken for the range here either."""
+    @pytest.mark.parametrize("start", [0, 2])
+    def test_a_copy_from_a_server_that_knows_no_ranges_is_cut(self, scripted: ScriptedServer, start: int) -> None:
+        """A whole object in answer to a range is not taken for the range here either, nor where both begin alike."""
         pieces: list[bytes] = []
-        assert scripted.store(Answer(200, b"abcdef")).copy_to("log/1", 2, 3, pieces.append) == 3
-        assert pieces == [b"cde"]
+        assert scripted.store(Answer(200, b"abcdef")).copy_to("log/1", start, 3, pieces.append) == 3
+        assert pieces == [b"abcdef"[start : start + 3]]
 
     def test_a_body_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
         """Nor is it tried for ever."""
@@ -207,9 +208,10 @@ class TestSentAgain:
         assert isinstance(error, UnavailableError)
         assert "broke off" in error.problem
 
-    def test_a_server_that_knows_no_ranges_is_cut_to_the_range(self, scripted: ScriptedServer) -> None:
-        """A whole object in answer to a range is not taken for the range."""
-        assert scripted.store(Answer(200, b"abcdef")).get("log/1", 2, 3) == b"cde"
+    @pytest.mark.parametrize("start", [0, 2])
+    def test_a_server_that_knows_no_ranges_is_cut_to_the_range(self, scripted: ScriptedServer, start: int) -> None:
+        """A whole object in answer to a range is not taken for the range, nor where both begin alike."""
+        assert scripted.store(Answer(200, b"abcdef")).get("log/1", start, 3) == b"abcdef"[start : start + 3]
 
     def test_objects_that_a_bulk_delete_missed_are_sent_again(self, scripted: ScriptedServer) -> None:
         """A success may hold failures; only what failed is repeated."""

@@ -27,14 +27,16 @@ ARN = "arn:aws:kms:eu-central-1:1:key/k"
 
 @pytest.mark.parametrize(("key", "named"), [(ARN, ARN), ("aws/s3", None)])
 def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, key: str, named: str | None) -> None:
-    """With SSE-KMS set; the account's own key has no name. Other calls say nothing of it."""
+    """With SSE-KMS set; the account's own key has no name. A put replaces nothing then, either, and other calls say
+    nothing of it.
+    """
     options = options_of(Settings(s3_endpoint=scripted.endpoint, s3_kms_key=key))
     scripted.answers[:] = [Answer(200)]
     store = open_store("s3://riffle/root", replace(options, s3_max_attempts=1))
     assert store.put_if_absent("log/1", b"abc")
     assert store.get("log/1") == b""
     put, got = (headers for _, _, headers in scripted.requests)
-    assert put["x-amz-server-side-encryption"] == "aws:kms"
+    assert (put["If-None-Match"], put["x-amz-server-side-encryption"]) == ("*", "aws:kms")
     assert put.get("x-amz-server-side-encryption-aws-kms-key-id") == named
     assert not any("encryption" in name.lower() for name in got)
 
@@ -48,6 +50,9 @@ def test_without_a_key_puts_say_nothing_of_encryption(scripted: ScriptedServer) 
 WRONG: dict[str, Callable[[Path], object]] = {
     "user and password in a root": lambda _: open_store(f"s3://user:{PLANTED}@bucket/a"),
     "user and password in a file root": lambda _: open_store(f"file://user:{PLANTED}@host/a"),
+    "a query in an endpoint": lambda _: open_store(
+        "s3://bucket/a", StoreOptions(s3_endpoint=f"http://127.0.0.1:1/?token={PLANTED}", s3_max_attempts=1)
+    ).list(""),
     "user and password in an endpoint": lambda _: open_store(
         "s3://bucket/a", StoreOptions(s3_endpoint=f"http://user:{PLANTED}@127.0.0.1:1")
     ).list(""),
