@@ -445,9 +445,10 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
     kept = []
     for _ in range(6):
         query.run(1)
-        opened = {(path, start) for path, file in part_files._files.items() for start in file.opened}  # private
-        assert opened == set(part_files._held.sizes), "what was let go of is not counted on"
-        kept.append(sum(run.rows.nbytes for at in opened for run in part_files._files[at[0]].opened[at[1]][1]))
+        files, held = part_files._files, part_files._held  # private: what this process has open, and counts
+        opened = {(path, start) for path, file in files.items() for start in file.opened}
+        assert opened == set(held.sizes), "what was let go of is not counted on"
+        kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].opened[at[1]][1]))
     query.check()
     longest = max(len(part) for _, _, part in query.parts())
     assert 0 < max(kept) <= most + longest

@@ -158,7 +158,7 @@ def opened(data: Data, where: str) -> pa.Table:
     )
 
 
-_MESSAGE, _NUMBER, _LONG, _TABLE, _BUFFER = map(struct.Struct, ("<Ii", "<i", "<q", "<HHHHHH", "<qq"))
+_MESSAGE, _NUMBER, _LONG, _COUNT, _TABLE, _BUFFER = map(struct.Struct, ("<Ii", "<i", "<q", "<Q", "<HHHHHH", "<qq"))
 _DICTIONARY, _BATCH = 2, 3
 _ZSTD = 1
 
@@ -189,15 +189,13 @@ def _is_zstd(data: memoryview, compression: int) -> bool:
 
 
 def _longest(data: memoryview, length: int, nodes: int) -> int:
-    """Return how many rows a batch has, or elements its longest column, whichever is more."""
-    found = [_LONG.unpack_from(data, length)[0] if length else 0]
+    """Return how many rows a batch has, or elements its longest column, whichever is more: less than none are many."""
+    found: tuple[int, ...] = _COUNT.unpack_from(data, length) if length else (0,)
     if nodes:
         vector = nodes + _NUMBER.unpack_from(data, nodes)[0]
-        count = _NUMBER.unpack_from(data, vector)[0]
-        found += (_BUFFER.unpack_from(data, vector + _NUMBER.size + n * _BUFFER.size)[0] for n in range(count))
-    if min(found) < 0:
-        raise ValueError("fewer rows than none")
-    return int(max(found))
+        columns = _NUMBER.unpack_from(data, vector)[0]
+        found += struct.unpack_from(f"<{2 * columns}Q", data, vector + _NUMBER.size)[::2]  # beside each, its nulls
+    return max(found)
 
 
 def _batches(data: memoryview) -> Iterator[tuple[int, int]]:

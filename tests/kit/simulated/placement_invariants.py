@@ -100,7 +100,8 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted, assigned, due, drop = KnownCopies.counted, Cleaner.assigned, Cleaner.due, _Piece._drop
+    counted, assigned, due = KnownCopies.counted, Cleaner.assigned, Cleaner.due
+    drop = _Piece._drop  # private: what removes copies
 
     def count(self: KnownCopies, census: Census) -> None:
         counted(self, census)
@@ -139,13 +140,13 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         return drops
 
     def drop_all(self: _Piece, folder: Folder) -> None:
-        heads = {(one.store, one.key_group): one.head for one in self._order.drops}  # private: what it is told
+        heads = {(one.store, one.key_group): one.head for one in self._order.drops}
         drop(self, _Watched(folder, heads))
 
     patch.setattr(KnownCopies, "counted", count)
     patch.setattr(Cleaner, "assigned", answer)
     patch.setattr(Cleaner, "due", clean)
-    patch.setattr(_Piece, "_drop", drop_all)
+    patch.setattr(_Piece, "_drop", drop_all)  # private: as above
 
 
 class _Watched(Folder):

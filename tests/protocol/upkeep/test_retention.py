@@ -276,7 +276,7 @@ def test_a_record_that_came_back_below_the_log_stops_no_scan(
     """A put that landed very late, however old it is: scans go on beside it and take it away, and no start counts from
     there.
     """
-    monkeypatch.setattr(scan, "_OLD_AT_ONCE", 5)  # private: few records
+    monkeypatch.setattr(scan, "_OLD_AT_ONCE", 5)
     world = grown_root(tmp_path, retained_versions=6, orphan_scan_interval=2)
     tail = world.log().tail
     assert tail is not None
