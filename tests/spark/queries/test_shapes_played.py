@@ -15,11 +15,10 @@ from tests.kit.queries.record_shapes import recorded
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 OFTEN = (
-    "count_by_key", "sums", "over_results", "sql_keyless", "struct_key", "complete_top", "tumbling_append",
-    "tumbling_update_over_break", "tumbling_append_over_restart", "tumbling_append_together", "tumbling_late_append",
-    "sliding_append", "session_meeting", "dedup_by_time", "within_by_key", "inner_within", "outer_full",
-    "groups_until_quiet", "processor_quiet", "sql_having", "form_union", "chain_three", "approximate_distinct",
-    "exact_beside_others",
+    "count_by_key", "sums", "over_results", "struct_key", "complete_top", "tumbling_append",
+    "tumbling_update_over_break", "tumbling_append_together", "tumbling_late_append", "sliding_append",
+    "session_meeting", "dedup_by_time", "within_by_key", "inner_within", "outer_full", "groups_until_quiet",
+    "processor_quiet", "sql_having", "form_union", "approximate_distinct", "exact_beside_others",
 )  # fmt: skip
 """Those that every run of the tests plays; all others are played by `--all`."""
 LIVE = ("sums", "tumbling_append", "tumbling_append_together", "session_meeting", "within_by_key")
