@@ -71,7 +71,7 @@ def named(path: str) -> "PartitionOf":
         sys.path.insert(0, here)
     try:
         found: PartitionOf = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as missing:
+    except (ImportError, AttributeError, TypeError, ValueError) as missing:  # TypeError: a relative name
         raise ConfigError(
             f"no function is found at {path!r}: {missing}",
             remedy="write it as module:function, and run the command where the module is, or install it",

@@ -31,8 +31,8 @@ class Checkpoint:
     def query_id(self) -> str:
         """Return the id that Spark gave the query. Raises ``ConfigError`` if there is no checkpoint."""
         with self._reached():
+            files, base = self._files()
             try:
-                files, base = self._files()
                 with files.open_input_stream(f"{base}/metadata") as stream:
                     return str(json.loads(stream.read())["id"])
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *UNREADABLE):
@@ -119,11 +119,18 @@ class Checkpoint:
 
     def _files(self) -> tuple[fs.FileSystem, str]:
         location = self.location.replace("s3a://", "s3://")
-        if location.startswith("file:") and not location.startswith("file://"):
-            location = location.removeprefix("file:")
+        if location.startswith("file:") or "://" not in location:  # as Spark has it: "%20" is itself
+            return fs.LocalFileSystem(), location.removeprefix("file:").removeprefix("//").rstrip("/")
         if location.startswith("s3://") and self.options and self.options.s3_endpoint:
             return _server_of(self.options), location.removeprefix("s3://").rstrip("/")
-        files, base = fs.FileSystem.from_uri(location) if "://" in location else (fs.LocalFileSystem(), location)
+        try:
+            files, base = fs.FileSystem.from_uri(location)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.location} names no file system that is known: {error}",
+                remedy="give a path, or file:, s3: or hdfs: with one",
+                where="--checkpoint",
+            ) from error
         return files, base.rstrip("/")
 
     def _ids(self, folder: str) -> list[int]:

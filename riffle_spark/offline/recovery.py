@@ -2,6 +2,7 @@
 record promises, and Spark's checkpoint.
 """
 
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from riffle_spark.state.objects.store import ObjectStore
 __all__ = ["Plan", "adopt", "clocks", "offsets_before", "rollback", "target_of"]
 
 _DEFAULT_KEY_GROUPS = 128
-_RECORD = "record:"
+_TARGET = re.compile(r"record:([0-9]{1,18})|(-?[0-9]{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +191,15 @@ def target_of(log: Log, tail: Record, to: int | str) -> Record:
 
     Raises ``ConfigError`` with the range there is if that is not retained or not promised.
     """
-    if isinstance(to, str) and to.startswith(_RECORD) and to.removeprefix(_RECORD).isdecimal():
-        return _record_at(log, tail, int(to.removeprefix(_RECORD)))
-    try:
-        version = int(to)
-    except ValueError:
+    found = _TARGET.fullmatch(str(to))
+    if found is None:
         raise ConfigError(
-            f"{to!r} names no batch and no record",
+            f"{str(to)[:80]!r} names no batch and no record",
             remedy="give a batch, as 4711, or a record, as record:17",
             where="--to",
-        ) from None
-    return _record_of(log, tail, version)
+        )
+    record, version = found.groups()
+    return _record_of(log, tail, int(version)) if record is None else _record_at(log, tail, int(record))
 
 
 def offsets_before(log: Log, target: Record) -> str | None:

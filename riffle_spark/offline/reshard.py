@@ -7,8 +7,11 @@ written to the folder as a *run*, a batch of rows a shard. When all is read, eac
 batches in all runs. So memory holds one run and one shard, and the folder one store.
 """
 
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["ShardsOf", "SharedKey", "resharded", "state_of"]
+__all__ = ["ShardsOf", "SharedKey", "resharded", "scratch", "state_of"]
 
 ShardsOf = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 """From a shard and keys of it to each key's new shard."""
@@ -32,6 +35,7 @@ ShardsOf = Callable[[int, pa.Table], npt.NDArray[np.int32]]
 _RUN_BYTES = 64 << 20
 _SOURCE = "__riffle_source"
 _TARGET = "__riffle_target"
+_SCRATCH = "riffle-dispatch-"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -64,6 +68,28 @@ def resharded(
         left -= state.num_rows
         yield target, state
     assert left == 0, "every row that was read went somewhere"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a folder for rows, which are in the clear there. What processes that were killed have left of such goes."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        number = left.name.removeprefix(_SCRATCH).partition("-")[0]
+        with suppress(OSError):  # another user's
+            if number.isdecimal() and not _is_alive(int(number)):
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-") as folder:
+        yield Path(folder)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _placed(schema: StoreSchema, state: pa.Table, source: int, shards_of: ShardsOf) -> npt.NDArray[np.int32]:
@@ -156,6 +182,6 @@ def _written(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
 
 def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
     """Return one shard's whole state as a snapshot's table, in no particular order."""
-    with tempfile.TemporaryDirectory(prefix="riffle-shard-") as folder:
-        found = restored(schema, {key_group: entry}, reader, Path(folder))
+    with scratch() as folder:
+        found = restored(schema, {key_group: entry}, reader, folder)
         return found.get(key_group, schema.part_schema().empty_table())

@@ -10,12 +10,10 @@ what is of a newer one alone. What the switch replaced stays as long as the reco
 the way back: a rollback.
 """
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -25,7 +23,7 @@ import pyarrow as pa
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError, ConflictError, FencedError
 from riffle_spark.offline.recovery import Plan, clocks
-from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded, state_of
+from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded, scratch, state_of
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
@@ -214,9 +212,9 @@ class _Switch:
 
     def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], shards_of: ShardsOf) -> dict[int, Entry]:
         reader = Reader(self.objects, None, self.keys)
-        with tempfile.TemporaryDirectory(prefix="riffle-dispatch-") as folder:
+        with scratch() as folder:
             try:
-                moved = resharded(schema, entries, reader, shards_of, Path(folder))
+                moved = resharded(schema, entries, reader, shards_of, folder)
                 return {
                     shard: Entry(self._put(schema, shard, rows), timer_ms=schema.earliest_ms(rows))
                     for shard, rows in moved
@@ -289,7 +287,10 @@ class _ByPartition:
 
 def _asked(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
     """Return what the function says of each key, checked."""
-    answer = partition_of(keys)
+    try:
+        answer = partition_of(keys)
+    except Exception as error:
+        raise _refused(f"failed: {error!r}") from error
     if isinstance(answer, pa.StructArray):
         answer = pa.Table.from_struct_array(answer)
     if not isinstance(answer, pa.Table) or not set(_TOLD.names) <= set(answer.column_names):

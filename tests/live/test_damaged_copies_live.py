@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 MASTER = "local-cluster[2,1,600]"
 KEYS = 400
-BATCHES, DAMAGES = 8, 4
+BATCHES, DAMAGES = 5, 5
 
 
 def workers(spark: SparkSession) -> set[int]:

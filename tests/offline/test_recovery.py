@@ -340,3 +340,29 @@ def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_
     for arguments in (["s3://bucket/root"], [world.home.root, "--checkpoint", "s3://bucket/checkpoint"]):
         done = CliRunner().invoke(main, ["verify", *arguments, "--conf-file", str(config)])
         assert (done.exit_code, "What to do" in done.output) == (3, True), done.output
+
+
+@pytest.mark.parametrize("name", ["my dir", "a%20b", "a#b", "a?b", "ä", "a\tb"])
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
+def test_a_checkpoint_is_found_by_the_name_that_spark_has_for_it(checkpoint: Path, name: str, form: str) -> None:
+    """Spark takes a path as it is, whatever a URI makes of its characters."""
+    folder = checkpoint.rename(checkpoint.with_name(name))
+    found = Checkpoint(form.format(folder))
+    assert (found.query_id(), found.next_batch()) == ("query", 5)
+
+
+@pytest.mark.parametrize(
+    "to", ["1_0", "٣", "+1", " 1", "record:²", "record:-1", "record:" + "9" * 5000, "9" * 5000, ""]
+)
+def test_what_names_no_batch_is_refused(world: World, checkpoint: Path, to: str) -> None:
+    """Only digits do: this removes entries of a checkpoint."""
+    fill(world, 2)
+    with pytest.raises(ConfigError, match="names no batch and no record"):
+        rollback(world.home.root, to, str(checkpoint))
+
+
+def test_a_file_system_that_nobody_knows_is_named(world: World) -> None:
+    """Not as one of Arrow's errors."""
+    fill(world, 2)
+    with pytest.raises(ConfigError, match="foo://x names no file system"):
+        rollback(world.home.root, 1, "foo://x")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +182,20 @@ def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
     assert not left & set(world.memory.list(""))
     oracle.feed(one(1))
     assert contents(world.home.root) == expected(oracle)
+
+
+def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in the clear there. Those of a process that lives stay, and what is not of these commands."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    stay = [f"riffle-dispatch-{os.getppid()}-abc", "riffle-dispatch-mine", "another"]
+    for name in (f"riffle-dispatch-{ended.pid}-abc", *stay):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run-0.arrow").write_bytes(b"rows")
+    with reshard.scratch() as folder:
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*stay, folder.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stay)
 
 
 def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> None:

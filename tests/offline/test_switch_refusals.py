@@ -48,6 +48,8 @@ REFUSED: Mapping[str, tuple[Callable[[pa.Table], object], str]] = {
     "below zero": (answers(topic="events", partition=-1), "cannot have a partition -1"),
     "too many": (lambda keys: pa.table({"topic": keys["k"], "partition": [7] * len(keys)}), "key_groups = 4"),
     "changing": (changing, "asked again"),
+    "failing": (lambda keys: keys["another"], "failed: KeyError"),
+    "of no keys": (lambda: 1, "failed: TypeError"),  # type: ignore[dict-item, misc]
     "by place": (
         lambda keys: pa.table({"topic": ["e"] * len(keys), "partition": list(range(len(keys)))[::-1]}), "fewer keys",
     ),

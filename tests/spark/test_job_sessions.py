@@ -14,6 +14,7 @@ from tests.kit.streams.streaming import Kept, rest, settings_in
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_a_job_outlives_its_session(shared_session: SharedSession, tmp_path: Path) -> None:
     """In the second session the state goes on, and upkeep runs where the executors now are."""
     shared_session.stop()

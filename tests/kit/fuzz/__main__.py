@@ -23,6 +23,7 @@ from typing import TextIO
 import pyarrow as pa
 
 from riffle_spark.errors import RiffleError
+from tests.kit.folders import CHECKOUT
 from tests.kit.fuzz.decoders import DECODERS, Decoder, forget_scratch
 from tests.kit.fuzz.mutations import mutated
 
@@ -259,8 +260,9 @@ def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
 
 def _said(error: BaseException) -> str:
     """Return which error came from where."""
-    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/riffle_spark/" in frame.filename]
-    place = f"{ours[-1].filename.rpartition('/riffle_spark/')[2]}:{ours[-1].lineno}" if ours else "?"
+    package = f"{CHECKOUT}/riffle_spark/"
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]
+    place = f"{ours[-1].filename.removeprefix(package)}:{ours[-1].lineno}" if ours else "?"
     return f"{type(error).__name__} at {place}: {str(error)[:120]!r}"
 
 

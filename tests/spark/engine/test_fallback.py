@@ -85,6 +85,7 @@ def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
     assert any("kept until its last reference" in message for message in caplog.messages)
 
 
+@pytest.mark.long
 def test_spark_connect_computes_the_same(tmp_path: Path) -> None:
     """Without any JVM handle state is kept, a repeated batch is known by its rows' digest, one warning is given."""
     feed = Feed(tmp_path / "in", "k long, v long")

@@ -67,8 +67,8 @@ class Trying:
 
 
 WAYS = [
-    "aggregate, not adaptive",
     "processor, adaptive",
+    pytest.param("aggregate, not adaptive", marks=pytest.mark.long),
     pytest.param("aggregate, adaptive", marks=pytest.mark.long),
     pytest.param("processor, not adaptive", marks=pytest.mark.long),
     pytest.param("sealed, not adaptive", marks=pytest.mark.long),

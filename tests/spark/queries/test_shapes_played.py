@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 OFTEN = (
     "count_by_key", "sums", "over_results", "struct_key", "complete_top", "tumbling_append",
-    "tumbling_update_over_break", "tumbling_append_together", "tumbling_late_append", "sliding_append",
+    "tumbling_append_together", "tumbling_late_append", "sliding_append",
     "session_meeting", "dedup_by_time", "within_by_key", "inner_within", "outer_full", "groups_until_quiet",
     "processor_quiet", "sql_having", "form_union", "approximate_distinct", "exact_beside_others",
 )  # fmt: skip
