@@ -24,6 +24,8 @@ class Retention:
         self._versions = versions
         self._for_ms = for_ms
         self._parts: Counter[str] = Counter()
+        self._outputs: set[str] = set()
+        """Objects with sealed output of the newest record: they count among parts, once."""
         self._retired: deque[tuple[int, str]] = deque()
         self._records: deque[tuple[int, int, int]] = deque()
         """Of each retained record: its sequence, when it was seen, and from which record on it needs others."""
@@ -45,7 +47,9 @@ class Retention:
         Until a scan has read them (``swept``), records of before count as written now, and as needing all that a
         record can need.
         """
+        self._outputs = {link.object for _, link in tail.outputs}
         self._parts = Counter(link.object for entry in manifest.entries.values() for link in entry.chain)
+        self._parts.update(self._outputs)
         before = range(first, tail.sequence)
         self._records = deque((sequence, now_ms, sequence - FULL_EVERY) for sequence in before)
         self._records.append((tail.sequence, now_ms, tail.full))
@@ -55,8 +59,12 @@ class Retention:
     def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry], now_ms: int) -> None:
         """Note what a record replaced that was committed now."""
         self._records.append((record.sequence, now_ms, record.full))
+        outputs = {link.object for _, link in record.outputs}
         added = Counter(link.object for entry in changes.values() for link in entry.chain)
         gone = Counter(link.object for a in changes for link in before.entries.get(a, EMPTY).chain)
+        added.update(outputs - self._outputs)
+        gone.update(self._outputs - outputs)
+        self._outputs = outputs
         self._parts.update(added)
         self._parts.subtract(gone)
         for name in gone:

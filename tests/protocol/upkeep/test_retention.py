@@ -391,3 +391,17 @@ def test_sealed_output_of_a_retained_record_is_looked_at_i5(tmp_path: Path) -> N
     world.memory.put_if_absent(link.object, bytes(data))
     with pytest.raises(AssertionError, match="I5"):
         history.check_listed_objects()
+
+
+def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
+    """A record between two batches carries the output on, though a snapshot took the delta with it off the state."""
+    link = Link(Head(3, "11-a"), 0, 9, 1, 1)
+    state, snapshot = Entry(None, (link,)), Entry(Snapshot("s", link.head, 9, 1, 1), ())
+    batch = replace(PLAIN, sequence=16, outputs=(("totals", link),))
+    before, after = Manifest({("totals", 0): state}), Manifest({("totals", 0): snapshot})
+    retention = Retention(1, 0)
+    retention.start(16, batch, before, 0)
+    retention.committed(replace(batch, sequence=17), before, {("totals", 0): snapshot}, 1)
+    assert link.object not in retention.take_free(17), "record 17 is promised, and has it"
+    retention.committed(replace(batch, sequence=18, outputs=()), after, {}, 2)
+    assert link.object in retention.take_free(18)
