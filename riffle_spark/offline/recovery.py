@@ -59,10 +59,10 @@ def adopt(
         raise ConfigError(
             f"{root} holds state", remedy="take it over without --empty, or name an empty root", where=root
         )
-    if tail is not None and tail.delivers_after_commit and tail.version >= 0:
-        told_by = Checkpoint(delivered if isinstance(delivered, str) else checkpoint, options)
-        _check_delivered(tail, query_id, told_by, root, said=delivered is True)
     if tail is not None:
+        if tail.delivers_after_commit and tail.version >= 0:
+            told_by = Checkpoint(delivered if isinstance(delivered, str) else checkpoint, options)
+            _check_delivered(tail, query_id, told_by, root, said=delivered is True)
         _check_not_run(log, tail, query_id, version, root)
     stamp = _stamp()
     base = tail or first_record(query_id, key_groups, dispatch, stamp)
@@ -122,8 +122,8 @@ def rollback(
     a rollback has given up. A batch with sealed output may not have been delivered yet: it stays planned in the
     checkpoint, so that it comes once more, and is. Does nothing unless ``execute``. Raises ``ConfigError`` if no
     retained record is of that batch, or the newest one does not promise it any more (``Record.promised``), or the
-    checkpoint is of a query that had this state neither then nor has it now,
-    ``CorruptStateError`` if objects that it needs are gone.
+    checkpoint is of a query that has this state neither now nor had it then; ``CorruptStateError`` if objects
+    that it needs are gone.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
@@ -132,13 +132,7 @@ def rollback(
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
     query_id = spark.query_id()
     target = target_of(log, tail, to)
-    if query_id not in {tail.query_id, target.query_id}:
-        raise ConfigError(
-            f"{checkpoint} is of query {query_id}, and this state is of query {tail.query_id}: a rollback would delete "
-            "what the checkpoint says of that query's batches",
-            remedy="name the checkpoint of the query that has the state; see riffle adopt to give it to another one",
-            where="--checkpoint",
-        )
+    _check_has_state(query_id, checkpoint, tail, target)
     manifest = log.manifest_of(target)
     sealed = target.delivers_after_commit and target.version >= 0
     needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
@@ -165,6 +159,17 @@ def rollback(
             + (", as one that comes again: its sealed output may not have been delivered" if sealed else "")
         )
     return Plan(tuple(steps), execute, target.version, target.offsets)
+
+
+def _check_has_state(query_id: str, checkpoint: str, tail: Record, target: Record) -> None:
+    """Raise ``ConfigError`` if a checkpoint is of a query that has the state neither now nor had it then."""
+    if query_id not in {tail.query_id, target.query_id}:
+        raise ConfigError(
+            f"{checkpoint} is of query {query_id}, and this state is of query {tail.query_id}: a rollback would delete "
+            "what the checkpoint says of that query's batches",
+            remedy="name the checkpoint of the query that has the state; see riffle adopt to give it to another one",
+            where="--checkpoint",
+        )
 
 
 def clocks() -> tuple[float, ...]:
