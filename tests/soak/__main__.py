@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.soak.coverage import Soaked, Told, aims_for
 from tests.soak.faults import Aim
-from tests.soak.planting import planted
+from tests.soak.planting import SECONDS, planted
 from tests.soak.players import Players
 from tests.soak.schedule import Schedule
 
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     """Play schedules; return 1 if one of them fails."""
     asked = _parser().parse_args(arguments)
     if asked.planted is not None:
-        return planted(asked.planted, 500 if asked.schedules is None else asked.schedules, asked.json)
+        schedules = 500 if asked.schedules is None else asked.schedules
+        return planted(asked.planted, schedules, asked.json, seconds=min(asked.seconds, SECONDS))
     soaked, code = Soaked(), 0
     try:
         with (

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.kit.folders import CHECKOUT
 
-__all__ = ["BY_TESTS", "Outcome", "Plant", "misfits", "planted", "plants", "tried"]
+__all__ = ["BY_TESTS", "SECONDS", "Outcome", "Plant", "misfits", "planted", "plants", "tried"]
 
 PLANTED = Path(__file__).parent / "planted"
 COPIED = ("riffle_spark", "tests", "apps", "conf", "setup.cfg", "pyproject.toml")
@@ -33,6 +33,8 @@ BY_TESTS = (
     *("tests/process/processors", "tests/worker", "tests/state", "tests/offline", "tests/protocol"),
 )
 SECONDS = 900.0
+LAST_SCHEDULES = 60.0
+"""Schedules that have begun when the seconds are over come to their end, and figures are told."""
 _FILES = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
 _PLAYED = re.compile(r'"schedules": (\d+)')
 _FIRST = re.compile(r"^(?:FAILED|ERROR) (\S+)|\bseed[ :=]+(\d+)", re.MULTILINE)
@@ -55,7 +57,7 @@ class Plant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether a planted bug was found, by which seed or test first, and in how many seconds."""
+    """Whether a planted bug was found, by which seed or test first, after how many schedules and how many seconds."""
 
     name: str
     found: bool
@@ -91,9 +93,10 @@ def planted(
     some = plants(names)
     if wrong := misfits(some):
         raise SystemExit("\n".join(f"{name} does not apply: {said}" for name, said in wrong.items()))
-    command = BY_TESTS if by == "tests" else ("-m", "tests.soak", "--no-shrink", "--schedules", str(schedules))
+    schedules_of = ("-m", "tests.soak", "--no-shrink", "--schedules", str(schedules), "--seconds", str(seconds))
+    command, most = (BY_TESTS, seconds) if by == "tests" else (schedules_of, seconds + LAST_SCHEDULES)
     outcomes = []
-    for outcome in tried(some, command, seconds):
+    for outcome in tried(some, command, most):
         outcomes.append(outcome)
         print(told(outcome), file=sys.stderr if json else sys.stdout, flush=True)
     missed = [one.name for one in outcomes if not one.found]
@@ -113,10 +116,13 @@ def tried(some: Sequence[Plant], command: Sequence[str], seconds: float = SECOND
     """Plant one bug after the other in a copy of the checkout, and run Python there with this command, for so many
     seconds at most: one that is not found by then was missed, lest a slow machine find bugs.
 
-    Raises ``SystemExit`` if the command fails where nothing is planted: then it would find everything.
+    Raises ``SystemExit`` if the command fails where nothing is planted (it would find everything), or does not come
+    to its end there (it would find nothing).
     """
     with _copied() as folder:
         untouched = _run(folder, command, seconds)
+        if untouched.returncode < 0:
+            raise SystemExit(f"nothing is planted, and the command takes more than {seconds:.0f} s: give it more time")
         if untouched.returncode:
             raise SystemExit(f"nothing is planted, and the command fails:\n{untouched.stdout[-4000:]}")
         for one in some:
@@ -127,13 +133,13 @@ def tried(some: Sequence[Plant], command: Sequence[str], seconds: float = SECOND
 
 
 def _judged(one: Plant, ended: subprocess.CompletedProcess[str], seconds: float) -> Outcome:
-    first = _FIRST.search(ended.stdout)
-    where = next((f"seed {seed}" if seed else test for test, seed in [first.groups()]), "") if first else ""
-    if where and (played := _PLAYED.search(ended.stdout)):
-        where += f", schedule {played.group(1)} of them"
+    first, played = _FIRST.search(ended.stdout), _PLAYED.search(ended.stdout)
+    said = next((f"seed {seed}" if seed else test for test, seed in [first.groups()]), "") if first else ""
     if ended.returncode < 0:
-        where = "it did not come to its end in time"
-    return Outcome(one.name, ended.returncode > 0, where, round(seconds, 1))
+        said = "it did not come to its end in time"
+    elif played:
+        said = ", ".join(filter(None, [said, f"{played.group(1)} schedules"]))
+    return Outcome(one.name, ended.returncode > 0, said, round(seconds, 1))
 
 
 def _run(folder: Path, command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:

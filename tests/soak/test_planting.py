@@ -49,6 +49,10 @@ def test_what_takes_too_long_is_missed() -> None:
 
 
 def test_a_command_that_fails_by_itself_finds_nothing() -> None:
-    """What fails where nothing is planted would find every bug: it is refused, with what it said."""
+    """What fails where nothing is planted would find every bug: it is refused, with what it said. So is
+    what takes too long by itself, which would find none."""
+    some = plants(["in_time_at_watermark"])
     with pytest.raises(SystemExit, match=r"(?s)nothing is planted.*broken by itself"):
-        list(tried(plants(["in_time_at_watermark"]), ["-c", "raise SystemExit('broken by itself')"], seconds=60.0))
+        list(tried(some, ["-c", "raise SystemExit('broken by itself')"], seconds=60.0))
+    with pytest.raises(SystemExit, match=r"nothing is planted.*more than 1 s.*more time"):
+        list(tried(some, ["-c", "import time; time.sleep(60)"], seconds=1.0))
